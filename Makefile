@@ -1,0 +1,54 @@
+# Needs Python 3.11 to 3.13 and nothing else: `make run` and `make test` make their own environment in .venv.
+#   make run ARGS="hardware=l40s seed=3"      make test PYTHON=python3.12
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?= -n auto --maxprocesses 8
+
+PY := .venv/bin/python
+PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all lint types layers bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+run: .venv/installed ## simulate the default workload (ARGS="...": its settings)
+	.venv/bin/windtunnel simulate $(ARGS)
+
+test: .venv/installed-test ## the tests that take seconds
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: .venv/installed-test ## the slow tests, too
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: .venv/installed-test ## ruff: rules and format
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
+	$(PY) -m mypy
+
+layers: .venv/installed-test ## who may import whom
+	.venv/bin/lint-imports
+
+bench: .venv/installed ## CPU time and memory of the simulator
+	$(PY) -m experiments.bench_sim $(ARGS)
+
+clean: ## remove the environment and what tools left; keeps outputs/
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps come last in each recipe, so that an interrupted installation is taken up again.
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	    echo "windtunnel needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	    echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+.venv/installed-test: pyproject.toml .venv/installed
+	$(PIP_INSTALL) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,73 @@
+"""`windtunnel <command> --help`: the groups, their choices, and every setting with its value and meaning."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.compose import ConfigSource
+from experiments.config_groups import Choice, find_groups, key_comments
+
+WIDTH = 110
+
+FLAGS = """\
+  -m, --multirun     one run for each combination of comma-separated values
+  --config-dir DIR   a folder with choices of your own, such as DIR/batching/mine.yaml
+  --cfg job          print the composed config and stop (--resolve fills in ${...})
+  -h, --help         this page, for the choices given beside it"""
+
+
+def print_help(command: str, summary: str, source: ConfigSource, overrides: Sequence[str]) -> None:
+    """Print the page for the config with these overrides: other choices have other settings."""
+    groups = find_groups(source.dirs)
+    cfg = source.compose(overrides, with_hydra=True)
+    chosen = {key.partition("@")[0]: name for key, name in cfg.hydra.runtime.choices.items()}
+    comments = _comments(source, groups, chosen)
+    print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{FLAGS}\n")
+    print("groups (* is in use; `windtunnel list GROUP` describes the choices)")
+    for group, choices in groups.items():
+        print(_wrapped(group, [_marked(choice.name, chosen.get(group)) for choice in choices]))
+    print("\nsettings")
+    for key, value in _settings(cfg):
+        print(_line(f"{key}={value}", comments.get(key, "")))
+
+
+def _comments(
+    source: ConfigSource, groups: Mapping[str, Sequence[Choice]], chosen: Mapping[str, str | None]
+) -> dict[str, str]:
+    comments = key_comments(source.dirs[0] / f"{source.config_name}.yaml")
+    for group, choices in groups.items():
+        for choice in choices:
+            if choice.name == chosen.get(group):
+                comments |= key_comments(choice.file, prefix=group.replace("/", "."))
+    return comments
+
+
+def _settings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every leaf below the node as (dotted key, value as one would type it)."""
+    for name in map(str, node):
+        if name == "_target_" or (name == "hydra" and not prefix):
+            continue
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from _settings(child, f"{prefix}{name}.")
+        else:
+            raw = OmegaConf.to_container(OmegaConf.create([child]), resolve=False)
+            text = OmegaConf.to_yaml(raw).strip().removeprefix("- ")
+            yield f"{prefix}{name}", textwrap.shorten(text.replace("\n", " "), width=48, placeholder="...")
+
+
+def _marked(name: str, chosen: str | None) -> str:
+    return f"{name}*" if name == chosen else name
+
+
+def _wrapped(title: str, words: Sequence[str]) -> str:
+    indent = " " * 22
+    text = textwrap.fill(
+        " ".join(words), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return f"  {title:20}" + text[22:]
+
+
+def _line(setting: str, comment: str) -> str:
+    return f"  {setting:52}  {comment}".rstrip()

@@ -1,0 +1,174 @@
+"""From a config node to the object that it names, or to an error that a user can act on.
+
+The config folder is the registry: `_target_` names a class (or a function that returns an object) and the
+other keys are its settings. Hydra's own `instantiate` would report a misspelt setting as a TypeError deep
+in a stack trace and would pass `abc` to a float field; `build` checks every setting first.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.convert import convert, example_of
+from experiments.errors import ConfigError, suggest
+
+TARGET = "_target_"
+_MISSING = "???"
+
+
+def build(node: Any, key: str) -> Any:
+    """The object named by `node._target_`, its settings checked against the signature and the annotations.
+
+    `key` is where the node stands in the config (`batching`), for messages. Nodes with their own `_target_`
+    inside it, also in lists and mappings, are built first.
+    Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported,
+    and for every ValueError or OSError with which the target refuses its settings.
+    """
+    settings = _plain(node, key)
+    if not isinstance(settings, Mapping) or not isinstance(settings.get(TARGET), str):
+        raise ConfigError(f"{key}={node}: must be a mapping whose {TARGET} names a class")
+    return build_as(locate(settings[TARGET], key), settings, key)
+
+
+def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
+    """Like `build`, where the place in the config, not a `_target_`, says what is built.
+
+    `key` is empty for the root of the config.
+    """
+    plain = _plain(node, key)
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{key}={_shown(plain)}: must be a mapping of settings")
+    settings = {name: value for name, value in plain.items() if name != TARGET}
+    parameters = _parameters(target)
+    for name in settings:
+        if name not in parameters:
+            raise ConfigError(f"{_join(key, name)}: no such setting; {suggest(name, parameters)}")
+    for name, (annotation, required) in parameters.items():
+        if settings.get(name, _MISSING if required else None) == _MISSING:
+            example = f"{_join(key, name)}={example_of(annotation)}"
+            raise ConfigError(f"{_join(key, name)}: must be given, for example {example}")
+    values = {
+        name: _checked(_build_nested(value, _join(key, name)), parameters[name][0], _join(key, name))
+        for name, value in settings.items()
+    }
+    try:
+        return target(**values)
+    except (ValueError, OSError) as error:
+        raise ConfigError(_located(str(error), key, parameters)) from error
+
+
+def locate(path: str, key: str) -> Callable[..., Any]:
+    """The class, function or classmethod with that dotted path, imported as far as necessary."""
+    where = f"{_join(key, TARGET)}={path}"
+    parts = path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{where}: must be a dotted path, module.Class")
+    found, num_imported = _import_longest(parts[:-1], where)
+    for i in range(num_imported, len(parts)):
+        if not hasattr(found, parts[i]):
+            raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
+        found = getattr(found, parts[i])
+    if not callable(found):
+        raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
+    target: Callable[..., Any] = found
+    return target
+
+
+def _nothing_there(owner: Any, owner_path: str, name: str, where: str) -> str:
+    kind, home = ("module", owner.__name__) if isinstance(owner, ModuleType) else ("class", owner.__module__)
+    found = {n: getattr(owner, n) for n in vars(owner) if not n.startswith("_")}
+    public = [n for n, value in found.items() if callable(value) and value.__module__ == home]
+    return f"{where}: {kind} {owner_path} has no {name}; {suggest(name, public)}"
+
+
+def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
+    """The deepest importable module of a.b.c and how many parts name it; what follows are attributes."""
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return importlib.import_module(module), end
+        except ModuleNotFoundError as error:
+            own_prefix = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+            if not own_prefix:  # the module exists, something that it imports does not
+                raise ConfigError(f"{where}: importing {module} failed: {error}") from error
+        except Exception as error:
+            # The user's own file may fail in any way while it is imported; the cause is kept for a debugger.
+            raise ConfigError(
+                f"{where}: importing {module} failed: {type(error).__name__}: {error}"
+            ) from error
+    raise ConfigError(
+        f"{where}: no module {parts[0]}; install it, run in its folder, or add that folder to PYTHONPATH"
+    )
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """Settings that the target takes: name -> (annotation, whether it must be given)."""
+    plain_class = isinstance(target, type) and not is_dataclass(target)
+    try:
+        hints = get_type_hints(target.__init__ if plain_class else target)
+    except NameError:  # a name imported for type checkers only: leave those settings to the target
+        hints = {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: (hints.get(name, Any), parameter.default is parameter.empty)
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in by_name
+    }
+
+
+def _plain(node: Any, key: str) -> Any:
+    """The node as dicts and lists, interpolations resolved, `???` kept."""
+    if not OmegaConf.is_config(node):
+        return node
+    try:
+        return OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as error:
+        where = error.full_key if isinstance(error.full_key, str) and error.full_key else key
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _build_nested(value: Any, key: str) -> Any:
+    """`value` with every node that has a `_target_` replaced by its object."""
+    if isinstance(value, Mapping):
+        if TARGET in value:
+            return build(value, key)
+        return {name: _build_nested(element, _join(key, str(name))) for name, element in value.items()}
+    if isinstance(value, list):
+        return [_build_nested(element, f"{key}[{i}]") for i, element in enumerate(value)]
+    return value
+
+
+def _checked(value: Any, annotation: Any, key: str) -> Any:
+    try:
+        return convert(value, annotation)
+    except ValueError as error:
+        message = str(error)
+        if message.startswith(("[", ".")):  # an element of a list or mapping: the message says which
+            raise ConfigError(f"{key}{message}") from None
+        raise ConfigError(f"{key}={_shown(value)}: {message}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value as a user would have typed it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:
+    """Settings classes begin a message with the field (`max_wait_s=-1: must be > 0 s`): then key.field."""
+    field = re.match(r"(\w+)[=:.\[]", message)
+    if field and field[1] in parameters:
+        return _join(key, message)
+    return f"{key}: {message}" if key else message
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

@@ -1,0 +1,66 @@
+"""Composing configs before Hydra runs anything: one run's, or every point's of a multirun."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.config_groups import find_groups
+from experiments.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigSource:
+    """A root config and the folders that its choices come from; the first folder holds the root."""
+
+    config_name: str
+    dirs: Sequence[Path]
+
+    def compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+        """The config with these overrides. Raises what Hydra raises; `hydra_errors.explain` reads it."""
+        own_dir, *more = self.dirs
+        with initialize_config_dir(config_dir=str(own_dir), version_base="1.3"):
+            return compose(
+                self.config_name, overrides=[*_search_path(more), *overrides], return_hydra_config=with_hydra
+            )
+
+    def compose_plain(self, overrides: Sequence[str]) -> Any:
+        """The same as dicts and lists, interpolations and `???` as they are written."""
+        return OmegaConf.to_container(self.compose(overrides))
+
+    def points(self, overrides: Sequence[str]) -> list[list[str]] | None:
+        """The overrides of every run of a multirun, as Hydra's basic sweeper orders them.
+
+        None if only another sweeper can tell (intervals, a `hydra/sweeper` of the user's).
+        """
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        if any(o.key_or_group == "hydra/sweeper" or _is_continuous(o) for o in parsed):
+            return None
+        return [list(point) for point in itertools.product(*[self._alternatives(o) for o in parsed])]
+
+    def _alternatives(self, override: Override) -> list[str]:
+        if not override.is_sweep_override():
+            return [override.input_line or ""]
+        if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            names = [choice.name for choice in find_groups(self.dirs).get(override.key_or_group, [])]
+            values = override.value().filter(names)  # type: ignore[union-attr]
+        else:
+            values = list(override.sweep_string_iterator())
+        return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def _is_continuous(override: Override) -> bool:
+    return override.is_sweep_override() and not override.is_discrete_sweep()
+
+
+def _search_path(dirs: Sequence[Path]) -> list[str]:
+    for folder in dirs:
+        if "'" in str(folder):
+            raise ConfigError(f"--config-dir={folder}: must have no quote in its name")
+    return [f"hydra.searchpath=['file://{folder}']" for folder in dirs]

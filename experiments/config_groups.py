@@ -1,0 +1,83 @@
+"""The config folders as the user sees them: groups, their choices, and what the YAML comments say.
+
+Plain file reading, so that `list`, shell completion and error messages do not have to start Hydra.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.errors import ConfigError
+
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+
+_KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?(?:\s#\s*(?P<comment>.*))?$")
+
+
+class Choice(NamedTuple):
+    """One YAML file of a group."""
+
+    name: str
+    description: str  # its first comment line
+    file: Path
+
+
+def config_dirs(user_dir: Path | None, own_dir: Path = CONFIG_DIR) -> list[Path]:
+    """Where choices are looked for: our own folder and, if given, the user's."""
+    if user_dir is None:
+        return [own_dir]
+    if not user_dir.is_dir():
+        raise ConfigError(f"--config-dir={user_dir}: no such folder")
+    return [own_dir, user_dir.resolve()]
+
+
+def find_groups(dirs: Sequence[Path]) -> dict[str, list[Choice]]:
+    """Every group (`workload`, `workload/arrivals`) with its choices, both sorted by name.
+
+    Hydra's own settings (the folder `hydra`) are no group of ours. Where two folders have the same choice,
+    the first one wins, as in Hydra.
+    """
+    found: dict[str, dict[str, Choice]] = {}
+    for config_dir in dirs:
+        for file in _group_files(config_dir):
+            group = file.parent.relative_to(config_dir).as_posix()
+            choice = Choice(file.stem, first_comment(file), file)
+            found.setdefault(group, {}).setdefault(file.stem, choice)
+    return {group: [choices[name] for name in sorted(choices)] for group, choices in sorted(found.items())}
+
+
+def first_comment(file: Path) -> str:
+    """The first comment line of a YAML file that is not a Hydra directive; empty if there is none."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            return ""
+        text = line.lstrip("# ").strip()
+        if text and not text.startswith("@package"):
+            return text
+    return ""
+
+
+def key_comments(file: Path, prefix: str = "") -> dict[str, str]:
+    """The comment behind each key of a YAML file, by dotted key (empty if there is none).
+
+    Block style only, which is how our config files are written; lists are skipped.
+    """
+    comments: dict[str, str] = {}
+    parents: list[tuple[int, str]] = [(-1, prefix)] if prefix else []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        match = _KEY_LINE.match(line)
+        if not match:
+            continue
+        indent = len(match["indent"])
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        parents.append((indent, match["key"]))
+        comments[".".join(name for _, name in parents)] = (match["comment"] or "").strip()
+    return comments
+
+
+def _group_files(config_dir: Path) -> Iterator[Path]:
+    for file in sorted(config_dir.glob("*/**/*.yaml")):
+        if file.relative_to(config_dir).parts[0] != "hydra":
+            yield file

@@ -1,0 +1,170 @@
+"""One plain config value, checked against the annotation of the field that it is meant for.
+
+Stricter than OmegaConf's structured configs (a bool is no integer, a number is no text with other
+spelling) and wider: objects, protocols, unions and typed containers pass, which OmegaConf refuses.
+"""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
+
+from experiments.errors import suggest
+
+PLAIN_TYPES = (bool, int, float, str, list, tuple, dict)
+
+
+def convert(value: Any, annotation: Any) -> Any:
+    """`value` as the type that `annotation` asks for.
+
+    Raises ValueError with the rule alone (`must be an integer`), as the caller knows key and value; for an
+    element of a container the message begins with the element: `[2]=abc: must be an integer`.
+    """
+    if annotation is Any:
+        return value
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _convert_to_one_of(value, arguments)
+    if origin is Literal:
+        _require(value in arguments, f"must be one of {', '.join(map(str, arguments))}")
+        return value
+    if annotation is None or annotation is type(None):
+        _require(value is None, "must be null")
+        return None
+    if annotation in _SCALARS:
+        return _SCALARS[annotation](value)
+    container = origin or annotation
+    if not isinstance(container, type) or is_typeddict(container):
+        return value  # a type variable, a NewType: nothing to check against
+    if issubclass(container, Enum):
+        return _to_enum(value, container)
+    if container is tuple:
+        return _to_tuple(value, arguments)
+    if container in (list, Sequence):
+        return _to_list(value, arguments)
+    if container in (dict, Mapping):
+        return _to_dict(value, arguments)
+    return _to_object(value, container)
+
+
+def example_of(annotation: Any) -> str:
+    """A value of that type, for a message that asks for one."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    for kind, example in ((Path, "FILE"), (bool, "true"), (int, "1"), (float, "1.0")):
+        if kind in kinds:
+            return example
+    enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
+    return next(iter(enums[0])).name if enums else "VALUE"
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)
+
+
+def _to_bool(value: Any) -> bool:
+    _require(isinstance(value, bool), "must be true or false")
+    return bool(value)
+
+
+def _to_int(value: Any) -> int:
+    """Whole floats pass: `num_requests=1e6` is how people write a million."""
+    whole = isinstance(value, float) and value.is_integer()
+    _require(whole or _is_int(value), "must be an integer")
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    _require(isinstance(value, float) or _is_int(value), "must be a number")
+    return float(value)
+
+
+def _to_str(value: Any) -> str:
+    """Integers pass (a path may be `2023`); floats and booleans would change their spelling on the way."""
+    _require(isinstance(value, str) or _is_int(value), "must be text (put it in quotes)")
+    return str(value)
+
+
+def _to_path(value: Any) -> Path:
+    return value if isinstance(value, Path) else Path(_to_str(value))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+    Path: _to_path,
+}
+
+
+def _to_enum(value: Any, kind: type[Enum]) -> Enum:
+    """By member name, or by value for enums of text."""
+    if isinstance(value, kind):
+        return value
+    for member in kind:
+        if value in (member.name, member.value):
+            return member
+    raise ValueError(f"must be one of the choices; {suggest(str(value), [member.name for member in kind])}")
+
+
+def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
+    """The first member of the union that takes the value; an exact type goes before a conversion."""
+    if type(value) in kinds:
+        return value
+    rules = []
+    for kind in kinds:
+        try:
+            return convert(value, kind)
+        except ValueError as error:
+            rules.append(str(error).removeprefix("must be "))
+    raise ValueError(f"must be {' or '.join(rules)}")
+
+
+def _to_tuple(value: Any, kinds: Sequence[Any]) -> tuple[Any, ...]:
+    _require(isinstance(value, list | tuple), "must be a list")
+    if not kinds:
+        return tuple(value)
+    if kinds[-1] is Ellipsis:
+        return tuple(_to_list(value, kinds[:1]))
+    _require(len(value) == len(kinds), f"must be a list of {len(kinds)}, found {len(value)}")
+    return tuple(
+        _item(f"[{i}]", element, kind) for i, (element, kind) in enumerate(zip(value, kinds, strict=True))
+    )
+
+
+def _to_list(value: Any, kinds: Sequence[Any]) -> list[Any]:
+    _require(isinstance(value, list | tuple), "must be a list")
+    return [_item(f"[{i}]", element, kinds[0]) if kinds else element for i, element in enumerate(value)]
+
+
+def _to_dict(value: Any, kinds: Sequence[Any]) -> dict[Any, Any]:
+    _require(isinstance(value, dict), "must be a mapping")
+    if not kinds:
+        return dict(value)
+    return {
+        _item(f".{name}", name, kinds[0]): _item(f".{name}", element, kinds[1])
+        for name, element in value.items()
+    }
+
+
+def _item(where: str, value: Any, kind: Any) -> Any:
+    try:
+        return convert(value, kind)
+    except ValueError as error:
+        raise ValueError(f"{where}={value}: {error}") from None
+
+
+def _to_object(value: Any, kind: type) -> Any:
+    """An object that build() made from a nested node. A protocol accepts any object, but no plain value."""
+    if getattr(kind, "_is_protocol", False):
+        fits = value is not None and not isinstance(value, PLAIN_TYPES)
+    else:
+        fits = isinstance(value, kind)
+    _require(fits, f"must be a {kind.__name__}, built from a node with a _target_")
+    return value

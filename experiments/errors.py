@@ -1,0 +1,35 @@
+"""What the user is told when a setting is wrong: what is allowed, and what was probably meant."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used. The command line prints the message alone and exits 2."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `name` was probably meant to be, or None if nothing comes close.
+
+    Dotted keys also match by their last part alone, so that `leap` finds `sim.leap`.
+    """
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    if not close:
+        by_leaf = {lower.rpartition(".")[2]: lower for lower in reversed(by_lower)}
+        leaves = difflib.get_close_matches(name.lower().rpartition(".")[2], by_leaf, n=1, cutoff=0.75)
+        close = [by_leaf[leaf] for leaf in leaves]
+    return by_lower[close[0]] if close else None
+
+
+def suggest(name: str, allowed: Iterable[str], also: Iterable[str] = ()) -> str:
+    """`nearest: X; allowed: a, b, c`, the tail of an error about an unknown `name`.
+
+    `also` are names that may be proposed as the nearest but are too many to list.
+    """
+    names = list(allowed)
+    parts = []
+    if best := nearest(name, [*names, *also]):
+        parts.append(f"nearest: {best}")
+    parts.append(f"allowed: {', '.join(names)}" if names else "allowed: none")
+    return "; ".join(parts)

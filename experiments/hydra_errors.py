@@ -1,0 +1,177 @@
+"""Hydra's and OmegaConf's complaints in our words: key, value, rule, nearest valid name.
+
+Hydra answers a misspelt key with the advice to prefix `+`, which fails later and deeper, and never proposes
+a name. What went wrong is read from the exceptions' own fields where they have them, and from the message
+where they do not.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import yaml  # type: ignore[import-untyped]
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from experiments.compose import ConfigSource
+from experiments.config_groups import find_groups
+from experiments.errors import ConfigError, nearest, suggest
+
+USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
+"""What Hydra raises around a run because of what the user wrote."""
+
+COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
+"""The same while composing, where nothing of ours runs: Hydra raises ValueError for `group=5`."""
+
+
+def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) -> ConfigError:
+    """The error to show for `error`, which came up with these overrides."""
+    return ConfigError(_message(error, overrides, source))
+
+
+def check_additions(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
+    """Refuse `+key=value` where nobody would look at the key: outside the nodes that `build` checks."""
+    groups = find_groups(source.dirs)
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0].partition("@")[0]
+        if not override.startswith("+") or key in groups or key.startswith("hydra"):
+            continue
+        if not _is_built(key, cfg) and key not in _keys(source.compose([])):
+            raise ConfigError(_no_such_key(key, overrides, source))
+
+
+def _is_built(key: str, cfg: DictConfig) -> bool:
+    """Whether a node above the key has a `_target_`, so that `build` will check the key."""
+    parts = key.split(".")
+    above = [OmegaConf.select(cfg, ".".join(parts[:i])) for i in range(1, len(parts))]
+    return any(isinstance(node, DictConfig) and "_target_" in node for node in above)
+
+
+def _message(error: Exception, overrides: Sequence[str], source: ConfigSource) -> str:
+    cause, text = error.__cause__, str(error)
+    if isinstance(error, OverrideParseException):
+        return _bad_syntax(error, source)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _no_such_choice(error, overrides, source)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {error.problem}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given, for example {error.full_key}=VALUE"
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return f"{error.full_key}: {_first_line(text)}"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        return _no_such_key(str(cause.full_key), overrides, source)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _unused_group(match[1], overrides, source)
+    if match := re.search(
+        r"(?:config group|Could not delete from config\.|Could not delete) '([^']+)'", text
+    ):
+        return _no_such_key(match[1], overrides, source)
+    if match := re.search(r"You must specify '([^']+)'", text):
+        return f"{match[1]}: must be chosen; {suggest('', _choices(match[1], source))}"
+    if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'", text):
+        return f"{match[1]}: several values need --multirun (a list is written [a,b])"
+    if match := re.search(r"Config group override must be a string.*Got (\w+)", text):
+        return _group_value(overrides, source) or text
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        culprit = _override_of(str(cause.full_key), overrides) or str(cause.full_key)
+        return f"{culprit}: {_first_line(str(cause))}"
+    return _first_line(text) or (_first_line(str(cause)) if cause else type(error).__name__)
+
+
+def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:
+    written = error.override
+    if "=" in written or written.startswith("~"):
+        return f"{written}: cannot be read as key=value; quote special characters: 'key=\"a,b\"'"
+    best = nearest(written, [*find_groups(source.dirs), *_keys(source.compose([]))])
+    return f"{written}: must be key=value" + (f"; nearest: {best}=..." if best else "")
+
+
+def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], source: ConfigSource) -> str:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    if not group:
+        return f"no config file {choice}.yaml in {source.dirs[0]}"
+    if not error.options:
+        return _no_such_key(group, overrides, source)
+    message = f"{group}={choice}: no such choice; {suggest(choice, sorted(error.options))}"
+    parent = re.match(r"In '([^']+)'", str(error))
+    written_by_user = any(o.lstrip("+").startswith(f"{group}=") for o in overrides)
+    return message if written_by_user or not parent else f"{parent[1]}.yaml: {message}"
+
+
+def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> str:
+    """Lists the valid names beside the wrong one; if its parent is wrong too, the names at the root."""
+    if key.startswith("hydra"):
+        return f"{key}: no such setting of Hydra"
+    groups = list(find_groups(source.dirs))
+    written = [o.lstrip("+~").partition("=")[0] for o in overrides]
+    key = next((name for name in written if name.startswith(f"{key}.")), key)
+    cfg = _config_without(key, overrides, source)
+    parent, _, _ = key.rpartition(".")
+    branch = OmegaConf.select(cfg, parent) if parent else None
+    if isinstance(branch, DictConfig):
+        allowed = [f"{parent}.{name}" for name in map(str, branch) if name != "_target_"]
+    else:
+        parent, allowed = "", sorted({*groups, *map(str, cfg)})
+    kind = "setting" if parent else "group or setting"
+    return f"{key}: no such {kind}; {suggest(key, allowed, also=[*groups, *_keys(cfg)])}"
+
+
+def _unused_group(group: str, overrides: Sequence[str], source: ConfigSource) -> str:
+    """A group that exists, but not for the choices made: arrivals of a workload that replays a trace."""
+    if group not in find_groups(source.dirs):
+        return _no_such_key(group, overrides, source)
+    culprit = _override_of(group, overrides) or group
+    parent, _, _ = group.rpartition("/")
+    choice = _override_of(parent, overrides) if parent else None
+    return f"{culprit}: not used by {choice or 'the present choice of ' + (parent or 'the root config')}"
+
+
+def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
+    """`hardware=5`: the message names only the type, so find the group whose value is no name."""
+    for group in find_groups(source.dirs):
+        choices = _choices(group, source)
+        culprit = _override_of(group, overrides)
+        if culprit and culprit.partition("=")[2] not in choices:
+            return f"{culprit}: no such choice; {suggest(culprit.partition('=')[2], choices)}"
+    return None
+
+
+def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) -> DictConfig:
+    """The config that the user nearly asked for; the default one if that cannot be composed either."""
+    culprit = _override_of(key, overrides)
+    try:
+        return source.compose([o for o in overrides if o != culprit])
+    except COMPOSE_ERRORS:
+        return source.compose([])
+
+
+def _override_of(key: str, overrides: Sequence[str]) -> str | None:
+    return next((o for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
+
+
+def _choices(group: str, source: ConfigSource) -> list[str]:
+    return [choice.name for choice in find_groups(source.dirs).get(group, [])]
+
+
+def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Every dotted key below a node."""
+    for name in map(str, node):
+        if name == "_target_":
+            continue
+        yield f"{prefix}{name}"
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            yield from _keys(child, f"{prefix}{name}.")
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0].strip() if lines else ""

@@ -1,0 +1,105 @@
+"""One accelerator as its data sheet describes it, and the shares of those figures that programs reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hwmodels.interconnect import Link
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+"""Data types that a peak may be given for, and the bytes of one element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Figures of one accelerator. Peaks are dense: a data sheet's "with sparsity" figure is twice ours."""
+
+    name: str
+    memory_bytes: float
+    """Total that the driver reports."""
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    """By dtype (`DTYPE_BYTES`); the types that the chip computes in. Integer types: operations/s."""
+    num_sms: int
+    """Streaming multiprocessors (compute units on AMD)."""
+    tdp_w: float
+    pcie: Any
+    """The `Link` to the host, and to other devices where there is no better one."""
+    scale_up: Any = None
+    """The `Link` among the devices of a node (NVLink, xGMI), or None."""
+    gpus_per_node: int = 8
+    """Usual number of devices a node, the largest tensor parallelism that is offered."""
+    price_usd_per_hour: float
+    price_source: str
+    """Where the price comes from, and when; prices age fast."""
+    source: str
+    """Where the other figures come from."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "num_sms", "tdp_w", "gpus_per_node"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be > 0")
+        if self.price_usd_per_hour < 0:
+            raise ValueError(f"price_usd_per_hour={self.price_usd_per_hour}: must be >= 0 $/h")
+        for dtype, peak in self.peak_flops_per_s.items():
+            if dtype not in DTYPE_BYTES:
+                raise ValueError(f"peak_flops_per_s.{dtype}: unknown dtype; known: {', '.join(DTYPE_BYTES)}")
+            if not peak > 0:
+                raise ValueError(f"peak_flops_per_s.{dtype}={peak}: must be > 0 FLOP/s")
+        if not isinstance(self.pcie, Link):
+            raise ValueError(f"pcie={self.pcie!r}: must be a hwmodels.interconnect.Link")
+        if not (self.scale_up is None or isinstance(self.scale_up, Link)):
+            raise ValueError(f"scale_up={self.scale_up!r}: must be a hwmodels.interconnect.Link or null")
+
+    @property
+    def link(self) -> Link:
+        """The fastest way to the other devices of the node."""
+        best: Link = self.pcie if self.scale_up is None else self.scale_up
+        return best
+
+    def compute_dtype(self, requested: str) -> str:
+        """The dtype that a model whose checkpoint says `requested` runs in here.
+
+        The requested one; bf16 becomes fp16 on chips older than Ampere (T4), which have no bf16 units: same
+        bytes, the choice every engine leaves its users there. Raises ValueError where there is neither.
+        """
+        if requested in self.peak_flops_per_s:
+            return requested
+        if requested == "bf16" and "fp16" in self.peak_flops_per_s:
+            return "fp16"
+        known = ", ".join(self.peak_flops_per_s)
+        raise ValueError(f"dtype={requested}: {self.name} does not compute in it; it has {known}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Efficiency:
+    """Shares of the data sheet that tuned kernels reach, and the time a kernel takes to start and drain.
+
+    One honest default for every device: medians over single-operator measurements in bf16 on A100, H100,
+    H200, B200 and RTX PRO 6000 (vLLM 0.24, TensorRT-LLM 1.3, NCCL; the database of NVIDIA aiconfigurator,
+    commit 095f58a). The spread between chips and shapes, given with each, is what a calibrated model earns.
+    """
+
+    gemm_flops_share: float = 0.75
+    """Compute-bound GEMM: 0.74 at 512 to 2,048 rows; the best reach 0.87 (A100), 0.80 (H100), 0.68 (B200)."""
+    attention_flops_share: float = 0.45
+    """Causal prefill attention over useful pairs: 0.36 (B200) to 0.54 (RTX PRO 6000), 0.46 on H100."""
+    stream_bandwidth_share: float = 0.80
+    """Weight-bound GEMM with its start-up taken out: 0.70 (A100), 0.75 (B200), 0.79 (H200), 0.83 (H100)."""
+    kv_bandwidth_share: float = 0.75
+    """Decode attention over 100 MB of KV and more: 0.63 to 0.81, 0.75 on H100."""
+    link_bandwidth_share: float = 0.70
+    """All-reduce of 128 MiB over NVLink: 0.63 (two ranks) to 0.80 (eight); over PCIe 0.36 to 0.58."""
+    kernel_s: float = 2.5e-6
+    """Start and drain of one kernel in a stream: tiny GEMMs take 2.5 to 4.4 us, small norms 2 us."""
+    attention_kernel_s: float = 8e-6
+    """The same for attention (split KV, then combine): 9 to 15 us at the smallest sizes, some of it work."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_share") and not 0 < value <= 1:
+                raise ValueError(f"{field.name}={value}: must be a share, > 0 and <= 1")
+            if field.name.endswith("_s") and value < 0:
+                raise ValueError(f"{field.name}={value}: must be >= 0 s")

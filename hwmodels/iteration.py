@@ -1,0 +1,73 @@
+"""What one iteration (one forward pass of a replica) computes, and what a hardware model answers about it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+Num = float | int | NDArray[Any]
+"""A number, or one value per iteration."""
+
+COMPONENTS = ("gemm", "attention", "communication", "elementwise", "lm_head", "launch", "host")
+"""The keys of every `IterationModel.breakdown`, in the order in which an iteration meets them."""
+
+
+class IterationShape(NamedTuple):
+    """What one iteration computes (numbers), or what each of many computes (arrays).
+
+    Fields broadcast against each other, so a leap of k decode iterations is six numbers and one array of k.
+    At least one token is computed: decode_seqs + prefill_tokens >= 1.
+    """
+
+    decode_seqs: Num
+    """Sequences that decode one token each."""
+    decode_context_tokens: Num
+    """Sum over them of the KV tokens attended to, the new one included."""
+    prefill_seqs: Num
+    """Prompt chunks."""
+    prefill_tokens: Num
+    """New tokens in all chunks."""
+    prefill_pairs: Num
+    """Query-key pairs under the causal mask, summed over the chunks: see `causal_pairs`."""
+    prefill_context_tokens: Num
+    """Sum over the chunks of cached + new tokens."""
+    sampled_seqs: Num
+    """Rows through the LM head: decodes, and chunks that complete their prompt."""
+
+
+def causal_pairs(num_new_tokens: int, num_cached_tokens: int = 0) -> int:
+    """Query-key pairs of a chunk: n new tokens see c cached ones and, of each other, those up to themselves.
+
+    n c + n (n + 1) / 2; a whole prompt of 4 tokens: 10 pairs; its second half alone: 2 x 2 + 3 = 7.
+    """
+    n, c = num_new_tokens, num_cached_tokens
+    return n * c + n * (n + 1) // 2
+
+
+class IterationModel(Protocol):
+    """One interface for every level: data sheet, calibrated, table, recorded.
+
+    Answers have the broadcast shape of the question. `seconds` of arrays equals, bit for bit, `seconds` of
+    their elements one by one: the simulator relies on it to leap over iterations without changing any time.
+    """
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Dense peak of the compute dtype, all devices of the replica."""
+
+    @property
+    def peak_bytes_per_s(self) -> float:
+        """Memory bandwidth of all devices of the replica."""
+
+    def seconds(self, shape: IterationShape) -> Num:
+        """Wall time of the iteration."""
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Seconds by component (`COMPONENTS`); they sum to `seconds`, up to rounding."""
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Model FLOPs of the whole replica, for MFU: no padding, no recomputation."""
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Weights read and KV read by the whole replica, for MBU."""

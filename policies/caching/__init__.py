@@ -1,0 +1,1 @@
+"""Where KV lives. One policy a file."""

@@ -1,0 +1,125 @@
+"""The sequences that get one token every iteration, advanced together in constant time.
+
+Each member's context grows by one token an iteration, so it is kept as `origin + clock`: advancing k
+iterations adds k to one clock. A member needs a new KV block whenever its computed tokens are a multiple
+of the block size, that is whenever the clock is congruent to -origin: members are counted by that residue,
+which gives the blocks of any number of iterations without looking at a member. Ends lie in a heap by the
+clock at which they happen.
+
+The arrays by slot are what an engine uploads: context lengths are `origin + clock`, one vector operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.sequence import Sequence, SequenceState
+
+_DECODING = SequenceState.decoding
+
+
+class DecodeSet:
+    """Members, their common clock, and what the next iterations need.
+
+    clock counts iterations in which the set decoded. num_context_tokens is the sum of the members' computed
+    tokens. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
+    """
+
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+        self.clock = 0
+        self.num_context_tokens = 0
+        self.block_size = block_size
+        self.blocks_due_by_phase = [0] * block_size
+        self._members: dict[int, Sequence] = {}  # by slot
+        self._ends: list[tuple[int, int, Sequence]] = []
+        self._origin_S = np.zeros(max_num_seqs, np.int64)
+        self._member_S = np.zeros(max_num_seqs, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, Sequence) and seq.state is _DECODING and seq._decodes is self
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._members.values())
+
+    @property
+    def num_computed_S(self) -> NDArray[np.int64]:
+        """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
+        return np.where(self._member_S, self._origin_S + self.clock, 0)
+
+    def join(self, seq: Sequence) -> None:
+        """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
+        assert seq.slot is not None
+        assert seq._computed == seq._known - 1
+        seq._origin = seq._computed - self.clock
+        seq._end_clock = self.clock + seq._end_known - seq._known
+        seq.state = _DECODING
+        self.num_context_tokens += seq._computed
+        self.blocks_due_by_phase[-seq._origin % self.block_size] += 1
+        self._members[seq.slot] = seq
+        self._origin_S[seq.slot] = seq._origin
+        self._member_S[seq.slot] = True
+        heappush(self._ends, (seq._end_clock, seq.request_id, seq))
+
+    def leave(self, seq: Sequence, state: SequenceState) -> None:
+        """Give up a member; its counts are written back to it, and its state becomes `state`."""
+        assert seq.slot is not None
+        seq._computed = seq._origin + self.clock
+        seq._known = seq._computed + 1
+        seq.state = state
+        self.num_context_tokens -= seq._computed
+        self.blocks_due_by_phase[-seq._origin % self.block_size] -= 1
+        del self._members[seq.slot]
+        self._member_S[seq.slot] = False
+
+    def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
+        """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
+
+        The ended ones are still members; they come in the order of their request ids.
+        """
+        for seq in idle:
+            self.leave(seq, SequenceState.prefilling)
+        self.clock += num_iterations
+        self.num_context_tokens += num_iterations * len(self._members)
+        for seq in idle:
+            self.join(seq)
+        ended: list[Sequence] = []
+        while self._ends and self._ends[0][0] <= self.clock:
+            end_clock, _, seq = heappop(self._ends)
+            if self._is_current(end_clock, seq):
+                ended.append(seq)
+        return ended
+
+    def iterations_to_first_end(self) -> int:
+        """Iterations until the first member ends, if all decode; call it on a set with members only."""
+        ends = self._ends
+        while not self._is_current(ends[0][0], ends[0][2]):
+            heappop(ends)
+        return ends[0][0] - self.clock
+
+    def blocks_due(self) -> int:
+        """Blocks that the next iteration needs."""
+        return self.blocks_due_by_phase[self.clock % self.block_size]
+
+    def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
+        """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
+        full_turns, rest = divmod(num_iterations, self.block_size)
+        due = full_turns * len(self._members)
+        if rest:
+            phase = (self.clock + num_skipped) % self.block_size
+            counts = self.blocks_due_by_phase
+            due += sum(counts[phase : phase + rest])
+            if phase + rest > self.block_size:
+                due += sum(counts[: phase + rest - self.block_size])
+        return due
+
+    @staticmethod
+    def _is_current(end_clock: int, seq: Sequence) -> bool:
+        """Whether a heap entry still tells the truth: members that left keep theirs until it surfaces."""
+        return seq.state is _DECODING and seq._end_clock == end_clock

@@ -1,0 +1,96 @@
+"""One step as data: what the policies decided, what came of it, and what the core made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from policies.sequence import Sequence
+
+FOREVER = 2**62  # a horizon without a bound of its own
+
+
+class Chunk(NamedTuple):
+    """A run of one sequence's uncomputed tokens, computed in one iteration.
+
+        0             num_cached        num_cached + num_tokens     known
+        |--- in KV ---|--- this chunk ---|--- later chunks ----------|
+
+    completes: no later chunk remains, so the iteration also produces a token.
+    """
+
+    seq: Sequence
+    num_cached: int
+    num_tokens: int
+    completes: bool
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """What one iteration computes, and for how many iterations it would be planned again.
+
+    Valid until it is committed: `decodes` and what derives from it read the engine's live state.
+    """
+
+    index: int  # iterations that this core committed before this one
+    num_decodes: int  # sequences that decode one token
+    num_decode_context_tokens: int  # KV tokens they attend to, the new ones included
+    chunks: list[Chunk]
+    admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk
+    preempted: list[Sequence]  # lost slot and KV in this step, in order
+    horizon: int  # >= 1: iterations for which this very plan holds unless something comes from outside
+    decoding: Collection[Sequence]  # all that could decode ...
+    idle: list[Sequence]  # ... and those of them that do not in this step
+
+    @property
+    def decodes(self) -> list[Sequence]:
+        """The sequences that decode one token, by request id."""
+        idle = set(self.idle)
+        return sorted((seq for seq in self.decoding if seq not in idle), key=lambda seq: seq.request_id)
+
+    @property
+    def num_tokens(self) -> dict[int, int]:
+        """Tokens computed by request id: decodes first, then chunks."""
+        return {s.request_id: 1 for s in self.decodes} | {c.seq.request_id: c.num_tokens for c in self.chunks}
+
+    @property
+    def num_sampled(self) -> int:
+        """Sequences that get a new token: decodes, and chunks that complete their prefill."""
+        num_sampled = self.num_decodes
+        for chunk in self.chunks:
+            num_sampled += chunk.completes
+        return num_sampled
+
+    def digest(self) -> str:
+        """A hash of the decision: equal plans, equal digests, in whatever world they were made.
+
+        Physical block ids and the horizon are not part of it: ids are names, and a leap is the same
+        decision several times.
+        """
+        decision = (
+            [(s.request_id, s.num_computed) for s in self.decodes],
+            [(c.seq.request_id, c.num_cached, c.num_tokens, c.completes) for c in self.chunks],
+            [s.request_id for s in self.admitted],
+            [s.request_id for s in self.preempted],
+        )
+        return blake2b(repr(decision).encode(), digest_size=16).hexdigest()
+
+
+class StepOutcome(NamedTuple):
+    """What the world did with a plan.
+
+    iterations: how often it was run, 1 to plan.horizon. ended: sequences that ended with the last iteration
+    for reasons the core cannot know, such as an end-of-sequence token.
+    """
+
+    iterations: int = 1
+    ended: tuple[Sequence, ...] = ()
+
+
+class Progress(NamedTuple):
+    """What a commit changed: who left prefill and thereby produced a token, and who ended."""
+
+    prefilled: list[Sequence]
+    finished: list[Sequence]

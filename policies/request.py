@@ -1,0 +1,40 @@
+"""What a client asks for: a prompt, its content's identity, and the limits it sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """A run of prompt tokens whose content has a name: equal ids at equal places hold equal tokens."""
+
+    content_id: int
+    num_tokens: int
+
+
+class Prompt(NamedTuple):
+    """`num_tokens` tokens; `segments` name their content from the first token on, for prefix reuse.
+
+    Segments may cover a part of the prompt only: tokens behind the last segment are like no others.
+    """
+
+    num_tokens: int
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as a serving engine sees it: everything but how long the answer will be.
+
+    arrival_s is on the caller's clock. max_tokens is the client's limit on output tokens; None means that
+    only the model's context ends it. A smaller `priority` goes first, as in vLLM.
+    """
+
+    request_id: int
+    arrival_s: float
+    prompt: Prompt
+    max_tokens: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    session_id: int | None = None

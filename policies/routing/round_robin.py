@@ -1,0 +1,21 @@
+"""Round robin: one replica after the other, whatever their load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.request import Request
+from policies.routing import ReplicaView
+
+
+@dataclass(kw_only=True, slots=True)
+class RoundRobin:
+    """Remembers only whose turn it is."""
+
+    _turn: int = field(default=-1, init=False)
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The replica after the last one chosen."""
+        self._turn = (self._turn + 1) % len(replicas)
+        return self._turn

@@ -1,0 +1,1 @@
+"""The simulated world: clock, replicas, workloads, records and metrics."""

@@ -1,0 +1,1 @@
+"""Metric definitions, the summary of a run, and what plots of it draw."""

@@ -1,0 +1,83 @@
+"""What plots draw: curves over time and distributions, condensed to a few hundred points.
+
+A million iterations make a 30 MB plot that no browser draws. Means here are exact integrals over time and
+maxima are kept beside them, so that condensing hides no spike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.definitions import Counts, Times
+
+
+def mean_and_max_over_time(start_s: Times, duration_s: Times, value: Times, edges_s: Times) -> tuple[Times, Times]:
+    """Mean over time and maximum of a quantity in each bucket between edges_s.
+
+    It has `value[i]` from start_s[i] for duration_s[i] and is 0 in between (idle); intervals are sorted and
+    do not overlap. Both results have one value a bucket.
+    """
+    width_s = np.diff(edges_s)
+    if len(start_s) == 0:
+        return np.zeros_like(width_s), np.zeros_like(width_s)
+    end_s = start_s + duration_s
+    # The integral up to t is a line through these knots; rounding must not make them go backwards.
+    knots_s = np.maximum.accumulate(np.column_stack((start_s, end_s)).ravel())
+    upto_end = np.cumsum(value * duration_s)
+    integral = np.column_stack((np.concatenate(([0.0], upto_end[:-1])), upto_end)).ravel()
+    mean = np.diff(np.interp(edges_s, knots_s, integral)) / width_s
+
+    first = np.searchsorted(end_s, edges_s[:-1], side="right")
+    behind = np.searchsorted(start_s, edges_s[1:], side="left")
+    borders = np.column_stack((first, np.maximum(behind, first))).ravel()
+    highest = np.maximum.reduceat(np.append(value, 0.0), borders)[::2]
+    return mean, np.where(behind > first, highest, 0.0)
+
+
+def rate_over_time(time_s: Times, count: NDArray[np.int64] | None, edges_s: Times) -> Times:
+    """Events a second in each bucket; count: how many happened at each time, one if not given."""
+    happened = ~np.isnan(time_s)
+    weights = None if count is None else count[happened]
+    events, _ = np.histogram(time_s[happened], bins=edges_s, weights=weights)
+    return np.asarray(events / np.diff(edges_s), dtype=np.float64)
+
+
+def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int = 600) -> tuple[Times, Times]:
+    """Points (value, share of values <= it) of the distribution, NaN left out; half of them in the tail.
+
+    Up to max_points values are all drawn; of more, those at evenly spaced shares and, towards 1, at shares
+    whose distance from 1 shrinks geometrically, so that p99.9 is as visible as the median.
+    """
+    if counts is None:
+        counts = np.ones(values.shape, dtype=np.int64)
+    happened = ~np.isnan(values) & (counts > 0)
+    values, counts = values[happened], counts[happened]
+    order = np.argsort(values)
+    values, upto = values[order], np.cumsum(counts[order])
+    if len(values) == 0:
+        return values, np.zeros(0)
+    picked = np.arange(len(values))
+    if len(values) > max_points:
+        even = np.linspace(0, 1, max_points // 2)
+        tail = 1 - np.geomspace(1, 1 / upto[-1], max_points // 2)
+        wanted = np.concatenate((even, tail, [1.0])) * upto[-1]
+        picked = np.unique(np.minimum(np.searchsorted(upto, wanted), len(values) - 1))
+    return values[picked], upto[picked] / upto[-1]
+
+
+def thinned(values: Times, *, max_points: int) -> NDArray[np.int64]:
+    """Indices of at most max_points values, ascending: the largest tenth of them, the rest evenly spaced."""
+    if len(values) <= max_points:
+        return np.arange(len(values))
+    num_largest = max_points // 10
+    largest = np.argpartition(values, len(values) - num_largest)[-num_largest:]
+    even = np.linspace(0, len(values) - 1, max_points - num_largest).astype(np.int64)
+    return np.union1d(largest, even)
+
+
+def octaves(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lower ends of the octaves [1, 2), [2, 4), [4, 8)... that occur, and the index of each length's own."""
+    exponent = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
+    occurring, index = np.unique(exponent, return_inverse=True)
+    return np.left_shift(np.int64(1), occurring.astype(np.int64)), index

@@ -1,0 +1,64 @@
+"""Service level objective: the latencies a request must keep to count as good, and how many must."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+TERMS = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slo:
+    """Limits in milliseconds, None for no limit; a request is good if it finished within all of them.
+
+    attainment_target: the share of arrivals that must be good, 0.9 in DistServe (OSDI 2024), 0.99 in MLPerf.
+    name: what reports call it.
+    """
+
+    name: str = ""
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    attainment_target: float = 0.9
+
+    def __post_init__(self) -> None:
+        given = [f"{term}_ms" for term in TERMS if getattr(self, f"{term}_ms") is not None]
+        if not given:
+            raise ValueError("no term given: set at least one of ttft_ms, tpot_ms, e2e_ms")
+        for key in given:
+            limit_ms = getattr(self, key)
+            if not (limit_ms > 0 and math.isfinite(limit_ms)):
+                raise ValueError(f"{key}={limit_ms}: must be a finite number > 0 ms; null for no limit")
+        if not 0 < self.attainment_target <= 1:
+            raise ValueError(f"attainment_target={self.attainment_target}: must be in (0, 1], 0.9 for 90 %")
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """The given terms and their limits, in seconds."""
+        limits_ms = {term: getattr(self, f"{term}_ms") for term in TERMS}
+        return {term: limit_ms / 1e3 for term, limit_ms in limits_ms.items() if limit_ms is not None}
+
+    def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
+        """Which requests are good: finished, and every given term holds. Columns as for `terms_met`."""
+        finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+        return np.logical_and.reduce([finished, *self.terms_met(requests).values()])
+
+    def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
+        """For which requests each given term holds; it does not where the latency does not exist (NaN).
+
+        Reads status, output_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished answer of one
+        token has no TPOT: that term holds, as in vLLM's goodput.
+        """
+        held = {
+            term: requests[f"{term}_s"].to_numpy(dtype=np.float64) <= limit_s
+            for term, limit_s in self.limits_s.items()
+        }
+        if "tpot" in held:
+            finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+            held["tpot"] |= finished & (requests["output_tokens"].to_numpy() <= 1)
+        return held

@@ -1,0 +1,189 @@
+"""From the records of a run to its figures: per request, and one nested dictionary for all.
+
+`summary.json` and `requests.parquet` are what these functions return. Which requests a figure is about:
+- TTFT and queue time: every request that got so far, finished or not; TPOT and E2E: those that finished.
+- rates count what happened inside the window: tokens emitted, requests finished.
+- shares and latencies are about the requests that arrived inside the window.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwmodels.cost import usd_per_million_tokens
+from hwmodels.iteration import IterationModel
+from sim.metrics import definitions
+from sim.metrics.slo import Slo
+from sim.metrics.utilisation import hardware_use, kv_use, prefill_time_share, seconds_inside
+from sim.metrics.window import Window, measured_window
+from sim.records import RunRecords
+
+STATUSES = ("finished", "rejected", "aborted", "unfinished")
+
+
+def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
+    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none) and, given an SLO, slo_met."""
+    arrival_s, first_s, last_s = (_times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token"))
+    finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+    tpot_s = definitions.tpot_s(first_s, last_s, requests["output_tokens"].to_numpy())
+    table = requests.assign(
+        ttft_s=definitions.ttft_s(arrival_s, first_s),
+        tpot_s=np.where(finished, tpot_s, np.nan),
+        e2e_s=np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
+        queue_s=definitions.queue_s(arrival_s, _times(requests, "scheduled_s")),
+    )
+    return table if slo is None else table.assign(slo_met=slo.met(table))
+
+
+def summarise(
+    records: RunRecords,
+    *,
+    model: IterationModel | None,
+    slo: Slo | None,
+    price_usd_per_hour_per_replica: float,
+    warmup_s: float = 0.0,
+    cooldown_s: float = 0.0,
+) -> dict[str, Any]:
+    """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
+
+    Without a model there is no MFU and MBU, without an SLO no goodput. Raises ValueError for a negative
+    warm-up, cool-down or price, AssertionError if the records do not add up.
+    """
+    counts = check_conservation(records)
+    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
+    table = request_metrics(records.requests, slo)
+    measured = table[window.holds(_times(table, "arrival_s"))]
+    inside_s = seconds_inside(records.iterations, window)
+    gaps_inside = window.holds(records.gap_end_s)
+    throughput = _throughput(records, window, gaps_inside)
+    price_usd_per_hour = price_usd_per_hour_per_replica * records.num_replicas
+    figures = {
+        "requests": counts,
+        "trimmed": {
+            "warmup_s": warmup_s,
+            "cooldown_s": cooldown_s,
+            "start_s": window.start_s,
+            "end_s": window.end_s,
+            "requests_left_out": len(table) - len(measured),
+        },
+        **{name: definitions.describe(_times(measured, f"{name}_s")) for name in ("ttft", "tpot", "e2e", "queue")},
+        "itl": definitions.describe(records.gap_s[gaps_inside], records.gap_count[gaps_inside]),
+        "throughput": throughput,
+        "goodput": None if slo is None else _goodput(table, measured, window, slo),
+        **hardware_use(records, window, inside_s, model),
+        "kv": kv_use(records, window, inside_s),
+        "iterations": _iterations(records.iterations, inside_s > 0),
+        "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
+        "cost": _cost(price_usd_per_hour, window, throughput, prefill_time_share(records.iterations, inside_s)),
+    }
+    plain: dict[str, Any] = _plain(figures)
+    return plain
+
+
+def check_conservation(records: RunRecords) -> dict[str, int]:
+    """The requests by status; raises AssertionError if one is lost, or a token, or an order is impossible.
+
+    arrived = finished + rejected + aborted + unfinished, and every output token is either the first of its
+    request or ends a gap.
+    """
+    requests = records.requests
+    counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
+    assert sum(counts.values()) == len(requests), f"{len(requests)} requests arrived, but by status: {counts}"
+    assert requests["request_id"].is_unique, "two rows for one request"
+    first_tokens = int(requests["first_token_s"].notna().sum())
+    emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
+    assert emitted == seen, f"{emitted} output tokens, but {first_tokens} first tokens + gaps = {seen}"
+    moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
+    for earlier, later in zip(moments, moments[1:], strict=False):
+        early = requests.index[_times(requests, earlier) > _times(requests, later)]
+        assert early.empty, f"row {early[0]}: {later} is before {earlier}"
+    return {"arrived": len(requests), **counts}
+
+
+def _throughput(records: RunRecords, window: Window, gaps_inside: NDArray[np.bool_]) -> dict[str, float]:
+    first_inside = window.holds(_times(records.requests, "first_token_s"))
+    finished_inside = window.holds(_times(records.requests, "finished_s")) & (
+        records.requests["status"] == "finished"
+    ).to_numpy(dtype=np.bool_)
+    output_tokens = int(first_inside.sum()) + int(records.gap_count[gaps_inside].sum())
+    # A prompt counts, whole, when its first token comes: cached and recomputed tokens make no difference.
+    input_tokens = int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum())
+    return {
+        "requests_per_s": _per(int(finished_inside.sum()), window.duration_s),
+        "output_tokens_per_s": _per(output_tokens, window.duration_s),
+        "input_tokens_per_s": _per(input_tokens, window.duration_s),
+    }
+
+
+def _goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
+    """Good requests a second, by when they finished; shares are of the arrivals, rejected ones included."""
+    good_inside = table["slo_met"].to_numpy() & window.holds(_times(table, "finished_s"))
+    share = _per(int(measured["slo_met"].sum()), len(measured))
+    return {
+        "requests_per_s": _per(int(good_inside.sum()), window.duration_s),
+        "share": share,
+        "target": slo.attainment_target,
+        "attained": bool(share >= slo.attainment_target) if len(measured) else None,
+        "term_shares": {term: _per(int(met.sum()), len(measured)) for term, met in slo.terms_met(measured).items()},
+        "slo": {"name": slo.name, **{f"{term}_ms": limit_s * 1e3 for term, limit_s in slo.limits_s.items()}},
+    }
+
+
+def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str, float | int]:
+    count = int(inside.sum())
+    seqs = iterations["decode_seqs"].to_numpy() + iterations["prefill_seqs"].to_numpy()
+    tokens = iterations["decode_seqs"].to_numpy() + iterations["prefill_tokens"].to_numpy()
+    return {
+        "count": count,
+        "mean_s": _per(float(_times(iterations, "duration_s")[inside].sum()), count),
+        "mean_batch_seqs": _per(int(seqs[inside].sum()), count),
+        "max_batch_seqs": int(seqs[inside].max()) if count else 0,
+        "mean_batch_tokens": _per(int(tokens[inside].sum()), count),
+    }
+
+
+def _cost(
+    price_usd_per_hour: float, window: Window, throughput: dict[str, float], prefill_share: float
+) -> dict[str, Any]:
+    """Rent of all replicas for the window, idle or not, per token and per request.
+
+    usd_per_million_output_tokens puts all of it on the output. `split` shares it between input and output by
+    the busy time that prompts and decodes took.
+    """
+
+    def per_million(share: float, kind: str) -> float:
+        rate = throughput[f"{kind}_tokens_per_s"]
+        if math.isnan(rate) or math.isnan(share):
+            return math.nan
+        return usd_per_million_tokens(price_usd_per_hour * share, rate)
+
+    return {
+        "usd": price_usd_per_hour * window.duration_s / 3600,
+        "usd_per_million_output_tokens": per_million(1.0, "output"),
+        "usd_per_1000_requests": _per(price_usd_per_hour / 3600 * 1000, throughput["requests_per_s"]),
+        "split": {
+            "prefill_time_share": prefill_share,
+            "usd_per_million_input_tokens": per_million(prefill_share, "input"),
+            "usd_per_million_output_tokens": per_million(1 - prefill_share, "output"),
+        },
+    }
+
+
+def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    return table[name].to_numpy(dtype=np.float64)
+
+
+def _per(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def _plain(value: Any) -> Any:
+    """The same for JSON, which has neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,283 @@
+"""What a run leaves behind: one record a request, one an iteration, and every gap between two tokens.
+
+Logs are plain columns, appended to while the simulation runs. A leap is one row; `expand` turns rows into
+one row an iteration, the same whether the run leapt or stepped.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwmodels.iteration import IterationShape
+from policies.engine import EngineCore
+from policies.request import Request
+from policies.sequence import FinishReason, Sequence
+from sim.shape import shape_of
+
+if TYPE_CHECKING:
+    from sim.replica import Flight
+
+NAN = float("nan")
+
+
+class Status(IntEnum):
+    """How a request stands at the end of a run; every request has exactly one."""
+
+    unfinished = 0
+    finished = 1
+    rejected = 2
+    aborted = 3
+
+
+class RequestLog:
+    """One row a request, at the index of its id; ids count from 0 in the order in which requests are made."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request | None] = []  # None: made, but has not arrived yet
+        self.replica = array("i")
+        self.status = array("b")
+        self.reason: dict[int, str] = {}
+        self.scheduled_s = array("d")
+        self.first_token_s = array("d")
+        self.last_token_s = array("d")
+        self.finished_s = array("d")
+        self.output_tokens = array("q")
+        self.preemptions = array("i")
+
+    def arrive(self, request: Request) -> None:
+        """Open the row of a request."""
+        while request.request_id >= len(self.requests):
+            self._append_empty_row()
+        self.requests[request.request_id] = request
+
+    def _append_empty_row(self) -> None:
+        self.requests.append(None)
+        self.replica.append(-1)
+        self.status.append(Status.unfinished)
+        self.scheduled_s.append(NAN)
+        self.first_token_s.append(NAN)
+        self.last_token_s.append(NAN)
+        self.finished_s.append(NAN)
+        self.output_tokens.append(0)
+        self.preemptions.append(0)
+
+    def reject(self, request_id: int, reason: str, now: float) -> None:
+        """Close the row of a request that was never served."""
+        self.status[request_id] = Status.rejected
+        self.reason[request_id] = reason
+        self.finished_s[request_id] = now
+
+    def end(self, seq: Sequence, status: Status, last_token_s: float, now: float) -> None:
+        """Close the row of a sequence that ended."""
+        request_id = seq.request_id
+        self.status[request_id] = status
+        if seq.finish_reason is FinishReason.length:
+            self.reason[request_id] = "length"
+        self.note(seq, last_token_s)
+        self.finished_s[request_id] = now
+
+    def note(self, seq: Sequence, last_token_s: float) -> None:
+        """Enter how far a sequence has come."""
+        self.last_token_s[seq.request_id] = last_token_s
+        self.output_tokens[seq.request_id] = seq.num_output_tokens
+        self.preemptions[seq.request_id] = seq.num_preemptions
+
+    def table(self) -> pd.DataFrame:
+        """One row a request, by request id; times in seconds, NaN where it did not happen."""
+        requests = [request for request in self.requests if request is not None]
+        ids = np.array([request.request_id for request in requests], np.int64)
+        num_requests = len(requests)
+        names = np.array([status.name for status in Status], dtype=object)
+        sessions = (-1 if r.session_id is None else r.session_id for r in requests)
+        return pd.DataFrame(
+            {
+                "request_id": ids,
+                "session_id": np.fromiter(sessions, np.int64, num_requests),
+                "tenant": [r.tenant for r in requests],
+                "priority": np.fromiter((r.priority for r in requests), np.int64, num_requests),
+                "replica": np.array(self.replica, np.int32)[ids],
+                "status": names[np.array(self.status, np.int64)[ids]],
+                "reason": [self.reason.get(i, "") for i in ids.tolist()],
+                "arrival_s": np.fromiter((r.arrival_s for r in requests), np.float64, num_requests),
+                "scheduled_s": np.array(self.scheduled_s)[ids],
+                "first_token_s": np.array(self.first_token_s)[ids],
+                "last_token_s": np.array(self.last_token_s)[ids],
+                "finished_s": np.array(self.finished_s)[ids],
+                "prompt_tokens": np.fromiter((r.prompt.num_tokens for r in requests), np.int64, num_requests),
+                "output_tokens": np.array(self.output_tokens, np.int64)[ids],
+                "preemptions": np.array(self.preemptions, np.int32)[ids],
+            }
+        )
+
+
+class IterationLog:
+    """The iterations of one replica, a row a leap, and the token gaps that do not follow from them."""
+
+    ROW = (
+        "num_iterations",
+        "start_s",
+        "emitted_s",  # when the decoding sequences had produced their tokens before this row
+        "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
+        "block_phase",  # clock of the decode set modulo the block size
+        *IterationShape._fields,
+        "running",
+        "waiting",
+        "kv_blocks_used",
+        "kv_tokens_used",
+        "preempted",
+    )
+
+    def __init__(self, replica: int, block_size: int) -> None:
+        self.replica = replica
+        self.block_size = block_size
+        self._rows = array("d")
+        self._ends_s = array("d")
+        self._blocks_due = array("q")  # for each row of several iterations: block_size numbers, by phase
+        self._gaps = array("d")  # pairs: seconds, end
+
+    def add_gap(self, gap_s: float, end_s: float) -> None:
+        """One sequence's gap between two tokens, the second of them at end_s."""
+        self._gaps.append(gap_s)
+        self._gaps.append(end_s)
+
+    def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+        """Enter a flight that is about to be committed."""
+        plan, num_iterations = flight.plan, flight.num_iterations
+        if num_iterations == 1 or not plan.chunks:
+            self._add_row(flight, 0, flight.start_s, emitted_s, num_fresh, core, num_iterations)
+        else:  # prompt chunks: what they cost is not linear in the iteration, so each has its row
+            start_s = flight.start_s
+            for i in range(num_iterations):
+                self._add_row(flight, i, start_s, emitted_s, num_fresh, core, 1)
+                start_s = emitted_s = float(flight.ends_s[i])
+                num_fresh = 0
+        if num_iterations == 1:
+            self._ends_s.append(flight.ends_s[0])
+            return
+        self._ends_s.frombytes(np.asarray(flight.ends_s[:num_iterations]).tobytes())
+        if not plan.chunks:
+            self._blocks_due.extend(core.decodes.blocks_due_by_phase)
+
+    def _add_row(
+        self,
+        flight: Flight,
+        step: int,
+        start_s: float,
+        emitted_s: float,
+        num_fresh: int,
+        core: EngineCore,
+        num_iterations: int,
+    ) -> None:
+        """Enter num_iterations iterations from the flight's step-th on."""
+        plan = flight.plan
+        shape = cast("tuple[float, ...]", shape_of(plan, step))  # of one step: numbers, no arrays
+        num_tokens = sum(chunk.num_tokens for chunk in plan.chunks) + plan.num_decodes
+        self._rows.extend(
+            (
+                num_iterations,
+                start_s,
+                emitted_s,
+                num_fresh,
+                core.decodes.clock % self.block_size,
+                *shape,
+                flight.num_running,
+                flight.num_waiting,
+                flight.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
+                flight.num_tokens_held + (step + 1) * num_tokens,
+                len(plan.preempted),
+            )
+        )
+
+    def expand(self) -> tuple[dict[str, NDArray[Any]], Gaps]:
+        """One value an iteration by column, and all gaps between tokens."""
+        table = np.frombuffer(self._rows).reshape(-1, len(self.ROW))
+        row = dict(zip(self.ROW, table.T, strict=True))
+        num = row["num_iterations"].astype(np.int64)
+        first = np.cumsum(num) - num  # index of each row's first iteration
+        step = np.arange(num.sum()) - np.repeat(first, num)  # index of an iteration in its row
+
+        def by_iteration(name: str) -> NDArray[np.float64]:
+            return np.repeat(row[name], num)
+
+        ends_s = np.frombuffer(self._ends_s)
+        start_s = np.roll(ends_s, 1)
+        start_s[first] = row["start_s"]
+        before_s = np.roll(ends_s, 1)
+        before_s[first] = row["emitted_s"]
+        columns: dict[str, NDArray[Any]] = {
+            "replica": np.full(len(step), self.replica, np.int32),
+            "iteration": np.arange(len(step)),
+            "start_s": start_s,
+            "duration_s": ends_s - start_s,
+        }
+        grown = step * by_iteration("decode_seqs")
+        grown_by = {
+            "decode_context_tokens": grown,
+            "kv_tokens_used": grown,
+            "kv_blocks_used": self._grown_blocks(row, num),
+        }
+        for name in self.ROW[5:]:
+            columns[name] = (by_iteration(name) + grown_by.get(name, 0)).astype(np.int64)
+        count = columns["decode_seqs"].copy()
+        count[first] -= row["num_fresh"].astype(np.int64)
+        decodes = count > 0
+        single = np.frombuffer(self._gaps).reshape(-1, 2)
+        gaps = Gaps(
+            np.concatenate([(ends_s - before_s)[decodes], single[:, 0]]),
+            np.concatenate([count[decodes], np.ones(len(single), np.int64)]),
+            np.concatenate([ends_s[decodes], single[:, 1]]),
+        )
+        return columns, gaps
+
+    def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Blocks taken since the first iteration of each iteration's row."""
+        leaps = np.flatnonzero(num > 1)
+        due_by_leap = np.frombuffer(self._blocks_due, np.int64).reshape(-1, self.block_size)
+        size = num[leaps]
+        leap = np.repeat(np.arange(len(leaps)), size)
+        step = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        phase = np.repeat(row["block_phase"][leaps].astype(np.int64), size) + step
+        due = np.where(step > 0, due_by_leap[leap, phase % self.block_size], 0)
+        total = np.cumsum(due)
+        before = np.repeat(total[np.cumsum(size) - size], size)  # due is 0 at each leap's first iteration
+        grown = np.zeros(num.sum(), np.int64)
+        grown[np.repeat(num > 1, num)] = total - before
+        return grown
+
+
+class Gaps(NamedTuple):
+    """Gaps between consecutive tokens of a sequence: each value, how many sequences had it, when it ended."""
+
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.int64]
+    gap_end_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecords:
+    """All that a run leaves, from which every metric is computed.
+
+    requests: RequestLog.table(). iterations: one row an iteration, by (replica, iteration); start_s and
+    duration_s in seconds, the fields of IterationShape, sequences running and waiting at the plan, KV blocks
+    and tokens held at the iteration's end, sequences preempted by the plan. num_kv_blocks is per replica.
+    interrupted: the run was stopped by hand at end_s.
+    """
+
+    requests: pd.DataFrame
+    iterations: pd.DataFrame
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.int64]
+    gap_end_s: NDArray[np.float64]
+    num_kv_blocks: int
+    block_size: int
+    num_replicas: int
+    max_num_seqs: int
+    end_s: float
+    interrupted: bool = False

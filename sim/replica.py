@@ -1,0 +1,229 @@
+"""One engine in simulated time: plan, wait as long as the hardware model says, commit.
+
+A plan that holds for several iterations is run as one event (a leap). What comes from outside in the middle
+of a leap cuts it: the leap then ends at the first iteration boundary that is not earlier, exactly where a
+simulation of single iterations would have seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from simpy import Event
+
+from hwmodels.iteration import IterationModel
+from policies.engine import EngineCore
+from policies.plan import StepOutcome, StepPlan
+from policies.request import Request
+from policies.sequence import Sequence, SequenceState
+from sim.clock import Clock, Phase
+from sim.records import IterationLog, RequestLog, Status
+from sim.shape import shape_of
+
+MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
+_STEPS = np.arange(MAX_LEAP, dtype=np.float64)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations."""
+
+    plan: StepPlan
+    start_s: float
+    ends_s: NDArray[np.float64] | list[float]
+    num_iterations: int
+    num_running: int
+    num_waiting: int
+    num_blocks_used: int
+    num_tokens_held: int
+
+
+class Replica:
+    """Drives an EngineCore on the clock and writes down what happens.
+
+    on_end is called with every sequence that ends here. leap=False runs iteration by iteration.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        core: EngineCore,
+        model: IterationModel,
+        clock: Clock,
+        requests: RequestLog,
+        on_end: Callable[[Sequence], None],
+        leap: bool = True,
+    ) -> None:
+        self.index = index
+        self.core = core
+        self.iterations = IterationLog(index, core.pool.block_size)
+        self._model = model
+        self._clock = clock
+        self._requests = requests
+        self._on_end = on_end
+        self._max_leap = MAX_LEAP if leap else 1
+        self._flight: Flight | None = None
+        self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
+        self._aborts: list[int] = []
+        # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
+        self._emitted_s = 0.0
+        self._fresh: dict[Sequence, float] = {}
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests sent here that have not ended."""
+        return self.core.num_unfinished
+
+    def submit(self, request: Request, stop_after: int) -> None:
+        """Take in a request that will end after stop_after tokens. Raises RejectedError."""
+        self.core.add(request, stop_after)
+        self._look_up()
+
+    def abort(self, request_id: int) -> None:
+        """Give a request up, at the next iteration boundary."""
+        self._aborts.append(request_id)
+        self._look_up()
+
+    def stop(self, now: float) -> None:
+        """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
+        flight = self._flight
+        if flight is not None:
+            num_ended = int(np.searchsorted(flight.ends_s, now, side="right"))
+            if num_ended:
+                flight.num_iterations = num_ended
+                self._commit(flight)
+        for seq in self.core.unfinished:
+            self._requests.note(seq, self._last_token_s(seq))
+
+    def _look_up(self) -> None:
+        """Something came from outside: plan anew at the first iteration boundary that is not in the past."""
+        flight = self._flight
+        if flight is None:
+            if self._timer is None:
+                self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
+            return
+        if flight.num_iterations > 1:
+            boundary = int(np.searchsorted(flight.ends_s, self._clock.now, side="left"))
+            if boundary + 1 < flight.num_iterations:
+                self._leave_after(flight, boundary + 1)
+
+    def _leave_after(self, flight: Flight, num_iterations: int) -> None:
+        flight.num_iterations = num_iterations
+        end_s = flight.ends_s[num_iterations - 1]
+        self._timer = self._clock.at(float(end_s), Phase.commit + self.index, self._on_boundary)
+
+    def _on_boundary(self, event: Event) -> None:
+        if event is not self._timer:
+            return
+        self._timer = None
+        flight = self._flight
+        assert flight is not None
+        self._flight = None
+        self._commit(flight)
+        if self._clock.peek() > self._clock.now:
+            self._plan()
+        else:  # others act at this very instant: plan after them
+            self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
+
+    def _on_plan(self, event: Event) -> None:
+        self._timer = None
+        self._plan()
+
+    def _plan(self) -> None:
+        """Decide what comes next and set out, if there is anything to do."""
+        core, now = self.core, self._clock.now
+        for request_id in self._aborts:
+            self._abort(request_id)
+        self._aborts.clear()
+        plan = core.plan(now)
+        if plan is None:
+            return
+        for seq in plan.admitted:
+            if seq.num_preemptions == 0:
+                self._requests.scheduled_s[seq.request_id] = now
+        for seq in plan.preempted:
+            self._note_preemption(seq)
+        num_iterations = min(plan.horizon, self._max_leap)
+        ends_s: NDArray[np.float64] | list[float]
+        if num_iterations == 1:
+            ends_s = [now + float(self._model.seconds(shape_of(plan, 0)))]
+        else:
+            times_s = np.empty(num_iterations + 1)
+            times_s[0] = now
+            times_s[1:] = self._model.seconds(shape_of(plan, _STEPS[:num_iterations]))
+            ends_s = np.add.accumulate(times_s)[1:]  # one after the other, as stepping adds them
+        flight = Flight(
+            plan,
+            now,
+            ends_s,
+            num_iterations,
+            len(core.running),
+            len(core.waiting),
+            core.pool.num_used,
+            core.num_tokens_held,
+        )
+        self._flight = flight
+        self._leave_after(flight, num_iterations)
+
+    def _commit(self, flight: Flight) -> None:
+        """Enter a flight's iterations into the logs and the core."""
+        core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
+        end_s = float(flight.ends_s[num_iterations - 1])
+        self._log_iterations(flight)
+        progress = core.commit(plan, StepOutcome(num_iterations), end_s)
+        requests = self._requests
+        for seq in progress.prefilled:
+            if seq.num_output_tokens == 1:
+                requests.first_token_s[seq.request_id] = end_s
+            else:  # resumed after a preemption: the gap spans its absence
+                self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
+            self._fresh[seq] = end_s
+        for seq in progress.finished:
+            self._fresh.pop(seq, None)
+            requests.end(seq, Status.finished, end_s, end_s)
+            self._on_end(seq)
+
+    def _log_iterations(self, flight: Flight) -> None:
+        """Write down the iterations and the gaps between tokens that they end."""
+        plan = flight.plan
+        num_fresh = 0
+        if plan.num_decodes and (self._fresh or plan.idle):
+            first_end_s = float(flight.ends_s[0])
+            behind = {seq: self._last_token_s(seq) for seq in plan.idle}
+            for seq, emitted_s in self._fresh.items():
+                if seq not in behind:
+                    num_fresh += 1
+                    self.iterations.add_gap(first_end_s - emitted_s, first_end_s)
+            self._fresh = behind
+        self.iterations.add(flight, self.core, self._emitted_s, num_fresh)
+        if plan.num_decodes:
+            self._emitted_s = float(flight.ends_s[flight.num_iterations - 1])
+
+    def _abort(self, request_id: int) -> None:
+        """Give up a request that is still here."""
+        seq = self.core.find(request_id)
+        if seq is None:
+            return
+        last_token_s = self._last_token_s(seq)
+        self._fresh.pop(seq, None)
+        self.core.abort(request_id)
+        self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
+        self._on_end(seq)
+
+    def _note_preemption(self, seq: Sequence) -> None:
+        """Keep the time of its last token, from which the gap to its next one will count."""
+        requests, request_id = self._requests, seq.request_id
+        if seq.num_output_tokens > requests.output_tokens[request_id]:  # else it was still in prefill
+            requests.last_token_s[request_id] = self._fresh.pop(seq, self._emitted_s)
+            requests.output_tokens[request_id] = seq.num_output_tokens
+
+    def _last_token_s(self, seq: Sequence) -> float:
+        """When a sequence produced its newest token; NaN if it has none."""
+        if seq in self._fresh:
+            return self._fresh[seq]
+        if seq.state is SequenceState.decoding:
+            return self._emitted_s
+        return self._requests.last_token_s[seq.request_id]

@@ -1,0 +1,30 @@
+"""From a plan of the policies to the shape that the hardware models price."""
+
+from __future__ import annotations
+
+from hwmodels.iteration import IterationShape, Num
+from policies.plan import StepPlan
+
+
+def shape_of(plan: StepPlan, step: Num) -> IterationShape:
+    """What the plan's iteration `step` (from 0) computes; an array of steps gives arrays where they differ.
+
+    From one iteration to the next a decode attends to one token more, a chunk to its predecessors.
+    """
+    num_decodes = plan.num_decodes
+    context = plan.num_decode_context_tokens + num_decodes * step
+    if not plan.chunks:
+        return IterationShape(num_decodes, context, 0, 0, 0, 0, num_decodes)
+    num_tokens = 0
+    num_pairs: Num = 0
+    num_context: Num = 0
+    for chunk in plan.chunks:
+        n = chunk.num_tokens
+        cached = chunk.num_cached + n * step
+        num_tokens += n
+        num_pairs = num_pairs + n * cached + n * (n + 1) // 2
+        num_context = num_context + cached + n
+    num_sampled = plan.num_sampled
+    return IterationShape(
+        num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled
+    )

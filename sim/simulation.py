@@ -1,0 +1,135 @@
+"""A cluster in simulated time: traffic arrives, a router sends it to replicas, clients react to what ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+from simpy import Event
+
+from hwmodels.iteration import IterationModel
+from policies.engine import EngineCore, RejectedError
+from policies.request import Request
+from policies.routing import Routing
+from policies.sequence import Sequence as TokenSequence
+from sim.clock import Clock, Phase
+from sim.records import Gaps, RequestLog, RunRecords, Status
+from sim.replica import Replica
+from sim.workload.base import Arrival, Source
+
+EVENTS_BETWEEN_REPORTS = 4096
+
+
+class Simulation:
+    """One run. `cores` are the replicas' engines, all alike in size; each is driven by `model`.
+
+    leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
+    simulated time with whatever is then unfinished.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        cores: Sequence[EngineCore],
+        model: IterationModel,
+        routing: Routing,
+        leap: bool = True,
+        until_s: float | None = None,
+    ) -> None:
+        if not cores:
+            raise ValueError("replicas=0: must be >= 1")
+        if until_s is not None and not until_s > 0:
+            raise ValueError(f"until_s={until_s}: must be > 0 s")
+        self._clock = Clock()
+        self._source = source
+        self._routing = routing
+        self._until_s = float("inf") if until_s is None else until_s
+        self._requests = RequestLog()
+        self.num_ended = 0
+        self._replicas = [
+            Replica(i, core, model, self._clock, self._requests, self._on_end, leap)
+            for i, core in enumerate(cores)
+        ]
+
+    def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
+        """Run to the end, until_s, or Ctrl-C, which leaves the records so far.
+
+        report(simulated time, requests ended) is called now and then.
+        """
+        clock = self._clock
+        self._expect_next(self._source.arrivals())
+        interrupted = False
+        try:
+            while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s):
+                if report:
+                    report(clock.now, self.num_ended)
+        except KeyboardInterrupt:
+            interrupted = True
+        end_s = clock.now if interrupted or self._until_s == float("inf") else self._until_s
+        for replica in self._replicas:
+            replica.stop(end_s)
+        if report:
+            report(end_s, self.num_ended)
+        return self._records(end_s, interrupted)
+
+    def _expect_next(self, arrivals: Iterator[Arrival]) -> None:
+        """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""
+        arrival = next(arrivals, None)
+        if arrival is None:
+            return
+
+        def arrive(event: Event) -> None:
+            self._arrive(arrival)
+            self._expect_next(arrivals)
+
+        self._clock.at(arrival.request.arrival_s, Phase.arrive, arrive)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        """A request reaches the service: open its record and route it."""
+        request = arrival.request
+        request_id = request.request_id
+        self._requests.arrive(request)
+        index = self._routing.choose(request, self._replicas, self._clock.now)
+        replica = self._replicas[index]
+        self._requests.replica[request_id] = index
+        try:
+            replica.submit(request, arrival.num_output_tokens)
+        except RejectedError as error:
+            self._requests.reject(request_id, str(error), self._clock.now)
+            self._follow_up(request)
+            return
+        if self._source.patience_s is not None:
+            give_up_s = self._clock.now + self._source.patience_s
+            self._clock.at(give_up_s, Phase.arrive, lambda event: self._give_up(request_id, replica))
+
+    def _give_up(self, request_id: int, replica: Replica) -> None:
+        if self._requests.status[request_id] == Status.unfinished:
+            replica.abort(request_id)
+
+    def _on_end(self, seq: TokenSequence) -> None:
+        self._follow_up(seq.request)
+
+    def _follow_up(self, request: Request) -> None:
+        """A request has ended; its user or conversation may send another."""
+        self.num_ended += 1
+        num_output_tokens = self._requests.output_tokens[request.request_id]
+        arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
+        if arrival is not None:
+            self._clock.at(arrival.request.arrival_s, Phase.arrive, lambda event: self._arrive(arrival))
+
+    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
+        tables, gaps = zip(*(replica.iterations.expand() for replica in self._replicas), strict=True)
+        core = self._replicas[0].core
+        return RunRecords(
+            requests=self._requests.table(),
+            iterations=pd.DataFrame({name: np.concatenate([t[name] for t in tables]) for name in tables[0]}),
+            **{name: np.concatenate([getattr(g, name) for g in gaps]) for name in Gaps._fields},
+            num_kv_blocks=core.pool.num_blocks,
+            block_size=core.pool.block_size,
+            num_replicas=len(self._replicas),
+            max_num_seqs=core.max_num_seqs,
+            end_s=end_s,
+            interrupted=interrupted,
+        )

@@ -1,0 +1,255 @@
+"""When requests arrive: open-loop arrival processes, and the user population of a closed loop.
+
+Times start at 0 s. For one random stream the first n times are the same however many are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.distributions import Distribution, FloatArray
+
+CHUNK = 4096  # times drawn at once; part of what a seed means, so a change changes every generated workload
+
+
+class ArrivalProcess(Protocol):
+    """Settings of one way in which requests arrive."""
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        """Arrival times, sorted, in [0, duration_s), num_requests at most. At least one limit is given."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Poisson:
+    """Independent users: exponential gaps."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rate_per_s")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        return _until(
+            _running_sum(lambda: rng.exponential(1 / self.rate_per_s, CHUNK)), num_requests, duration_s
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gamma:
+    """Gamma-distributed gaps with coefficient of variation cv: 1 is Poisson, above 1 bursty, below 1 regular.
+
+    vLLM's benchmark calls 1 / cv^2 the burstiness: its 0.25 is cv=2 here. Unlike vLLM we do not rescale the
+    gaps to hit a total time, which would change their variance.
+    """
+
+    rate_per_s: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rate_per_s", "cv")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        shape = self.cv**-2
+        return _until(
+            _running_sum(lambda: rng.gamma(shape, 1 / (shape * self.rate_per_s), CHUNK)),
+            num_requests,
+            duration_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A metronome: the k-th request (from 0) at k / rate_per_s."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rate_per_s")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        in_time = math.inf if duration_s is None else math.ceil(duration_s * self.rate_per_s) + 1
+        count = int(min(in_time, math.inf if num_requests is None else num_requests))
+        return _cut(np.arange(count) / self.rate_per_s, num_requests, duration_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllAtOnce:
+    """An offline batch: everything at 0 s."""
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        if num_requests is None:
+            raise ValueError(
+                "num_requests=None: a number must be given, no duration ends what arrives at once"
+            )
+        return np.zeros(num_requests)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnOff:
+    """Bursts: Poisson at rate_on_per_s for on_s seconds, at rate_off_per_s for off_s seconds, and again."""
+
+    rate_on_per_s: float
+    rate_off_per_s: float
+    on_s: float
+    off_s: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rate_on_per_s", "on_s", "off_s")
+        require_not_negative(self, "rate_off_per_s")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        return _until(
+            _repeating_steps(rng, [self.rate_on_per_s, self.rate_off_per_s], [self.on_s, self.off_s]),
+            num_requests,
+            duration_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerMinute:
+    """Poisson arrivals whose rate is replayed minute by minute from counts; after the last minute it repeats.
+
+    rate_scale multiplies every rate.
+    """
+
+    requests_per_minute: tuple[float, ...]
+    rate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        counts = tuple(float(count) for count in self.requests_per_minute)
+        object.__setattr__(self, "requests_per_minute", counts)
+        require_positive(self, "rate_scale")
+        if not all(0 <= count < math.inf for count in counts) or not sum(counts) > 0:
+            raise ValueError(f"requests_per_minute={list(counts)}: must be finite, >= 0 and not all 0")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        rates_per_s = [count * self.rate_scale / 60.0 for count in self.requests_per_minute]
+        return _until(_repeating_steps(rng, rates_per_s, [60.0] * len(rates_per_s)), num_requests, duration_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diurnal:
+    """Day and night: Poisson with a rate that swings as a cosine, from the trough at 0 s.
+
+    rate(t) = mean (1 - a cos(2 pi t / period)), a = (ratio - 1) / (ratio + 1), so that peak / trough = ratio.
+    Made by thinning (Lewis and Shedler, 1979): candidates at the peak rate, each kept with probability
+    rate(t) / peak rate.
+    """
+
+    mean_rate_per_s: float
+    peak_to_trough_ratio: float
+    period_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "mean_rate_per_s", "period_s")
+        if not 1 <= self.peak_to_trough_ratio < math.inf:
+            raise ValueError(f"peak_to_trough_ratio={self.peak_to_trough_ratio}: must be finite and >= 1")
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        swing = (self.peak_to_trough_ratio - 1) / (self.peak_to_trough_ratio + 1)
+        peak_per_s = self.mean_rate_per_s * (1 + swing)
+        candidates = _running_sum(lambda: rng.exponential(1 / peak_per_s, CHUNK))
+
+        def draw() -> FloatArray:
+            times_s = candidates()
+            rate_per_s = self.mean_rate_per_s * (1 - swing * np.cos(2 * np.pi * times_s / self.period_s))
+            kept: FloatArray = times_s[rng.random(CHUNK) * peak_per_s < rate_per_s]
+            return kept
+
+        return _until(draw, num_requests, duration_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosedLoop:
+    """num_users users with one request at a time; the next follows think_time_s after the last one ended.
+
+    The first requests are spread evenly over ramp_up_s.
+    """
+
+    num_users: int
+    think_time_s: Distribution
+    ramp_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_users")
+        require_not_negative(self, "ramp_up_s")
+
+    def first_s(self, *, num_requests: int | None, duration_s: float | None) -> FloatArray:
+        """When each user sends a first request; all later ones follow from what the engine does."""
+        first_s = np.linspace(0.0, self.ramp_up_s, self.num_users, endpoint=False)
+        return _cut(first_s, num_requests, duration_s)
+
+
+def _until(draw: Callable[[], FloatArray], num_requests: int | None, duration_s: float | None) -> FloatArray:
+    """Chunks of rising times from `draw`, as many as the limits ask for."""
+    max_count = math.inf if num_requests is None else num_requests
+    max_s = math.inf if duration_s is None else duration_s
+    chunks: list[FloatArray] = []
+    count, end_s = 0, 0.0
+    while count < max_count and end_s < max_s:
+        chunk = draw()
+        chunks.append(chunk)
+        count += len(chunk)
+        end_s = float(chunk[-1]) if len(chunk) else end_s
+    return _cut(np.concatenate(chunks), num_requests, duration_s)
+
+
+def _cut(times_s: FloatArray, num_requests: int | None, duration_s: float | None) -> FloatArray:
+    within = times_s if duration_s is None else times_s[: np.searchsorted(times_s, duration_s)]
+    return within[:num_requests]
+
+
+def _running_sum(draw_gaps: Callable[[], FloatArray]) -> Callable[[], FloatArray]:
+    """Draws the sums of ever more gaps, chunk after chunk."""
+    last_s = 0.0
+
+    def draw() -> FloatArray:
+        nonlocal last_s
+        times_s = last_s + np.cumsum(draw_gaps())
+        last_s = float(times_s[-1])
+        return times_s
+
+    return draw
+
+
+def _repeating_steps(
+    rng: np.random.Generator, rates_per_s: list[float], lengths_s: list[float]
+) -> Callable[[], FloatArray]:
+    """Draws Poisson arrivals under a rate that steps through rates_per_s, lengths_s each, over and over.
+
+    Exact, by a change of time: an arrival of the unit-rate process at u happens where the expected number of
+    arrivals, a piecewise linear function of the time, reaches u.
+    """
+    edges_s = np.concatenate([[0.0], np.cumsum(lengths_s)])
+    expected = np.concatenate([[0.0], np.cumsum(np.multiply(rates_per_s, lengths_s))])
+    unit_times = _running_sum(lambda: rng.exponential(1.0, CHUNK))
+
+    def draw() -> FloatArray:
+        rounds, rest = np.divmod(unit_times(), expected[-1])
+        times_s = rounds * edges_s[-1] + np.interp(rest, expected, edges_s)
+        return np.maximum.accumulate(times_s)  # rounding where one round meets the next must not unsort them
+
+    return draw

@@ -1,0 +1,107 @@
+"""Closed-loop traffic: what a user sends next waits for what the engine does now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from policies.request import Prompt, Request
+from sim.workload.arrivals import ClosedLoop
+from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.distributions import FloatArray, IntArray
+from sim.workload.lengths import BoolArray
+from sim.workload.streams import stream
+
+TURNS_PER_BLOCK = 16  # turns of every user drawn at once; part of what a seed means
+
+# Scores [N, 2] -> prompt tokens, output tokens, which of them were clipped to the context; each [N].
+TokensOf = Callable[[FloatArray], tuple[IntArray, IntArray, BoolArray]]
+
+
+class Turns(NamedTuple):
+    """TURNS_PER_BLOCK turns of every user; all arrays are [user, turn]."""
+
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    clipped: BoolArray
+    think_s: FloatArray  # the pause before the turn
+
+
+class ClosedLoopSource:
+    """Users who wait for their answer, think, and ask again; a user is the request's `session_id`.
+
+    What user u sends as the k-th request is a function of (seed, u, k) alone, so that two policies are
+    offered the same requests although they finish them in another order.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: ClosedLoop,
+        tokens_of: TokensOf,
+        seed: int,
+        num_requests: int | None,
+        duration_s: float | None,
+        priorities: IntArray,
+        max_tokens: int | None = None,
+        patience_s: float | None = None,
+    ):
+        """priorities is [num_users]; num_requests and duration_s end the run for all users together."""
+        self.num_requests = num_requests
+        self.patience_s = patience_s
+        self.notes = WorkloadNotes()
+        self._loop = loop
+        self._tokens_of = tokens_of
+        self._seed = seed
+        self._max_requests = math.inf if num_requests is None else num_requests
+        self._end_s = math.inf if duration_s is None else duration_s
+        self._first_s = loop.first_s(num_requests=num_requests, duration_s=duration_s)
+        self._priorities = priorities
+        self._max_tokens = max_tokens
+        self._num_created = 0
+        self._num_sent = [0] * loop.num_users
+        self._blocks: list[Turns] = []
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for user, arrival_s in enumerate(self._first_s.tolist()):
+            if self._num_created < self._max_requests:  # others may have asked twice before this one came
+                turns, turn = self._next_turn(user)
+                yield self._send(user, arrival_s, turns, turn)
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        user = request.session_id
+        assert user is not None, "every request of a closed loop carries its user"
+        turns, turn = self._next_turn(user)
+        arrival_s = now + float(turns.think_s[user, turn])
+        if self._num_created >= self._max_requests or arrival_s >= self._end_s:
+            return None
+        return self._send(user, arrival_s, turns, turn)
+
+    def _send(self, user: int, arrival_s: float, turns: Turns, turn: int) -> Arrival:
+        request = Request(
+            self._num_created,
+            arrival_s,
+            Prompt(int(turns.prompt_tokens[user, turn])),
+            self._max_tokens,
+            int(self._priorities[user]),
+            session_id=user,
+        )
+        self._num_created += 1
+        self._num_sent[user] += 1
+        self.notes.num_clipped += int(turns.clipped[user, turn])
+        return Arrival(request, int(turns.output_tokens[user, turn]))
+
+    def _next_turn(self, user: int) -> tuple[Turns, int]:
+        """The block that holds the user's next turn, and its column there."""
+        number, turn = divmod(self._num_sent[user], TURNS_PER_BLOCK)
+        while number >= len(self._blocks):
+            self._blocks.append(self._draw(len(self._blocks)))
+        return self._blocks[number], turn
+
+    def _draw(self, block: int) -> Turns:
+        shape = (self._loop.num_users, TURNS_PER_BLOCK)
+        z = stream(self._seed, "closed_loop", block).standard_normal((*shape, 3))
+        prompts, outputs, clipped = self._tokens_of(z[..., :2].reshape(-1, 2))
+        think_s = self._loop.think_time_s.from_normal(z[..., 2])
+        return Turns(prompts.reshape(shape), outputs.reshape(shape), clipped.reshape(shape), think_s)

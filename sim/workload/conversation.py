@@ -1,0 +1,188 @@
+"""Multi-turn conversations: each turn's prompt is all that was said before, behind a shared system prompt.
+
+    turn 0   | system | message 0 |
+    turn 1   | system | message 0 | answer 0 | message 1 |
+    turn 2   | system | message 0 | answer 0 | message 1 | answer 1 | message 2 |
+
+Every piece is a segment with its own content id, the answers too, so that a prefix cache can find both what
+other conversations share (the system prompt) and what the engine itself generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.request import Prompt, Request, Segment
+from sim.workload.arrivals import ArrivalProcess, ClosedLoop
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
+from sim.workload.streams import stream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Conversations that arrive by `arrivals` and go on until their turns are said or the context is full.
+
+    num_conversations and duration_s (for first turns) both limit the traffic; at least one is set.
+    A conversation draws one of num_system_prompts system prompts, the k-th most popular with weight
+    k^-system_prompt_skew (0: all alike; 1: Zipf); with 0 of them there is none. A turn is sent think_time_s
+    after the answer to the last one, if its prompt and the answer to come fit the model's context together.
+    A conversation ends when a turn brings no token (refused); after an answer cut short it goes on with what
+    was said.
+    """
+
+    arrivals: ArrivalProcess
+    turns: Distribution
+    message_tokens: Distribution
+    answer_tokens: Distribution
+    think_time_s: Distribution
+    system_prompt_tokens: Distribution
+    num_system_prompts: int = 1
+    system_prompt_skew: float = 1.0
+    num_conversations: int | None = None
+    duration_s: float | None = None
+    patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_conversations", "duration_s", "patience_s")
+        require_not_negative(self, "num_system_prompts", "system_prompt_skew")
+        if self.num_conversations is None and self.duration_s is None:
+            raise ValueError("num_conversations=None, duration_s=None: at least one must be set")
+        if isinstance(self.arrivals, ClosedLoop):
+            raise ValueError(
+                "arrivals: a closed loop starts no conversations; use an open one such as poisson"
+            )
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        first_s = self.arrivals.times_s(
+            stream(seed, "arrivals"), num_requests=self.num_conversations, duration_s=self.duration_s
+        )
+        if not len(first_s):
+            raise ValueError(
+                f"duration_s={self.duration_s}: no conversation starts in this time; make it longer"
+            )
+        num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)))
+        z_T3 = stream(seed, "said").standard_normal((int(num_turns.sum()), 3))
+        return ConversationSource(
+            first_s=first_s,
+            num_turns=num_turns,
+            message_tokens=whole_numbers(self.message_tokens, z_T3[:, 0]),
+            answer_tokens=whole_numbers(self.answer_tokens, z_T3[:, 1]),
+            think_s=self.think_time_s.from_normal(z_T3[:, 2]),
+            system_prompts=self._system_prompts(seed),
+            system_prompt_of=self._system_prompt_of(seed, len(first_s)),
+            max_model_len=max_model_len,
+            patience_s=self.patience_s,
+        )
+
+    def _system_prompts(self, seed: int) -> list[Segment]:
+        z = stream(seed, "system_prompts").standard_normal(self.num_system_prompts)
+        tokens = whole_numbers(self.system_prompt_tokens, z).tolist()
+        return [Segment(content_id, num_tokens) for content_id, num_tokens in enumerate(tokens)]
+
+    def _system_prompt_of(self, seed: int, num_conversations: int) -> IntArray:
+        """Which system prompt each conversation has, [num_conversations]; all 0 if there is none."""
+        weights = np.arange(1.0, self.num_system_prompts + 1) ** -self.system_prompt_skew
+        upper = np.cumsum(weights / max(weights.sum(), 1.0))[:-1]
+        drawn = stream(seed, "system_prompt_of").random(num_conversations)
+        return np.searchsorted(upper, drawn, side="right").astype(np.int64)
+
+
+class ConversationSource:
+    """Turns of conversations; a conversation is the request's `session_id`.
+
+    Everything said is drawn beforehand into tables of turns [T], conversation after conversation, so that it
+    depends on the conversation and the turn alone and not on the order in which an engine finishes. What a
+    conversation has said so far is read from the segments of its last request.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_s: FloatArray,
+        num_turns: IntArray,
+        message_tokens: IntArray,
+        answer_tokens: IntArray,
+        think_s: FloatArray,
+        system_prompts: list[Segment],
+        system_prompt_of: IntArray,
+        max_model_len: int,
+        patience_s: float | None,
+    ):
+        """first_s, num_turns and system_prompt_of are [conversation]; the tables of what is said are [T]."""
+        self.patience_s = patience_s
+        self.notes = WorkloadNotes()
+        self._first_s = first_s
+        self._num_turns = num_turns
+        self._first_turn = np.cumsum(num_turns) - num_turns  # [conversation] -> row of turn 0 in the tables
+        self._message_tokens = message_tokens
+        self._answer_tokens = answer_tokens
+        self._think_s = think_s
+        self._system_prompts = system_prompts
+        self._system_prompt_of = system_prompt_of
+        self._max_model_len = max_model_len
+        self._num_created = 0
+        self.num_requests: int | None = self._num_turns_that_fit()
+        if not self.num_requests:
+            raise ValueError(
+                f"max_model_len={max_model_len}: no conversation's first turn fits in so few tokens"
+            )
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for conversation, arrival_s in enumerate(self._first_s.tolist()):
+            said: tuple[Segment, ...] = ()
+            if self._system_prompts:
+                said = (self._system_prompts[self._system_prompt_of[conversation]],)
+            arrival = self._turn(conversation, 0, arrival_s, said)
+            if arrival is None:
+                self.notes.skip("conversations whose first turn is longer than the context")
+            else:
+                yield arrival
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        conversation = request.session_id
+        assert conversation is not None, "every request of a conversation carries its number"
+        said = request.prompt.segments
+        turn = (len(said) - len(self._system_prompts[:1])) // 2
+        if num_output_tokens == 0 or turn + 1 >= self._num_turns[conversation]:
+            return None
+        row = int(self._first_turn[conversation]) + turn
+        answer = Segment(self._content_id(row) + 1, num_output_tokens)
+        arrival = self._turn(conversation, turn + 1, now + float(self._think_s[row + 1]), (*said, answer))
+        if arrival is None:
+            self.notes.num_conversations_cut += 1
+        return arrival
+
+    def _turn(
+        self, conversation: int, turn: int, arrival_s: float, said: tuple[Segment, ...]
+    ) -> Arrival | None:
+        """The request of that turn; None if it does not fit the context together with its answer."""
+        row = int(self._first_turn[conversation]) + turn
+        segments = (*said, Segment(self._content_id(row), int(self._message_tokens[row])))
+        num_tokens = sum(segment.num_tokens for segment in segments)
+        num_output_tokens = int(self._answer_tokens[row])
+        if num_tokens + num_output_tokens > self._max_model_len:
+            return None
+        prompt = Prompt(num_tokens, segments)
+        request = Request(self._num_created, arrival_s, prompt, session_id=conversation)
+        self._num_created += 1
+        return Arrival(request, num_output_tokens)
+
+    def _content_id(self, row: int) -> int:
+        """The id of the message in that row of the tables; its answer has the next one."""
+        return len(self._system_prompts) + 2 * row
+
+    def _num_turns_that_fit(self) -> int:
+        """How many turns will be sent if every answer is given in full."""
+        tokens_T = self._message_tokens + self._answer_tokens
+        said_T = np.cumsum(tokens_T)
+        before = np.repeat(said_T[self._first_turn] - tokens_T[self._first_turn], self._num_turns)
+        total_T = said_T - before
+        if self._system_prompts:
+            system_tokens = np.array([segment.num_tokens for segment in self._system_prompts])
+            total_T += np.repeat(system_tokens[self._system_prompt_of], self._num_turns)
+        return int(np.count_nonzero(total_T <= self._max_model_len))

@@ -1,0 +1,184 @@
+"""Request traces in CSV: Azure LLM inference, BurstGPT, Vidur, and a plain one of our own.
+
+Each format is a class that names its columns and says what its times mean. Further columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, NamedTuple
+
+from sim.workload.trace_files import lines_of
+from sim.workload.traces import Trace, TraceRow
+
+Clock = Callable[
+    [str], float
+]  # text of an arrival -> seconds from the trace's zero; ValueError if it is none
+
+
+class CsvColumns(NamedTuple):
+    """The names of the three columns that a replay needs."""
+
+    arrival: str
+    prompt: str
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvTrace(Trace):
+    """A CSV file with a header line; what the formats share."""
+
+    columns: ClassVar[CsvColumns]
+    arrival_rule: ClassVar[str] = "a number of seconds >= 0"
+    min_output_tokens: ClassVar[int] = 1  # 0 where a row without output records a request that failed
+
+    def clock(self) -> Clock:
+        """Reads arrivals; made anew for each pass over the file."""
+        return _seconds
+
+    def rows(self) -> Iterator[TraceRow]:
+        reader = csv.reader(lines_of(self.path))
+        try:
+            header = next(reader, [])
+            arrival_at, prompt_at, output_at = self._positions(header)
+            to_seconds, width, min_output = self.clock(), len(header), self.min_output_tokens
+            for fields in reader:
+                if not fields:
+                    continue  # a blank line
+                try:
+                    arrival_s = to_seconds(fields[arrival_at])
+                    prompt, output = int(fields[prompt_at]), int(fields[output_at])
+                    sound = len(fields) == width and output >= min_output and (prompt >= 1 or not output)
+                except (ValueError, IndexError):
+                    sound = False
+                if not sound:
+                    raise self._bad_row(reader.line_num, header, fields)
+                row = TraceRow(reader.line_num, arrival_s, prompt, output)
+                yield row if output else row._replace(skip_reason="failed: no output tokens")
+        except csv.Error as error:
+            raise ValueError(f"{self.path}:{reader.line_num}:1: expected CSV, found: {error}") from None
+
+    def _positions(self, header: list[str]) -> list[int]:
+        wanted = ",".join(self.columns)
+        if not header:
+            raise ValueError(f"{self.path}:1:1: expected a header with {wanted}, found an empty line or file")
+        for name in self.columns:
+            if name not in header:
+                raise ValueError(
+                    f"{self.path}:1:1: no column {name}; expected a header with {wanted}, "
+                    f"found {','.join(header)[:200]}"
+                )
+        return [header.index(name) for name in self.columns]
+
+    def _bad_row(self, line: int, header: list[str], fields: list[str]) -> ValueError:
+        """What is wrong with a row; the column counts characters from 1 (in rows without quotes)."""
+        rules: dict[str, tuple[Callable[[str], float], str]] = {
+            self.columns.arrival: (self.clock(), self.arrival_rule),
+            self.columns.prompt: (_at_least(1), "a whole number of tokens >= 1"),
+            self.columns.output: (
+                _at_least(self.min_output_tokens),
+                f"a whole number of tokens >= {self.min_output_tokens}",
+            ),
+        }
+        column = 1
+        for name, text in zip(header, fields, strict=False):
+            read, rule = rules.get(name, (len, ""))
+            if not _reads(read, text):
+                return ValueError(f"{self.path}:{line}:{column}: {name}: expected {rule}, found {text!r}")
+            column += len(text) + 1
+        return ValueError(
+            f"{self.path}:{line}:{column}: expected {len(header)} fields ({','.join(header)}), "
+            f"found {len(fields)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AzureCsv(CsvTrace):
+    """Azure LLM inference traces 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA 2025).
+
+    Times are dates with up to seven fractional digits, all of which are kept; the first row is at 0 s.
+    """
+
+    columns: ClassVar[CsvColumns] = CsvColumns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    arrival_rule: ClassVar[str] = "a time such as 2023-11-16 18:17:03.9799600"
+
+    def clock(self) -> Clock:
+        return _date_clock()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BurstGptCsv(CsvTrace):
+    """BurstGPT (Wang et al., KDD 2025). Rows without response tokens are failures: skipped and counted."""
+
+    columns: ClassVar[CsvColumns] = CsvColumns("Timestamp", "Request tokens", "Response tokens")
+    min_output_tokens: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VidurCsv(CsvTrace):
+    """Vidur's replay traces (Agrawal et al., MLSys 2024)."""
+
+    columns: ClassVar[CsvColumns] = CsvColumns("arrived_at", "num_prefill_tokens", "num_decode_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainCsv(CsvTrace):
+    """The smallest format, for traces of your own."""
+
+    columns: ClassVar[CsvColumns] = CsvColumns("arrival_s", "prompt_tokens", "output_tokens")
+
+
+def _date_clock() -> Clock:
+    """Reads `2023-11-16 18:17:03.9799600`, with or without `+00:00`, as seconds after the first one it reads.
+
+    The date is parsed once for each minute of trace: strptime on every row would cost ten times the rest of
+    the row, and knows six fractional digits only. Seconds since 1970 with seven would not fit a double.
+    """
+    minutes_s: dict[str, float] = {}  # "2023-11-16 18:17:" -> from the first row to the start of that minute
+    first: list[tuple[datetime, float]] = []  # minute and second of the first row, once read
+
+    def start_of(minute: str, second_s: float) -> float:
+        start = datetime.strptime(minute, "%Y-%m-%d %H:%M:")
+        if not first:
+            first.append((start, second_s))
+        return (start - first[0][0]).total_seconds() - first[0][1]
+
+    def read(text: str) -> float:
+        minute, second_s = text[:17], float(text[17:].removesuffix("+00:00"))
+        if not 0 <= second_s < 61:  # 60 is a leap second
+            raise ValueError(text)
+        minute_s = minutes_s.get(minute)
+        if minute_s is None:
+            minute_s = minutes_s[minute] = start_of(minute, second_s)
+        return minute_s + second_s
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(text)
+    return seconds
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = int(text)
+        if number < minimum:
+            raise ValueError(text)
+        return number
+
+    return read
+
+
+def _reads(read: Callable[[str], float], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True

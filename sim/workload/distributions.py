@@ -1,0 +1,146 @@
+"""Distributions of lengths, pauses and turns, each a monotone map from standard normal scores.
+
+Because a sample is `from_normal(z)` with z ~ N(0, 1), any two of them are coupled by correlating their scores
+(a Gaussian copula), and a sample can be looked up by (user, turn) in a table of scores. A distribution has no
+unit of its own: the setting that holds it says tokens or seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.workload.checks import require_not_negative, require_positive
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+class Distribution(Protocol):
+    """Settings of one distribution of numbers >= 0."""
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        """The sample that belongs to each standard normal score: same shape as z, never falling with z."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """Always `value`."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "value")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        return np.full(z.shape, float(self.value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uniform:
+    """The whole numbers low..high, both included, equally likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        require_not_negative(self, "low")
+        if self.high < self.low:
+            raise ValueError(f"high={self.high}: must be >= low={self.low}")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        steps: FloatArray = np.floor((self.high - self.low + 1) * normal_cdf(z))
+        return np.minimum(self.low + steps, float(self.high))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exponential:
+    """Exponential with the given mean: pauses without memory."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "mean")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        return -self.mean * np.log(normal_cdf(-z))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lognormal:
+    """Lognormal by its mean and its coefficient of variation cv = standard deviation / mean.
+
+    sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2, so the median is mean / sqrt(1 + cv^2).
+    mean=1000, cv=1: sigma = 0.833, median 707, 99th percentile exp(mu + 2.326 sigma) = 4,907.
+    """
+
+    mean: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "mean", "cv")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        variance = math.log1p(self.cv**2)
+        return np.exp(math.log(self.mean) - variance / 2 + math.sqrt(variance) * z)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometric:
+    """1, 2, 3, ... with the given mean: after each turn, another one with probability 1 - 1 / mean."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean < math.inf:
+            raise ValueError(f"mean={self.mean}: must be finite and >= 1")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        if self.mean == 1:
+            return np.ones(z.shape)
+        return np.maximum(np.ceil(np.log(normal_cdf(-z)) / math.log1p(-1 / self.mean)), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantiles:
+    """Empirical: values[i] is the quantile at probabilities[i], linear in between.
+
+    The probabilities run from 0 (the minimum) to 1 (the maximum).
+    """
+
+    probabilities: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("probabilities", "values"):  # a YAML list becomes the tuple that a frozen object needs
+            object.__setattr__(self, name, tuple(float(number) for number in getattr(self, name)))
+        p, values = self.probabilities, self.values
+        if len(p) != len(values):
+            raise ValueError(f"values: {len(values)} numbers for {len(p)} probabilities; must be as many")
+        if len(p) < 2 or p[0] != 0 or p[-1] != 1 or not all(a < b for a, b in pairwise(p)):
+            raise ValueError(f"probabilities={list(p)}: must rise from 0 to 1")
+        if not values[0] >= 0 or not all(a <= b for a, b in pairwise(values)):
+            raise ValueError(f"values={list(values)}: must be >= 0 and never fall")
+
+    def from_normal(self, z: FloatArray) -> FloatArray:
+        return np.interp(normal_cdf(z), self.probabilities, self.values)
+
+
+def normal_cdf(z: FloatArray) -> FloatArray:
+    """The standard normal distribution function of each score, exact in the lower tail too.
+
+    math.erfc over a list: 0.1 us a score, and scipy need not be loaded for it.
+    """
+    scaled = (z.ravel() / -math.sqrt(2.0)).tolist()
+    return 0.5 * np.fromiter(map(math.erfc, scaled), np.float64, z.size).reshape(z.shape)
+
+
+def whole_numbers(distribution: Distribution, z: FloatArray) -> IntArray:
+    """Samples rounded to whole numbers >= 1: token counts, turns."""
+    return np.maximum(np.rint(distribution.from_normal(z)), 1.0).astype(np.int64)

@@ -1,0 +1,93 @@
+"""Mooncake's request traces (Qin et al., FAST 2025): JSON lines that name each prompt's content by hashes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from policies.request import Segment
+from sim.workload.checks import require_positive
+from sim.workload.trace_files import lines_of
+from sim.workload.traces import Trace, TraceRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MooncakeJsonl(Trace):
+    """One object a line: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+
+    hash_ids name the prompt's content, one for each tokens_per_hash tokens; the last may stand for fewer.
+    They are required: without them every prefix cache would silently find nothing.
+    """
+
+    tokens_per_hash: int = 512
+
+    def __post_init__(self) -> None:
+        Trace.__post_init__(self)  # super() does not find its class in a dataclass with slots
+        require_positive(self, "tokens_per_hash")
+
+    def rows(self) -> Iterator[TraceRow]:
+        line = 0
+        for line, text in enumerate(lines_of(self.path), 1):
+            if text.isspace():
+                continue
+            try:
+                row = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{self.path}:{line}:{error.colno}: expected one JSON object a line: {error.msg}"
+                ) from None
+            yield self._checked(line, text, row)
+        if not line:
+            wanted = ", ".join(RULES)
+            raise ValueError(f"{self.path}:1:1: expected JSON lines with {wanted}, found an empty file")
+
+    def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
+        full, rest = divmod(num_tokens, self.tokens_per_hash)
+        whole = tuple(map(Segment, content_ids[:full], repeat(self.tokens_per_hash)))
+        return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
+
+    def _checked(self, line: int, text: str, row: Any) -> TraceRow:
+        if not isinstance(row, dict):
+            raise ValueError(f"{self.path}:{line}:1: expected a JSON object, found {text.strip()[:80]}")
+        for key, (is_sound, rule) in RULES.items():
+            if key not in row:
+                raise ValueError(
+                    f"{self.path}:{line}:1: no key {key}; expected {', '.join(RULES)}, found {', '.join(row)}"
+                )
+            if not is_sound(row[key]):
+                raise self._bad_value(line, text, key, rule, row[key])
+        max_ids = -(-row["input_length"] // self.tokens_per_hash)
+        if len(row["hash_ids"]) > max_ids:
+            rule = f"at most {max_ids} ids for {row['input_length']} tokens, {self.tokens_per_hash} each"
+            raise self._bad_value(line, text, "hash_ids", rule, f"{len(row['hash_ids'])} ids")
+        return TraceRow(
+            line, row["timestamp"] / 1e3, row["input_length"], row["output_length"], tuple(row["hash_ids"])
+        )
+
+    def _bad_value(self, line: int, text: str, key: str, rule: str, found: object) -> ValueError:
+        column = text.index(f'"{key}"') + 1 if f'"{key}"' in text else 1
+        return ValueError(f"{self.path}:{line}:{column}: {key}: expected {rule}, found {str(found)[:80]}")
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the keys that a row must have
+    "timestamp": (_is_time, "a number of ms >= 0"),
+    "input_length": (_is_count, "a whole number of tokens >= 1"),
+    "output_length": (_is_count, "a whole number of tokens >= 1"),
+    "hash_ids": (_is_list_of_ids, "a list of whole numbers"),
+}

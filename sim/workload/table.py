@@ -1,0 +1,57 @@
+"""Open-loop traffic that is known beforehand: arrays of requests, made into objects as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from policies.request import Prompt, Request, Segment
+from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.distributions import FloatArray, IntArray
+
+CHUNK = 4096  # rows turned into Python numbers at once: a run of 1e6 requests never holds 1e6 objects
+
+SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, its prompt tokens) -> content of the prompt
+
+
+class TableSource:
+    """A source of the rows of a table; nothing follows from an ended request.
+
+    All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        arrival_s: FloatArray,
+        prompt_tokens: IntArray,
+        output_tokens: IntArray,
+        notes: WorkloadNotes,
+        priorities: IntArray | None = None,
+        segments: SegmentsOfRow | None = None,
+        max_tokens: int | None = None,
+        patience_s: float | None = None,
+    ):
+        self.num_requests: int | None = len(arrival_s)
+        self.patience_s = patience_s
+        self.notes = notes
+        self._arrival_s = arrival_s
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
+        self._priorities = np.zeros(len(arrival_s), np.int64) if priorities is None else priorities
+        self._segments = segments
+        self._max_tokens = max_tokens
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for start in range(0, len(self._arrival_s), CHUNK):
+            rows = slice(start, start + CHUNK)
+            columns = (self._arrival_s, self._prompt_tokens, self._output_tokens, self._priorities)
+            table = zip(*(column[rows].tolist() for column in columns), strict=True)
+            for row, (arrival_s, num_tokens, num_output_tokens, priority) in enumerate(table, start):
+                prompt = Prompt(num_tokens, self._segments(row, num_tokens) if self._segments else ())
+                request = Request(row, arrival_s, prompt, self._max_tokens, priority)
+                yield Arrival(request, num_output_tokens)
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        return None

@@ -1,0 +1,82 @@
+"""Opening trace files: plain, gzip or zstd text by their ending, with damage reported as file:line:column."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import zstandard
+
+
+def require_file(path: Path) -> None:
+    """Raise ValueError, with the nearest name in the same folder, unless `path` is a file."""
+    if path.is_file():
+        return
+    if not path.parent.is_dir():
+        raise ValueError(f"path={path}: no such folder {path.parent}; working folder is {Path.cwd()}")
+    names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
+    nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"{len(names)} files in {path.parent.resolve()}"
+    raise ValueError(f"path={path}: no such file; {hint}")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a text file with their line ends; .gz and .zst are decompressed on the way.
+
+    Raises ValueError naming file and line where the compressed data end early or the text is not UTF-8.
+    """
+    line = 0
+    try:
+        with _open(path) as file:
+            for line, text in enumerate(file, 1):  # noqa: B007 (the error below names the line reached)
+                yield text
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}:{line + 1}:1: expected UTF-8 text, found other bytes") from None
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+        raise ValueError(f"{path}:{line + 1}:1: expected more compressed data, found: {error}") from None
+
+
+def _open(path: Path) -> io.TextIOBase:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8-sig", newline="")
+    if path.suffix in (".zst", ".zstd"):
+        return io.TextIOWrapper(io.BufferedReader(_ZstdFile(path)), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+class _ZstdFile(io.RawIOBase):
+    """A zstd file as decompressed bytes. zstandard's own reader takes a file cut short for its end."""
+
+    def __init__(self, path: Path):
+        self._compressed = path.open("rb")
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._frame_started = False
+        self._text = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self._text:
+            data = self._frame.unused_data or self._compressed.read(1 << 16)
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+                self._frame_started = False
+            if not data:
+                if self._frame_started:
+                    raise EOFError("the zstd frame ends early")
+                return 0
+            self._frame_started = True
+            self._text = self._frame.decompress(data)
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def close(self) -> None:
+        self._compressed.close()
+        super().close()

@@ -1,0 +1,223 @@
+"""What `build` accepts, and the sentence with which it refuses the rest."""
+
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.build import ConfigError, build, build_as
+from experiments.errors import nearest, suggest
+
+
+class Colour(StrEnum):
+    red = "red"
+    dark_blue = "dark-blue"
+
+
+class Shape(Protocol):
+    def area_m2(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Square:
+    side_m: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.side_m <= 0:
+            raise ValueError(f"side_m={self.side_m}: must be > 0 m")
+
+    def area_m2(self) -> float:
+        return self.side_m**2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Painting:
+    shape: Shape
+    num_coats: int = 1
+    gloss: bool = False
+    colour: Colour = Colour.red
+    title: str | None = None
+    file: Path | None = None
+    frame_m: tuple[float, ...] = ()
+    price_usd: dict[str, float] = field(default_factory=dict)
+    mood: Literal["calm", "wild"] = "calm"
+    extra: Any = None
+
+    @classmethod
+    def large(cls, num_coats: int) -> "Painting":
+        return cls(shape=Square(side_m=9.0), num_coats=num_coats)
+
+
+def open_painting(path: Path) -> Painting:
+    path.read_text()
+    return Painting(shape=Square())
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    """Make this file importable as `gallery`, the module that the targets below name."""
+    monkeypatch.setitem(sys.modules, "gallery", sys.modules[__name__])
+
+
+def painting(**settings):
+    shape = {"_target_": "gallery.Square"}
+    return OmegaConf.create({"_target_": "gallery.Painting", "shape": shape, **settings})
+
+
+def test_builds_nested_targets_before_their_parent():
+    built = build(painting(shape={"_target_": "gallery.Square", "side_m": 2}), "art")
+    assert built == Painting(shape=Square(side_m=2.0))
+
+
+def test_builds_targets_in_lists_and_mappings():
+    squares = [{"_target_": "gallery.Square", "side_m": side_m} for side_m in (1, 2)]
+    built = build(painting(extra={"all": squares}), "art")
+    assert built.extra == {"all": [Square(side_m=1.0), Square(side_m=2.0)]}
+
+
+def test_target_may_be_a_classmethod():
+    node = OmegaConf.create({"_target_": "gallery.Painting.large", "num_coats": 3})
+    assert build(node, "art") == Painting(shape=Square(side_m=9.0), num_coats=3)
+
+
+def test_build_as_takes_the_class_from_the_place():
+    assert build_as(Square, OmegaConf.create({"side_m": 3}), "") == Square(side_m=3.0)
+
+
+def test_resolves_interpolations_from_the_root():
+    root = OmegaConf.create(
+        {"side": 4, "art": painting(shape={"_target_": "gallery.Square", "side_m": "${side}"})}
+    )
+    assert build(root.art, "art").shape == Square(side_m=4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "built"),
+    [
+        ("num_coats", 1e3, 1000),
+        ("gloss", True, True),
+        ("colour", "dark_blue", Colour.dark_blue),
+        ("colour", "dark-blue", Colour.dark_blue),
+        ("title", None, None),
+        ("title", "Dawn", "Dawn"),
+        ("title", 1984, "1984"),
+        ("file", "a b.txt", Path("a b.txt")),
+        ("frame_m", [1, 2.5], (1.0, 2.5)),
+        ("price_usd", {"net": 1}, {"net": 1.0}),
+        ("mood", "wild", "wild"),
+        ("extra", [1, "a"], [1, "a"]),
+    ],
+)
+def test_converts_plain_values(name, given, built):
+    value = getattr(build(painting(**{name: given}), "art"), name)
+    assert value == built
+    assert type(value) is type(built)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_coats": True}, "art.num_coats=true: must be an integer"),
+        ({"num_coats": 1.5}, "art.num_coats=1.5: must be an integer"),
+        ({"num_coats": "abc"}, "art.num_coats=abc: must be an integer"),
+        ({"num_coats": None}, "art.num_coats=null: must be an integer"),
+        ({"gloss": 1}, "art.gloss=1: must be true or false"),
+        ({"title": 1.5}, "art.title=1.5: must be text (put it in quotes) or null"),
+        (
+            {"colour": "rad"},
+            "art.colour=rad: must be one of the choices; nearest: red; allowed: red, dark_blue",
+        ),
+        ({"mood": "sad"}, "art.mood=sad: must be one of calm, wild"),
+        ({"frame_m": 3}, "art.frame_m=3: must be a list"),
+        ({"frame_m": [1, "x"]}, "art.frame_m[1]=x: must be a number"),
+        ({"price_usd": {"net": "x"}}, "art.price_usd.net=x: must be a number"),
+        ({"shape": 3}, "art.shape=3: must be a Shape, built from a node with a _target_"),
+        ({"shape": {"_target_": "gallery.Square", "side_m": -1}}, "art.shape.side_m=-1.0: must be > 0 m"),
+        (
+            {"shape": {"_target_": "gallery.Square", "sied_m": 1}},
+            "art.shape.sied_m: no such setting; nearest: side_m; allowed: side_m",
+        ),
+        ({"num_coats": "???"}, None),
+        ({"title": "${nowhere}"}, "art.title: Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_refuses_with_key_value_and_rule(settings, message):
+    root = OmegaConf.create({"art": painting(**settings)})
+    if message is None:  # a default that the YAML leaves open although the class has one
+        message = "art.num_coats: must be given, for example art.num_coats=1"
+    with pytest.raises(ConfigError) as error:
+        build(root.art, "art")
+    assert str(error.value) == message
+
+
+def test_refuses_absent_setting_without_default():
+    node = OmegaConf.create({"_target_": "gallery.open_painting"})
+    with pytest.raises(ConfigError, match=r"^art\.path: must be given, for example art\.path=FILE$"):
+        build(node, "art")
+
+
+def test_reports_a_file_that_cannot_be_read(tmp_path):
+    node = OmegaConf.create({"_target_": "gallery.open_painting", "path": str(tmp_path / "none")})
+    with pytest.raises(ConfigError, match=r"^art: .*No such file.*none"):
+        build(node, "art")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "gallery.Sqare",
+            r"art\._target_=gallery\.Sqare: module gallery has no Sqare; nearest: Square; allowed: ",
+        ),
+        ("gallery.Painting.lage", r"class gallery\.Painting has no lage; nearest: large"),
+        ("no_such_module_xyz.Thing", r"no module no_such_module_xyz; install it, run in its folder, or add"),
+        ("Square", r"must be a dotted path, module\.Class"),
+        ("gallery.__name__", r"must be a class or a function, found a str"),
+    ],
+)
+def test_refuses_target_that_cannot_be_imported(target, message):
+    with pytest.raises(ConfigError, match=message):
+        build(OmegaConf.create({"_target_": target}), "art")
+
+
+def test_says_what_failed_while_importing_the_users_module(tmp_path, monkeypatch):
+    (tmp_path / "broken_policy.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match="importing broken_policy failed: No module named 'no_such_dependency'"
+    ):
+        build(OmegaConf.create({"_target_": "broken_policy.Mine"}), "art")
+
+
+def test_refuses_node_without_target():
+    with pytest.raises(ConfigError, match=r"^art=3: must be a mapping whose _target_ names a class$"):
+        build(3, "art")
+
+
+def test_refuses_plain_value_in_place_of_settings():
+    with pytest.raises(ConfigError, match=r"^sim=4: must be a mapping of settings$"):
+        build_as(Square, 4, "sim")
+
+
+def test_an_error_of_the_target_itself_is_no_config_error():
+    def broken(side_m: float) -> None:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        build_as(broken, {"side_m": 1}, "art")
+
+
+def test_nearest_finds_dotted_keys_by_their_last_part():
+    assert nearest("leep", ["seed", "sim.leap", "sim.until_s"]) == "sim.leap"
+    assert nearest("h10_sxm", ["a10g", "h100_sxm", "h200_sxm"]) == "h100_sxm"
+    assert nearest("zebra", ["seed", "sim.leap"]) is None
+
+
+def test_suggest_lists_everything_nearest_first():
+    assert suggest("chunkd", ["static", "chunked"]) == "nearest: chunked; allowed: static, chunked"
+    assert suggest("zebra", ["static"]) == "allowed: static"
+    assert suggest("zebra", []) == "allowed: none"

@@ -1,0 +1,22 @@
+"""What tokens cost."""
+
+import math
+
+import pytest
+
+from hwmodels.cost import usd_per_million_tokens
+
+
+def test_two_dollars_an_hour_at_100_tokens_a_second_is_5_556_a_million():
+    assert usd_per_million_tokens(2, 100) == pytest.approx(5.556, abs=0.0005)
+
+
+def test_no_tokens_cost_infinitely_much_each():
+    assert usd_per_million_tokens(2, 0) == math.inf
+
+
+def test_rejects_negative_price_and_rate():
+    with pytest.raises(ValueError, match="price_usd_per_hour=-1: must be >= 0"):
+        usd_per_million_tokens(-1, 100)
+    with pytest.raises(ValueError, match="tokens_per_s=-1: must be >= 0"):
+        usd_per_million_tokens(1, -1)

@@ -1,0 +1,62 @@
+"""What a Device and an Efficiency refuse."""
+
+import pytest
+
+from hwmodels.device import Device, Efficiency
+from hwmodels.interconnect import Link
+
+PCIE = Link(name="PCIe 4.0 x16", bandwidth_bytes_per_s=32e9, latency_s=2.5e-6)
+NVLINK = Link(name="NVLink 3", bandwidth_bytes_per_s=300e9, latency_s=0.8e-6)
+
+
+def make_device(**given):
+    settings = {
+        "name": "A100",
+        "memory_bytes": 80 * 2**30,
+        "memory_bandwidth_bytes_per_s": 2e12,
+        "peak_flops_per_s": {"bf16": 312e12},
+        "num_sms": 108,
+        "tdp_w": 400,
+        "pcie": PCIE,
+        "price_usd_per_hour": 1.5,
+        "price_source": "test",
+        "source": "test",
+    }
+    return Device(**{**settings, **given})
+
+
+def test_devices_talk_over_pcie_where_there_is_no_better_link():
+    assert make_device().link is PCIE
+    assert make_device(scale_up=NVLINK).link is NVLINK
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory_bytes": 0}, "memory_bytes=0: must be > 0"),
+        ({"peak_flops_per_s": {"bf61": 1e12}}, "peak_flops_per_s.bf61: unknown dtype; known: fp32"),
+        ({"peak_flops_per_s": {"bf16": -1.0}}, r"peak_flops_per_s.bf16=-1.0: must be > 0 FLOP/s"),
+        ({"price_usd_per_hour": -1.0}, "price_usd_per_hour=-1.0: must be >= 0"),
+        ({"pcie": None}, "pcie=None: must be a hwmodels.interconnect.Link"),
+        ({"scale_up": "NVLink"}, "scale_up='NVLink': must be a hwmodels.interconnect.Link or null"),
+    ],
+)
+def test_device_rejects_impossible_figures(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_device(**given)
+
+
+def test_device_rejects_a_dtype_it_does_not_compute_in():
+    with pytest.raises(ValueError, match="dtype=fp32: A100 does not compute in it; it has bf16"):
+        make_device().compute_dtype("fp32")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.01, -0.5])
+def test_efficiency_rejects_shares_outside_zero_to_one(value):
+    with pytest.raises(ValueError, match=f"gemm_flops_share={value}: must be a share"):
+        Efficiency(gemm_flops_share=value)
+
+
+def test_efficiency_rejects_negative_seconds():
+    with pytest.raises(ValueError, match="kernel_s=-1e-06: must be >= 0 s"):
+        Efficiency(kernel_s=-1e-6)
