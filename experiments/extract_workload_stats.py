@@ -20,8 +20,9 @@ from sim.workload.csv_traces import AzureCsv
 PROBABILITIES = [0.0, 0.01, *(round(i / 40, 3) for i in range(1, 40)), 0.99, 0.999, 1.0]
 
 CITATION = """\
-# Statistics of the Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0).
-# Cite: Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024.
+# Statistics of the Azure LLM inference trace 2023, conversation.
+# Source: github.com/Azure/AzurePublicDataset, CC-BY-4.0. Cite: Patel et al., "Splitwise: Efficient
+# generative LLM inference using phase splitting", ISCA 2024.
 # Printed by experiments/extract_workload_stats.py.
 """
 

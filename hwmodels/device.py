@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from hwmodels.interconnect import Link
 
@@ -24,10 +23,10 @@ class Device:
     num_sms: int
     """Streaming multiprocessors (compute units on AMD)."""
     tdp_w: float
-    pcie: Any
-    """The `Link` to the host, and to other devices where there is no better one."""
-    scale_up: Any = None
-    """The `Link` among the devices of a node (NVLink, xGMI), or None."""
+    pcie: Link
+    """To the host, and to other devices where there is no better one."""
+    scale_up: Link | None = None
+    """Among the devices of a node (NVLink, xGMI), where there is such a thing."""
     gpus_per_node: int = 8
     """Usual number of devices a node, the largest tensor parallelism that is offered."""
     price_usd_per_hour: float
@@ -47,16 +46,19 @@ class Device:
                 raise ValueError(f"peak_flops_per_s.{dtype}: unknown dtype; known: {', '.join(DTYPE_BYTES)}")
             if not peak > 0:
                 raise ValueError(f"peak_flops_per_s.{dtype}={peak}: must be > 0 FLOP/s")
-        if not isinstance(self.pcie, Link):
-            raise ValueError(f"pcie={self.pcie!r}: must be a hwmodels.interconnect.Link")
-        if not (self.scale_up is None or isinstance(self.scale_up, Link)):
-            raise ValueError(f"scale_up={self.scale_up!r}: must be a hwmodels.interconnect.Link or null")
 
     @property
     def link(self) -> Link:
         """The fastest way to the other devices of the node."""
-        best: Link = self.pcie if self.scale_up is None else self.scale_up
-        return best
+        return self.pcie if self.scale_up is None else self.scale_up
+
+    def check_node_holds(self, num_ranks: int) -> None:
+        """Raise ValueError where num_ranks devices do not share a node: `link` is the one inside it."""
+        if not 1 <= num_ranks <= self.gpus_per_node:
+            raise ValueError(
+                f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, "
+                f"the devices of one node ({self.name}: gpus_per_node)"
+            )
 
     def compute_dtype(self, requested: str) -> str:
         """The dtype that a model whose checkpoint says `requested` runs in here.

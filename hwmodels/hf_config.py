@@ -51,12 +51,15 @@ def read_hf_config(path: Path) -> dict[str, Any]:
         )
     if missing := [name for name in REQUIRED if config.get(name) is None]:
         raise ValueError(f"{file}: missing {', '.join(missing)}: {architecture} needs them")
+    for name in [*REQUIRED, "num_key_value_heads", "head_dim"]:
+        if not isinstance(config.get(name, 1), int | None):
+            raise ValueError(f"{file}: {name}={config[name]!r}: must be a whole number")
     if config.get("quantization_config"):
         raise ValueError(
             f"{file}: quantization_config: quantised weights cannot be priced; use the bf16 checkpoint"
         )
     return {
-        "name": config.get("_name_or_path") or file.resolve().parent.name,
+        "name": file.resolve().parent.name,
         **{ours: config[theirs] for theirs, ours in REQUIRED.items()},
         "num_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],

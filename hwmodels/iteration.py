@@ -63,6 +63,12 @@ class IterationModel(Protocol):
     def seconds(self, shape: IterationShape) -> Num:
         """Wall time of the iteration."""
 
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """`seconds` of consecutive decode-only iterations of num_seqs sequences.
+
+        They attend to num_context_tokens in the first, and each to one more in every further iteration.
+        """
+
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component (`COMPONENTS`); they sum to `seconds`, up to rounding."""
 

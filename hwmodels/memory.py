@@ -83,6 +83,7 @@ def plan_memory(
     for name, value in limits.items():
         if value < 1:
             raise ValueError(f"{name}={value}: must be >= 1")
+    device.check_node_holds(tensor_parallel_size)
     model.check_tensor_parallel_size(tensor_parallel_size)
     model = replace(model, dtype=device.compute_dtype(model.dtype))
 

@@ -48,6 +48,7 @@ class Roofline:
         host: HostOverhead | None = None,
         cuda_graphs: CudaGraphs | None = None,
     ) -> None:
+        device.check_node_holds(tensor_parallel_size)
         dtype = device.compute_dtype(model.dtype)
         self.model = replace(model, dtype=dtype)
         self.device = device
@@ -79,11 +80,10 @@ class Roofline:
         ):
             gpu_s, launch_s = self._look_up_many(decode_seqs, prefill_tokens, sampled)
         else:
-            num_tokens = int(decode_seqs + prefill_tokens)
-            launch_s = self._launches_s
-            if prefill_tokens == 0 and num_tokens < len(self._padded):
-                num_tokens = self._padded[num_tokens]
-                launch_s = self.host.graph_replay_s
+            if prefill_tokens == 0:
+                num_tokens, launch_s = self._look_up_decodes(int(decode_seqs))
+            else:
+                num_tokens, launch_s = int(decode_seqs + prefill_tokens), self._launches_s
             gpu_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(int(sampled))
         if isinstance(pairs, np.ndarray) or isinstance(prefill_context, np.ndarray):
             gpu_s = gpu_s + np.maximum(merged.pair_s * pairs, merged.prefill_context_s * prefill_context)
@@ -94,6 +94,25 @@ class Roofline:
         if isinstance(gpu_s, np.ndarray) or isinstance(floor_s, np.ndarray):
             return np.maximum(gpu_s, floor_s) + added_s
         return max(gpu_s, floor_s) + added_s
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """`seconds` of consecutive decode-only iterations; see `IterationModel`.
+
+        Below some 60 iterations Python floats are faster than numpy arrays.
+        """
+        num_tokens, launch_s = self._look_up_decodes(num_seqs)
+        base_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(num_seqs)
+        floor_s, added_s = self._host_seconds(launch_s, num_seqs)
+        context_s = self._merged.decode_context_s
+        last = num_context_tokens + num_seqs * num_iterations
+        if num_iterations > 60:
+            gpu_s = base_s + context_s * np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
+            times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
+            return times_s
+        contexts = range(num_context_tokens, last, num_seqs)
+        if base_s + context_s * num_context_tokens >= floor_s:  # the first is the shortest
+            return [base_s + context_s * context + added_s for context in contexts]
+        return [max(base_s + context_s * context, floor_s) + added_s for context in contexts]
 
     def operator_seconds(self, shape: IterationShape) -> dict[str, Num]:
         """GPU seconds of every operator, all its calls together."""
@@ -138,6 +157,12 @@ class Roofline:
             + weights["lm_head"] * np.minimum(shape.sampled_seqs, 1)
             + kv_bytes * (shape.decode_context_tokens + shape.prefill_context_tokens)
         )
+
+    def _look_up_decodes(self, num_seqs: int) -> tuple[int, float]:
+        """Tokens computed, padding included, and launch seconds of a decode-only iteration."""
+        if num_seqs < len(self._padded):
+            return self._padded[num_seqs], self.host.graph_replay_s
+        return num_seqs, self._launches_s
 
     def _look_up_many(self, decode_seqs: Any, prefill_tokens: Any, sampled: Any) -> tuple[Any, Any]:
         """GPU seconds without attention, and launch seconds, of many iterations."""

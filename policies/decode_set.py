@@ -25,12 +25,13 @@ _DECODING = SequenceState.decoding
 class DecodeSet:
     """Members, their common clock, and what the next iterations need.
 
-    clock counts iterations in which the set decoded. num_context_tokens is the sum of the members' computed
+    clock counts iterations in which the set decoded; num_context_tokens is the sum of the members' computed
     tokens. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self.clock = 0
+        self.size = 0
         self.num_context_tokens = 0
         self.block_size = block_size
         self.blocks_due_by_phase = [0] * block_size
@@ -38,9 +39,6 @@ class DecodeSet:
         self._ends: list[tuple[int, int, Sequence]] = []
         self._origin_S = np.zeros(max_num_seqs, np.int64)
         self._member_S = np.zeros(max_num_seqs, np.bool_)
-
-    def __len__(self) -> int:
-        return len(self._members)
 
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is _DECODING and seq._decodes is self
@@ -63,6 +61,7 @@ class DecodeSet:
         self.num_context_tokens += seq._computed
         self.blocks_due_by_phase[-seq._origin % self.block_size] += 1
         self._members[seq.slot] = seq
+        self.size += 1
         self._origin_S[seq.slot] = seq._origin
         self._member_S[seq.slot] = True
         heappush(self._ends, (seq._end_clock, seq.request_id, seq))
@@ -76,6 +75,7 @@ class DecodeSet:
         self.num_context_tokens -= seq._computed
         self.blocks_due_by_phase[-seq._origin % self.block_size] -= 1
         del self._members[seq.slot]
+        self.size -= 1
         self._member_S[seq.slot] = False
 
     def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
@@ -86,7 +86,7 @@ class DecodeSet:
         for seq in idle:
             self.leave(seq, SequenceState.prefilling)
         self.clock += num_iterations
-        self.num_context_tokens += num_iterations * len(self._members)
+        self.num_context_tokens += num_iterations * self.size
         for seq in idle:
             self.join(seq)
         ended: list[Sequence] = []
@@ -110,7 +110,7 @@ class DecodeSet:
     def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
         """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
         full_turns, rest = divmod(num_iterations, self.block_size)
-        due = full_turns * len(self._members)
+        due = full_turns * self.size
         if rest:
             phase = (self.clock + num_skipped) % self.block_size
             counts = self.blocks_due_by_phase

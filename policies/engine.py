@@ -76,7 +76,10 @@ class EngineCore:
     @property
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
-        return self.decodes.num_context_tokens + sum(seq.num_computed for seq in self.prefilling.values())
+        num_tokens = self.decodes.num_context_tokens
+        for seq in self.prefilling.values():
+            num_tokens += seq.num_computed
+        return num_tokens
 
     @property
     def unfinished(self) -> Collection[Sequence]:
@@ -138,7 +141,7 @@ class EngineCore:
         """
         self._check_at_rest("plan")
         preempted: list[Sequence] = []
-        while self.running or self.waiting:
+        while self._sequences:
             step = StepBuilder(self)
             self.batching.fill(self.view, step, now)
             if step.num_tokens:

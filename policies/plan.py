@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class StepPlan:
     admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk
     preempted: list[Sequence]  # lost slot and KV in this step, in order
     horizon: int  # >= 1: iterations for which this very plan holds unless something comes from outside
-    decoding: Collection[Sequence]  # all that could decode ...
+    decoding: Iterable[Sequence]  # all that could decode ...
     idle: list[Sequence]  # ... and those of them that do not in this step
 
     @property
@@ -51,8 +51,16 @@ class StepPlan:
         return sorted((seq for seq in self.decoding if seq not in idle), key=lambda seq: seq.request_id)
 
     @property
-    def num_tokens(self) -> dict[int, int]:
-        """Tokens computed by request id: decodes first, then chunks."""
+    def num_tokens(self) -> int:
+        """Tokens computed in one iteration."""
+        num_tokens = self.num_decodes
+        for chunk in self.chunks:
+            num_tokens += chunk.num_tokens
+        return num_tokens
+
+    @property
+    def tokens_by_request(self) -> dict[int, int]:
+        """Tokens computed in one iteration by request id: decodes first, then chunks."""
         return {s.request_id: 1 for s in self.decodes} | {c.seq.request_id: c.num_tokens for c in self.chunks}
 
     @property

@@ -42,7 +42,7 @@ class StepView:
     @property
     def num_decoding(self) -> int:
         """How many decode."""
-        return len(self._core.decodes)
+        return self._core.decodes.size
 
     @property
     def num_running(self) -> int:
@@ -70,6 +70,18 @@ class StepBuilder:
 
     Every verb says by its return value whether it was done; refusing is normal and changes nothing.
     """
+
+    __slots__ = (
+        "_admitted",
+        "_all_decode",
+        "_chunks",
+        "_core",
+        "_decoded",
+        "_horizon",
+        "_preempted",
+        "num_tokens",
+        "tokens_left",
+    )
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -102,12 +114,14 @@ class StepBuilder:
         If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
         """
         core = self._core
+        num_decodes = core.decodes.size
+        if not num_decodes:
+            return
         num_due = core.decodes.blocks_due()
-        num_decodes = len(core.decodes)
         fits = num_decodes <= self.tokens_left and num_due <= core.pool.num_free
         if fits and not self._decoded and not self._all_decode:
             core.pool.take(num_due)
-            self._all_decode = num_decodes > 0
+            self._all_decode = True
             self._spend(num_decodes)
             return
         for seq in core.view.decoding:
@@ -177,6 +191,8 @@ class StepBuilder:
         else:
             raise ValueError(f"{seq!r} holds no KV: it cannot be preempted")
         self._spend(-num_tokens)
+        if seq in self._admitted:
+            self._admitted.remove(seq)
         core._stop(seq, core.pool.blocks_for(seq.num_computed + num_tokens))
         self._preempted.append(seq)
 
@@ -205,36 +221,40 @@ class StepBuilder:
     def _plan(self, index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""
         decodes = self._core.decodes
-        idle = [] if self._all_decode else [seq for seq in decodes if seq.request_id not in self._decoded]
-        num_decodes = len(decodes) - len(idle)
-        num_context_tokens = num_decodes + decodes.num_context_tokens if num_decodes else 0
-        for seq in idle if num_decodes else ():
-            num_context_tokens -= seq.num_computed
+        num_decodes = decodes.size
+        num_context_tokens = num_decodes + decodes.num_context_tokens
+        idle: list[Sequence] = []
+        if num_decodes and not self._all_decode:
+            idle = [seq for seq in decodes if seq.request_id not in self._decoded]
+            num_decodes -= len(idle)
+            num_context_tokens -= sum(seq.num_known for seq in idle)
+        horizon = 1 if idle or self._preempted else self._horizon
         plan = StepPlan(
-            index=index,
-            num_decodes=num_decodes,
-            num_decode_context_tokens=num_context_tokens,
-            chunks=self._chunks,
-            admitted=self._admitted,
-            preempted=self._preempted,
-            horizon=1,
-            decoding=decodes,
-            idle=idle,
+            index,
+            num_decodes,
+            num_context_tokens,
+            self._chunks,
+            self._admitted,
+            self._preempted,
+            horizon,
+            decodes,
+            idle,
         )
-        if self._horizon > 1 and not idle and not self._preempted:
+        if horizon > 1:
             plan.horizon = self._cut_horizon(plan)
         return plan
 
     def _cut_horizon(self, plan: StepPlan) -> int:
         """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""
         core = self._core
-        horizon = self._horizon
+        horizon = plan.horizon
         if plan.num_decodes:
             horizon = min(horizon, core.decodes.iterations_to_first_end())
         for chunk in plan.chunks:  # the chunk that completes a prefill is a step of its own
             horizon = min(horizon, max(1, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens))
         num_free = core.pool.num_free
-        if core.blocks_of_repeats(plan, horizon - 1) > num_free:
-            fewer = range(1, horizon)
-            horizon = bisect_right(fewer, num_free, key=lambda n: core.blocks_of_repeats(plan, n - 1))
+        blocks_each = horizon // core.pool.block_size + 1
+        if plan.chunks or plan.num_decodes * blocks_each > num_free:  # else there are blocks in any case
+            repeats = range(horizon)
+            horizon = bisect_right(repeats, num_free, key=lambda num: core.blocks_of_repeats(plan, num))
         return horizon

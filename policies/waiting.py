@@ -44,6 +44,5 @@ class WaitingQueue:
             seq = heap[0][2]
             yield seq
             if heap and heap[0][2] is seq:  # not taken: the caller looks behind it
-                break
-        for entry in sorted(heap)[1:]:
-            yield entry[2]
+                yield from [entry[2] for entry in sorted(heap)[1:]]
+                return

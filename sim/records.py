@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
+from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -126,20 +127,21 @@ class IterationLog:
         "emitted_s",  # when the decoding sequences had produced their tokens before this row
         "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
         "block_phase",  # clock of the decode set modulo the block size
-        *IterationShape._fields,
         "running",
         "waiting",
         "kv_blocks_used",
         "kv_tokens_used",
         "preempted",
+        *IterationShape._fields,
     )
+    _pack = Struct(f"{len(ROW)}d").pack
 
     def __init__(self, replica: int, block_size: int) -> None:
         self.replica = replica
         self.block_size = block_size
-        self._rows = array("d")
+        self._rows = bytearray()
         self._ends_s = array("d")
-        self._blocks_due = array("q")  # for each row of several iterations: block_size numbers, by phase
+        self._blocks_due = array("H")  # for each row of several iterations: block_size numbers, by phase
         self._gaps = array("d")  # pairs: seconds, end
 
     def add_gap(self, gap_s: float, end_s: float) -> None:
@@ -149,50 +151,44 @@ class IterationLog:
 
     def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
         """Enter a flight that is about to be committed."""
-        plan, num_iterations = flight.plan, flight.num_iterations
-        if num_iterations == 1 or not plan.chunks:
-            self._add_row(flight, 0, flight.start_s, emitted_s, num_fresh, core, num_iterations)
-        else:  # prompt chunks: what they cost is not linear in the iteration, so each has its row
+        plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
+        if plan.chunks:  # what prompt chunks cost is not linear in the iteration: each has its row
             start_s = flight.start_s
-            for i in range(num_iterations):
-                self._add_row(flight, i, start_s, emitted_s, num_fresh, core, 1)
-                start_s = emitted_s = float(flight.ends_s[i])
+            for step in range(num_iterations):
+                self._add_row(flight, step, 1, start_s, emitted_s, num_fresh, core)
+                start_s = emitted_s = ends_s[step]
                 num_fresh = 0
-        if num_iterations == 1:
-            self._ends_s.append(flight.ends_s[0])
-            return
-        self._ends_s.frombytes(np.asarray(flight.ends_s[:num_iterations]).tobytes())
-        if not plan.chunks:
-            self._blocks_due.extend(core.decodes.blocks_due_by_phase)
+        else:
+            self._add_row(flight, 0, num_iterations, flight.start_s, emitted_s, num_fresh, core)
+            if num_iterations > 1:
+                self._blocks_due.extend(core.decodes.blocks_due_by_phase)
+        self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
 
     def _add_row(
         self,
         flight: Flight,
         step: int,
+        num_iterations: int,
         start_s: float,
         emitted_s: float,
         num_fresh: int,
         core: EngineCore,
-        num_iterations: int,
     ) -> None:
-        """Enter num_iterations iterations from the flight's step-th on."""
+        """Enter num_iterations iterations from the flight's iteration number `step` on."""
         plan = flight.plan
         shape = cast("tuple[float, ...]", shape_of(plan, step))  # of one step: numbers, no arrays
-        num_tokens = sum(chunk.num_tokens for chunk in plan.chunks) + plan.num_decodes
-        self._rows.extend(
-            (
-                num_iterations,
-                start_s,
-                emitted_s,
-                num_fresh,
-                core.decodes.clock % self.block_size,
-                *shape,
-                flight.num_running,
-                flight.num_waiting,
-                flight.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
-                flight.num_tokens_held + (step + 1) * num_tokens,
-                len(plan.preempted),
-            )
+        self._rows += self._pack(
+            num_iterations,
+            start_s,
+            emitted_s,
+            num_fresh,
+            core.decodes.clock % self.block_size,
+            flight.num_running,
+            flight.num_waiting,
+            flight.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
+            flight.num_tokens_held + (step + 1) * plan.num_tokens,
+            len(plan.preempted),
+            *shape,
         )
 
     def expand(self) -> tuple[dict[str, NDArray[Any]], Gaps]:
@@ -239,7 +235,7 @@ class IterationLog:
     def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks taken since the first iteration of each iteration's row."""
         leaps = np.flatnonzero(num > 1)
-        due_by_leap = np.frombuffer(self._blocks_due, np.int64).reshape(-1, self.block_size)
+        due_by_leap = np.frombuffer(self._blocks_due, np.uint16).reshape(-1, self.block_size)
         size = num[leaps]
         leap = np.repeat(np.arange(len(leaps)), size)
         step = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)

@@ -7,11 +7,12 @@ simulation of single iterations would have seen it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
@@ -24,7 +25,6 @@ from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
-_STEPS = np.arange(MAX_LEAP, dtype=np.float64)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Flight:
 
     plan: StepPlan
     start_s: float
-    ends_s: NDArray[np.float64] | list[float]
+    ends_s: list[float]
     num_iterations: int
     num_running: int
     num_waiting: int
@@ -91,7 +91,7 @@ class Replica:
         """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
         flight = self._flight
         if flight is not None:
-            num_ended = int(np.searchsorted(flight.ends_s, now, side="right"))
+            num_ended = bisect_right(flight.ends_s, now)
             if num_ended:
                 flight.num_iterations = num_ended
                 self._commit(flight)
@@ -106,14 +106,14 @@ class Replica:
                 self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
             return
         if flight.num_iterations > 1:
-            boundary = int(np.searchsorted(flight.ends_s, self._clock.now, side="left"))
+            boundary = bisect_left(flight.ends_s, self._clock.now)
             if boundary + 1 < flight.num_iterations:
                 self._leave_after(flight, boundary + 1)
 
     def _leave_after(self, flight: Flight, num_iterations: int) -> None:
         flight.num_iterations = num_iterations
         end_s = flight.ends_s[num_iterations - 1]
-        self._timer = self._clock.at(float(end_s), Phase.commit + self.index, self._on_boundary)
+        self._timer = self._clock.at(end_s, self.index, self._on_boundary)
 
     def _on_boundary(self, event: Event) -> None:
         if event is not self._timer:
@@ -147,18 +147,10 @@ class Replica:
         for seq in plan.preempted:
             self._note_preemption(seq)
         num_iterations = min(plan.horizon, self._max_leap)
-        ends_s: NDArray[np.float64] | list[float]
-        if num_iterations == 1:
-            ends_s = [now + float(self._model.seconds(shape_of(plan, 0)))]
-        else:
-            times_s = np.empty(num_iterations + 1)
-            times_s[0] = now
-            times_s[1:] = self._model.seconds(shape_of(plan, _STEPS[:num_iterations]))
-            ends_s = np.add.accumulate(times_s)[1:]  # one after the other, as stepping adds them
         flight = Flight(
             plan,
             now,
-            ends_s,
+            self._ends_s(plan, num_iterations),
             num_iterations,
             len(core.running),
             len(core.waiting),
@@ -168,10 +160,23 @@ class Replica:
         self._flight = flight
         self._leave_after(flight, num_iterations)
 
+    def _ends_s(self, plan: StepPlan, num_iterations: int) -> list[float]:
+        """When each of the plan's iterations ends: added up one after the other, as stepping does."""
+        now = self._clock.now
+        if not plan.chunks:
+            durations_s = self._model.decode_seconds(
+                plan.num_decodes, plan.num_decode_context_tokens, num_iterations
+            )
+        elif num_iterations == 1:
+            return [now + float(self._model.seconds(shape_of(plan, 0)))]
+        else:
+            durations_s = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations)))).tolist()
+        return list(accumulate(durations_s, initial=now))[1:]
+
     def _commit(self, flight: Flight) -> None:
         """Enter a flight's iterations into the logs and the core."""
         core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
-        end_s = float(flight.ends_s[num_iterations - 1])
+        end_s = flight.ends_s[num_iterations - 1]
         self._log_iterations(flight)
         progress = core.commit(plan, StepOutcome(num_iterations), end_s)
         requests = self._requests
@@ -191,7 +196,7 @@ class Replica:
         plan = flight.plan
         num_fresh = 0
         if plan.num_decodes and (self._fresh or plan.idle):
-            first_end_s = float(flight.ends_s[0])
+            first_end_s = flight.ends_s[0]
             behind = {seq: self._last_token_s(seq) for seq in plan.idle}
             for seq, emitted_s in self._fresh.items():
                 if seq not in behind:
@@ -200,7 +205,7 @@ class Replica:
             self._fresh = behind
         self.iterations.add(flight, self.core, self._emitted_s, num_fresh)
         if plan.num_decodes:
-            self._emitted_s = float(flight.ends_s[flight.num_iterations - 1])
+            self._emitted_s = flight.ends_s[flight.num_iterations - 1]
 
     def _abort(self, request_id: int) -> None:
         """Give up a request that is still here."""

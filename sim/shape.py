@@ -13,8 +13,6 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
     """
     num_decodes = plan.num_decodes
     context = plan.num_decode_context_tokens + num_decodes * step
-    if not plan.chunks:
-        return IterationShape(num_decodes, context, 0, 0, 0, 0, num_decodes)
     num_tokens = 0
     num_pairs: Num = 0
     num_context: Num = 0

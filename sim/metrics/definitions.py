@@ -93,4 +93,5 @@ def weighted_percentile(values: Times, counts: Counts, q: Sequence[float]) -> Ti
     high = ordered[np.searchsorted(last_position, np.minimum(below + 1, total - 1))]
     t = position - below
     # Interpolating from the nearer end is what numpy does; it keeps the result between low and high.
-    return np.where(t < 0.5, low + (high - low) * t, high - (high - low) * (1 - t))
+    result: Times = np.where(t < 0.5, low + (high - low) * t, high - (high - low) * (1 - t))
+    return result

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import Counts, Times
 
 
-def mean_and_max_over_time(start_s: Times, duration_s: Times, value: Times, edges_s: Times) -> tuple[Times, Times]:
+def mean_and_max_over_time(
+    start_s: Times, duration_s: Times, value: Times, edges_s: Times
+) -> tuple[Times, Times]:
     """Mean over time and maximum of a quantity in each bucket between edges_s.
 
     It has `value[i]` from start_s[i] for duration_s[i] and is 0 in between (idle); intervals are sorted and

@@ -46,7 +46,9 @@ class Slo:
     def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
         """Which requests are good: finished, and every given term holds. Columns as for `terms_met`."""
         finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-        return np.logical_and.reduce([finished, *self.terms_met(requests).values()])
+        for held in self.terms_met(requests).values():
+            finished = finished & held
+        return finished
 
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """For which requests each given term holds; it does not where the latency does not exist (NaN).

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,10 @@ STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
 def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
-    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none) and, given an SLO, slo_met."""
-    arrival_s, first_s, last_s = (_times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token"))
+    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none); given an SLO, slo_met."""
+    arrival_s, first_s, last_s = (
+        _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
+    )
     finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
     tpot_s = definitions.tpot_s(first_s, last_s, requests["output_tokens"].to_numpy())
     table = requests.assign(
@@ -63,6 +66,8 @@ def summarise(
     throughput = _throughput(records, window, gaps_inside)
     price_usd_per_hour = price_usd_per_hour_per_replica * records.num_replicas
     figures = {
+        "simulated_s": records.end_s,
+        "interrupted": records.interrupted,
         "requests": counts,
         "trimmed": {
             "warmup_s": warmup_s,
@@ -71,7 +76,10 @@ def summarise(
             "end_s": window.end_s,
             "requests_left_out": len(table) - len(measured),
         },
-        **{name: definitions.describe(_times(measured, f"{name}_s")) for name in ("ttft", "tpot", "e2e", "queue")},
+        **{
+            name: definitions.describe(_times(measured, f"{name}_s"))
+            for name in ("ttft", "tpot", "e2e", "queue")
+        },
         "itl": definitions.describe(records.gap_s[gaps_inside], records.gap_count[gaps_inside]),
         "throughput": throughput,
         "goodput": None if slo is None else _goodput(table, measured, window, slo),
@@ -79,7 +87,9 @@ def summarise(
         "kv": kv_use(records, window, inside_s),
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
-        "cost": _cost(price_usd_per_hour, window, throughput, prefill_time_share(records.iterations, inside_s)),
+        "cost": _cost(
+            price_usd_per_hour, window, throughput, prefill_time_share(records.iterations, inside_s)
+        ),
     }
     plain: dict[str, Any] = _plain(figures)
     return plain
@@ -99,7 +109,7 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
     assert emitted == seen, f"{emitted} output tokens, but {first_tokens} first tokens + gaps = {seen}"
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
-    for earlier, later in zip(moments, moments[1:], strict=False):
+    for earlier, later in pairwise(moments):
         early = requests.index[_times(requests, earlier) > _times(requests, later)]
         assert early.empty, f"row {early[0]}: {later} is before {earlier}"
     return {"arrived": len(requests), **counts}
@@ -129,8 +139,10 @@ def _goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: S
         "share": share,
         "target": slo.attainment_target,
         "attained": bool(share >= slo.attainment_target) if len(measured) else None,
-        "term_shares": {term: _per(int(met.sum()), len(measured)) for term, met in slo.terms_met(measured).items()},
-        "slo": {"name": slo.name, **{f"{term}_ms": limit_s * 1e3 for term, limit_s in slo.limits_s.items()}},
+        "term_shares": {
+            term: _per(int(met.sum()), len(measured)) for term, met in slo.terms_met(measured).items()
+        },
+        "slo": {"name": slo.name, **{f"{term}_ms": getattr(slo, f"{term}_ms") for term in slo.limits_s}},
     }
 
 

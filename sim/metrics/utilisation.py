@@ -60,7 +60,9 @@ def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -
     blocks_inside = blocks[inside_s > 0]
     peak_blocks = float(blocks_inside.max()) if len(blocks_inside) else 0.0
     return {
-        "mean_use_share": _share(block_seconds, records.num_kv_blocks * records.num_replicas * window.duration_s),
+        "mean_use_share": _share(
+            block_seconds, records.num_kv_blocks * records.num_replicas * window.duration_s
+        ),
         "peak_use_share": _share(peak_blocks, records.num_kv_blocks),
         "internal_waste_share": 1 - _share(token_seconds, block_seconds * records.block_size),
     }

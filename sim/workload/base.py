@@ -37,7 +37,8 @@ class WorkloadNotes:
 class Source(Protocol):
     """One run's traffic; made anew for each run."""
 
-    num_requests: int | None  # expected total, if known (progress bar)
+    num_requests: int | None  # expected total, if known
+    last_arrival_s: float | None  # when the last request arrives, if that is known beforehand
     patience_s: float | None  # a client aborts its request this long after its arrival; None: never
     notes: WorkloadNotes
 

@@ -49,6 +49,7 @@ class ClosedLoopSource:
     ):
         """priorities is [num_users]; num_requests and duration_s end the run for all users together."""
         self.num_requests = num_requests
+        self.last_arrival_s: float | None = None
         self.patience_s = patience_s
         self.notes = WorkloadNotes()
         self._loop = loop

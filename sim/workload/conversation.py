@@ -126,6 +126,7 @@ class ConversationSource:
         self._system_prompt_of = system_prompt_of
         self._max_model_len = max_model_len
         self._num_created = 0
+        self.last_arrival_s: float | None = None
         self.num_requests: int | None = self._num_turns_that_fit()
         if not self.num_requests:
             raise ValueError(

@@ -90,6 +90,8 @@ class CsvTrace(Trace):
             if not _reads(read, text):
                 return ValueError(f"{self.path}:{line}:{column}: {name}: expected {rule}, found {text!r}")
             column += len(text) + 1
+        if len(fields) < len(header):
+            column -= 1  # the row ends where a comma should follow
         return ValueError(
             f"{self.path}:{line}:{column}: expected {len(header)} fields ({','.join(header)}), "
             f"found {len(fields)}"

@@ -34,6 +34,7 @@ class TableSource:
         patience_s: float | None = None,
     ):
         self.num_requests: int | None = len(arrival_s)
+        self.last_arrival_s: float | None = float(arrival_s[-1]) if len(arrival_s) else None
         self.patience_s = patience_s
         self.notes = notes
         self._arrival_s = arrival_s

@@ -94,14 +94,14 @@ class Trace:
     def _window(self, notes: WorkloadNotes) -> list[TraceRow]:
         end_s = math.inf if self.duration_s is None else self.start_s + self.duration_s
         rows: list[TraceRow] = []
-        last_s = 0.0
+        line, last_s = 0, 0.0
         for row in self._sorted_rows() if self.sort else self.rows():
             if row.arrival_s < last_s:
                 raise ValueError(
                     f"{self.path}:{row.line}:1: expected an arrival at or after that of the row before "
                     f"({last_s:.7f} s), found {row.arrival_s:.7f} s; sort=true sorts the rows"
                 )
-            last_s = row.arrival_s
+            line, last_s = row.line, row.arrival_s
             if last_s >= end_s or len(rows) == self.max_requests:
                 break  # the rest of a long trace is not even read
             if last_s < self.start_s:
@@ -110,6 +110,8 @@ class Trace:
                 notes.skip(row.skip_reason)
             else:
                 rows.append(row)
+        if not line:
+            raise ValueError(f"{self.path}:2:1: expected at least one request, found none")
         if not rows:
             raise ValueError(
                 f"start_s={self.start_s:g}: no request of {self.path} arrives between {self.start_s:g} s and "

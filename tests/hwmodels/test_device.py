@@ -37,8 +37,6 @@ def test_devices_talk_over_pcie_where_there_is_no_better_link():
         ({"peak_flops_per_s": {"bf61": 1e12}}, "peak_flops_per_s.bf61: unknown dtype; known: fp32"),
         ({"peak_flops_per_s": {"bf16": -1.0}}, r"peak_flops_per_s.bf16=-1.0: must be > 0 FLOP/s"),
         ({"price_usd_per_hour": -1.0}, "price_usd_per_hour=-1.0: must be >= 0"),
-        ({"pcie": None}, "pcie=None: must be a hwmodels.interconnect.Link"),
-        ({"scale_up": "NVLink"}, "scale_up='NVLink': must be a hwmodels.interconnect.Link or null"),
     ],
 )
 def test_device_rejects_impossible_figures(given, message):
@@ -49,6 +47,11 @@ def test_device_rejects_impossible_figures(given, message):
 def test_device_rejects_a_dtype_it_does_not_compute_in():
     with pytest.raises(ValueError, match="dtype=fp32: A100 does not compute in it; it has bf16"):
         make_device().compute_dtype("fp32")
+
+
+def test_device_rejects_more_ranks_than_a_node_has():
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=16: must be 1 to 8, the devices of one node"):
+        make_device().check_node_holds(16)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.01, -0.5])

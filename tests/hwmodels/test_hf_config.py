@@ -93,6 +93,11 @@ def test_rejects_missing_fields_by_name(written):
         ModelSpec.from_hf_config(written(remove=["num_hidden_layers", "vocab_size"]))
 
 
+def test_rejects_a_size_that_is_no_whole_number(written):
+    with pytest.raises(ValueError, match="hidden_size='4096': must be a whole number"):
+        ModelSpec.from_hf_config(written(hidden_size="4096"))
+
+
 def test_rejects_quantised_weights(written):
     with pytest.raises(ValueError, match="quantization_config"):
         ModelSpec.from_hf_config(written(quantization_config={"quant_method": "awq"}))

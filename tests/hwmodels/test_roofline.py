@@ -239,3 +239,8 @@ def test_t4_prices_a_bf16_checkpoint_in_fp16(models, devices):
     roofline = Roofline(model=models["qwen3_8b"], device=devices["t4"])
     assert roofline.model.dtype == "fp16"
     assert roofline.peak_flops_per_s == 65e12
+
+
+def test_rejects_ranks_beyond_a_node(models, devices):
+    with pytest.raises(ValueError, match="tensor_parallel_size=16: must be 1 to 8"):
+        Roofline(model=models["llama3_1_70b"], device=devices["h100_sxm"], tensor_parallel_size=16)

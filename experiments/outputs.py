@@ -1,0 +1,41 @@
+"""What a run leaves in its folder. The same config and seed give the same bytes in the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.report import write_report
+from sim.scenario import RunResult
+
+
+def write_result(
+    folder: Path, result: RunResult, config: dict[str, Any], *, tables: bool, report: bool
+) -> None:
+    """Write a run's files into `folder`, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
+    if tables:
+        write_table(result.requests, folder / "requests.parquet")
+        write_table(result.records.iterations, folder / "iterations.parquet")
+        write_table(result.replicas, folder / "replicas.parquet")
+    if report:
+        write_report(
+            folder / "report.html",
+            records=result.records,
+            request_table=result.requests,
+            summary=result.summary,
+            model=result.model,
+            config=config,
+            slo=result.slo,
+        )
+
+
+def write_table(table: pd.DataFrame, file: Path) -> None:
+    """One parquet file."""
+    table.to_parquet(file, index=False, compression="zstd")

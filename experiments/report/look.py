@@ -1,0 +1,42 @@
+"""Colours and axes that all figures of the report share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#2563a8", "#d9730d", "#2f8f5b", "#7a4fb5", "#c43838", "#8a94a3"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE)
+KIND_COLOURS = {"decode": BLUE, "mixed": PURPLE, "prefill": ORANGE}
+COMPONENT_COLOURS = ("#2563a8", "#5b9bd5", "#2f8f5b", "#a9d18e", "#7a4fb5", "#d9730d", "#f2b366", "#8a94a3")
+
+_AXIS = {"gridcolor": "#e8ebf0", "linecolor": "#c3c9d3", "zeroline": False, "ticks": "outside", "ticklen": 3}
+LIMIT = {"color": RED, "dash": "dash", "width": 1.5}
+"""The line of an SLO's limit or target."""
+
+
+def styled(figure: go.Figure, *, height_px: int, **layout: Any) -> go.Figure:
+    """The figure in the report's look; layout: further settings of plotly's layout."""
+    figure.update_layout(
+        template=None,  # plotly's own would add 7 kB to every figure
+        height=height_px,
+        margin={"l": 64, "r": 20, "t": 40, "b": 48},
+        font={"family": "system-ui, sans-serif", "size": 12, "color": "#2d3748"},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#c3c9d3", "activecolor": GREY},
+    )
+    figure.update_xaxes(**_AXIS)
+    figure.update_yaxes(**_AXIS)
+    figure.update_annotations(font={"size": 13})
+    figure.update_layout(**layout)
+    return figure
+
+
+def time_unit(duration_s: float) -> tuple[float, str]:
+    """Seconds in the unit of a time axis, and its name."""
+    if duration_s < 600:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if duration_s < 6 * 3600 else (3600.0, "hours")

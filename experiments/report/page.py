@@ -1,0 +1,152 @@
+"""The HTML page around the figures: verdict, headline figures, captions, configuration, glossary."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+from plotly.offline import get_plotlyjs
+
+from experiments import wording
+from experiments.report.attainment import slo_attainment
+from experiments.report.breakdown import iteration_times, time_by_kind
+from experiments.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
+from experiments.report.timeline import MAX_REPLICAS_APART, timeline
+from hwmodels.iteration import IterationModel
+from sim.metrics.slo import Slo
+from sim.metrics.utilisation import seconds_inside
+from sim.metrics.window import Window
+from sim.records import RunRecords
+
+GLOSSARY = {
+    "TTFT": "time to first token: arrival at the service to the first output token, queueing included",
+    "TPOT": "time per output token: (last token − first token) / (output tokens − 1), one figure a request",
+    "ITL": "inter-token latency: every single gap between two tokens, of all requests together",
+    "E2E": "arrival to the last token",
+    "queue": "arrival to the start of the first iteration that works on the request",
+    "goodput": "requests a second that finished within every limit of the SLO",
+    "GPU busy": "share of the time with an iteration running, which nvidia-smi calls utilisation",
+    "MFU": "model FLOPs done / (time × peak dense FLOP/s of the data type)",
+    "MBU": "bytes of weights and KV read / (time × peak memory bandwidth)",
+    "KV use": "blocks of the KV cache that sequences hold, as a share of all",
+    "internal waste": "share of the reserved KV places that hold no token: the unfilled ends of last blocks",
+    "decode, prefill, mixed": "iterations that only continue answers, only read prompts, or do both",
+    "cost, split": "the rent shared between input and output tokens by the busy time that each took; "
+    "a mixed iteration by its tokens",
+    "percentiles": "by linear interpolation; p99: 99 % were at most so slow",
+}
+
+_PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+
+
+def write_report(
+    path: str | Path,
+    *,
+    records: RunRecords,
+    request_table: pd.DataFrame,
+    summary: dict[str, Any],
+    model: IterationModel | None,
+    config: dict[str, Any],
+    slo: Slo | None,
+) -> None:
+    """Write one self-contained HTML file below 6 MB, however long the run; it needs no network to open.
+
+    request_table: what `request_metrics` made of the records; summary: what `summarise` made of them;
+    config: the resolved configuration as plain data.
+    """
+    trimmed = summary["trimmed"]
+    window = Window(trimmed["start_s"], trimmed["end_s"])
+    measured = request_table[window.holds(request_table["arrival_s"].to_numpy())]
+    page = _PAGE.substitute(
+        title=html.escape(_title(config)),
+        verdict=html.escape(wording.verdict(summary)),
+        verdict_class=_verdict_class(summary),
+        terms=html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
+        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in wording.caveats(summary)),
+        blocks=_blocks(summary),
+        latencies=_latencies(summary),
+        sections="".join(_sections(records, measured, window, model, slo)),
+        config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
+        glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
+        plotly=get_plotlyjs(),
+    )
+    Path(path).write_text(page, encoding="utf-8")
+
+
+def _sections(
+    records: RunRecords, measured: pd.DataFrame, window: Window, model: IterationModel | None, slo: Slo | None
+) -> list[str]:
+    inside_s = seconds_inside(records.iterations, window)
+    if measured.empty and not len(records.iterations):
+        return [
+            "<section><p>Nothing was served in the measured time, so there is nothing to draw.</p></section>"
+        ]
+    sections = []
+    if slo and not measured.empty:
+        caption = "Share of the requests that kept the SLO, and each term alone. Dashed: the target."
+        sections.append(_section("SLO attainment", caption, slo_attainment(measured, window, slo)))
+    caption = "How many requests (for ITL: how many gaps) were at most so slow. Dashed: the SLO's limit."
+    sections.append(_section("Latency", caption, latency_cdfs(records, measured, window, slo)))
+    caption = (
+        "One point a request, at most "
+        f"{MAX_SCATTER_POINTS:,} of them, the slowest always among them; lines by octave of prompt length."
+    )
+    sections.append(_section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
+    caption = "Means over short spans of time; dotted: the highest value in each. A colour a replica."
+    if records.num_replicas > MAX_REPLICAS_APART:
+        caption = f"Mean of {records.num_replicas} replicas over short spans; dotted: the highest of any."
+    if window != (0.0, records.end_s):
+        caption += " Shaded: trimmed, in no other figure."
+    sections.append(_section("Over time", caption, timeline(records, window)))
+    caption = "Kinds of iteration, split into what the hardware model says the time went to."
+    sections.append(_section("Where the time went", caption, time_by_kind(records, window, inside_s, model)))
+    caption = (
+        "Duration of an iteration against the tokens in its batch; the longest are always among those shown."
+    )
+    sections.append(_section("Iterations", caption, iteration_times(records, inside_s)))
+    return sections
+
+
+def _section(title: str, caption: str, figure: go.Figure | None) -> str:
+    settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    drawn = "<p>No time passed.</p>"
+    if figure is not None:
+        drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=settings)
+    return f"<section><h2>{title}</h2><p class=caption>{caption}</p>{drawn}</section>"
+
+
+def _title(config: dict[str, Any]) -> str:
+    """The named parts of the configuration: "llama-3.1-8b · H100 SXM · chat"."""
+    names = [part["name"] for part in config.values() if isinstance(part, dict) and part.get("name")]
+    return " · ".join(map(str, names)) or "simulation"
+
+
+def _verdict_class(summary: dict[str, Any]) -> str:
+    attained = summary["goodput"]["attained"] if summary["goodput"] else None
+    return "neutral" if attained is None else "attained" if attained else "missed"
+
+
+def _blocks(summary: dict[str, Any]) -> str:
+    def rows(block: dict[str, str]) -> str:
+        return "".join(
+            f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in block.items()
+        )
+
+    blocks = wording.headline(summary).items()
+    return "".join(
+        f"<div class=block><h3>{title}</h3><table>{rows(block)}</table></div>" for title, block in blocks
+    )
+
+
+def _latencies(summary: dict[str, Any]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("ms", *wording.STATISTICS, "count"))
+    body = "".join(
+        f"<tr><th>{label}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
+        for label, *values in wording.latency_rows(summary)
+    )
+    return f"<table class=latencies><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,143 @@
+"""The run over time: load, running and waiting requests, KV use, batch size, throughput."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from experiments.report.look import BLUE, GREEN, ORANGE, SERIES, styled, time_unit
+from sim.metrics.series import mean_and_max_over_time, rate_over_time
+from sim.metrics.window import Window
+from sim.records import RunRecords
+
+NUM_STATE_BUCKETS = 500
+NUM_RATE_BUCKETS = 200
+MAX_REPLICAS_APART = 4
+"""With more replicas, a line for each would hide all: their mean and the highest of them are drawn."""
+
+
+class _State(NamedTuple):
+    """A panel: its title and, for the rows of some iterations, the quantity that it draws."""
+
+    title: str
+    column: str
+    scale: float = 1.0
+
+
+def timeline(records: RunRecords, window: Window) -> go.Figure | None:
+    """Six panels over one time axis; None for a run of no duration. Trimmed time is shaded."""
+    if not records.end_s > 0:
+        return None
+    states = (
+        _State("requests running", "running"),
+        _State("requests waiting", "waiting"),
+        _State("KV blocks in use, %", "kv_blocks_used", 100 / records.num_kv_blocks),
+        _State("tokens in the batch", "batch_tokens"),
+    )
+    rates = ("tokens/s, all replicas", "requests/s, all replicas")
+    titles = [*(state.title for state in states), *rates]
+    figure = make_subplots(len(titles), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.035)
+    divisor, unit = time_unit(records.end_s)
+    for row, state in enumerate(states, start=1):
+        for trace in _state_traces(records, state, divisor, show_legend=row == 1):
+            figure.add_trace(trace, row, 1)
+    for row, traces in enumerate(_rate_traces(records, divisor), start=len(states) + 1):
+        for trace in traces:
+            figure.add_trace(trace, row, 1)
+    for start_s, end_s in ((0.0, window.start_s), (window.end_s, records.end_s)):
+        if end_s > start_s:
+            figure.add_vrect(
+                x0=start_s / divisor, x1=end_s / divisor, fillcolor="#2d3748", opacity=0.08, line_width=0
+            )
+    figure.update_xaxes(title=f"simulated {unit}", row=len(titles), col=1)
+    figure.update_xaxes(range=[0, records.end_s / divisor])
+    figure.update_yaxes(rangemode="tozero")
+    return styled(
+        figure,
+        height_px=1060,
+        hovermode="x unified",
+        legend={"orientation": "h", "y": -0.055, "yanchor": "top", "x": 0},
+    )
+
+
+def _state_traces(
+    records: RunRecords, state: _State, divisor: float, *, show_legend: bool
+) -> list[go.Scatter]:
+    edges_s = np.linspace(0.0, records.end_s, NUM_STATE_BUCKETS + 1)
+    curves = [
+        mean_and_max_over_time(
+            rows["start_s"].to_numpy(dtype=np.float64),
+            rows["duration_s"].to_numpy(dtype=np.float64),
+            _quantity(rows, state.column) * state.scale,
+            edges_s,
+        )
+        for rows in _by_replica(records)
+    ]
+    if len(curves) > MAX_REPLICAS_APART:
+        means, maxima = zip(*curves, strict=True)
+        named = {"all replicas": (np.mean(means, axis=0), np.max(maxima, axis=0))}
+    else:
+        named = (
+            {f"replica {i}": curve for i, curve in enumerate(curves)} if len(curves) > 1 else {"": curves[0]}
+        )
+    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
+    traces = []
+    for (name, (mean, highest)), colour in zip(named.items(), SERIES, strict=False):
+        for label, height, line in (
+            ("highest", highest, {"color": colour, "width": 0.8, "dash": "dot"}),
+            ("mean", mean, {"color": colour, "width": 1.8}),
+        ):
+            full = f"{name} {label}".strip()
+            traces.append(_line(middle, height, full, line, showlegend=show_legend, legendgroup=full))
+    return traces
+
+
+def _rate_traces(records: RunRecords, divisor: float) -> list[list[go.Scatter]]:
+    """Output and input tokens a second; arrivals and finished requests a second."""
+    edges_s = np.linspace(0.0, records.end_s, NUM_RATE_BUCKETS + 1)
+    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
+    requests = records.requests
+    first_s = requests["first_token_s"].to_numpy(dtype=np.float64)
+    finished_s = requests.loc[requests["status"] == "finished", "finished_s"].to_numpy(dtype=np.float64)
+    output = rate_over_time(first_s, None, edges_s) + rate_over_time(
+        records.gap_end_s, records.gap_count, edges_s
+    )
+    tokens = {
+        "output tokens": (output, BLUE),
+        "input tokens": (rate_over_time(first_s, requests["prompt_tokens"].to_numpy(), edges_s), ORANGE),
+    }
+    per_request = {
+        "arrivals": (rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s), ORANGE),
+        "finished": (rate_over_time(finished_s, None, edges_s), GREEN),
+    }
+    return [
+        [_line(middle, rate, name, {"color": colour, "width": 1.5}) for name, (rate, colour) in panel.items()]
+        for panel in (tokens, per_request)
+    ]
+
+
+def _by_replica(records: RunRecords) -> list[pd.DataFrame]:
+    replica = records.iterations["replica"].to_numpy()
+    borders = np.searchsorted(replica, np.arange(records.num_replicas + 1))
+    return [records.iterations.iloc[a:b] for a, b in pairwise(borders)]
+
+
+def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
+    if column == "batch_tokens":
+        return (rows["decode_seqs"] + rows["prefill_tokens"]).to_numpy(dtype=np.float64)
+    return rows[column].to_numpy(dtype=np.float64)
+
+
+def _line(
+    x: NDArray[np.float64], y: NDArray[np.float64], name: str, line: dict[str, Any], **more: Any
+) -> go.Scatter:
+    # Seven digits are plenty for a screen, and halve the file.
+    return go.Scatter(
+        x=x.astype(np.float32), y=y.astype(np.float32), name=name, mode="lines", line=line, **more
+    )

@@ -1,0 +1,57 @@
+"""`windtunnel simulate`: fly a workload with a set of policies on a cluster, and write what came out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.build import build_as
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.outputs import write_result
+from experiments.progress import simulated_time
+from experiments.terminal import print_summary
+from sim.scenario import MetricsSettings, Scenario, SimSettings
+from sim.workload.base import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputSettings:
+    """What is written and shown besides summary.json, config.yaml and the tables on the terminal."""
+
+    report: bool = True
+    tables: bool = True
+    progress: bool = True
+
+
+def check(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
+    """Build all that a run needs; raises ConfigError for whatever a user can mend."""
+    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
+    settings["slo"] = cfg.slo or None  # slo=none
+    settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
+    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
+    scenario = build_as(Scenario, settings, "")
+    output = build_as(OutputSettings, cfg.output, "output")
+    try:
+        scenario.plan_memory()
+        return scenario, scenario.source(), output
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="simulate")
+def main(cfg: DictConfig) -> None:
+    """Simulate, write, and print."""
+    scenario, source, output = check(cfg)
+    console = Console()
+    with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
+        result = scenario.run(source, report)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    write_result(folder, result, config, tables=output.tables, report=output.report)
+    print_summary(result.summary, console)
+    console.print(f"[dim]{folder}[/dim]")

@@ -1,0 +1,130 @@
+"""A summary in words and figures, the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "–"
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def verdict(summary: dict[str, Any]) -> str:
+    """One sentence: was the SLO met, and by how many of how many; without an SLO, how many finished."""
+    requests, goodput = summary["requests"], summary["goodput"]
+    measured = requests["arrived"] - summary["trimmed"]["requests_left_out"]
+    if measured == 0:
+        return "No request arrived in the measured time."
+    if goodput is None:
+        return f"{requests['finished']:,} of {requests['arrived']:,} requests finished; no SLO was given."
+    name = " ".join(("SLO", goodput["slo"]["name"])).strip()
+    return (
+        f"{name} {'attained' if goodput['attained'] else 'missed'}: {percent_at_least(goodput['share'])} of "
+        f"{measured:,} requests met it (target {100 * goodput['target']:g} %)"
+    )
+
+
+def caveats(summary: dict[str, Any]) -> list[str]:
+    """What a reader must know first: the run was trimmed or interrupted, some requests did not finish."""
+    trimmed, requests = summary["trimmed"], summary["requests"]
+    found = []
+    if summary["interrupted"]:
+        found.append(
+            f"Interrupted at {seconds(summary['simulated_s'])} of simulated time: a part of the run."
+        )
+    if trimmed["warmup_s"] or trimmed["cooldown_s"]:
+        found.append(
+            f"Measured from {seconds(trimmed['start_s'])} to {seconds(trimmed['end_s'])} only; "
+            f"{trimmed['requests_left_out']:,} requests that arrived outside are left out."
+        )
+    for status in ("rejected", "aborted", "unfinished"):
+        if requests[status]:
+            found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {status}.")
+    return found
+
+
+def slo_terms(goodput: dict[str, Any]) -> list[str]:
+    """Each term of the SLO, its limit and for which share of the requests it held."""
+    return [
+        f"{LATENCIES[term]} ≤ {goodput['slo'][f'{term}_ms']:g} ms held for {percent_at_least(share)}"
+        for term, share in goodput["term_shares"].items()
+    ]
+
+
+def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The figures under the latencies, in three blocks: title -> label -> value with its unit."""
+    throughput, goodput, kv, cost = (summary[key] for key in ("throughput", "goodput", "kv", "cost"))
+    iterations = summary["iterations"]
+    return {
+        "Throughput": {
+            "output": f"{number(throughput['output_tokens_per_s'])} tok/s",
+            "input": f"{number(throughput['input_tokens_per_s'])} tok/s",
+            "requests": f"{number(throughput['requests_per_s'])} /s",
+            "goodput": f"{number(goodput['requests_per_s'])} /s" if goodput else MISSING,
+            "simulated": seconds(summary["simulated_s"]),
+        },
+        "Hardware": {
+            "GPU busy": percent(summary["gpu_busy"]),
+            "MFU / MBU": f"{percent(summary['mfu'])} / {percent(summary['mbu'])}",
+            "KV mean / peak": f"{percent(kv['mean_use_share'])} / {percent(kv['peak_use_share'])}",
+            "batch mean / max": f"{number(iterations['mean_batch_seqs'])} / {iterations['max_batch_seqs']:,}",
+            "preemptions": f"{summary['preemptions']:,}",
+        },
+        "Cost": {
+            "total": dollars(cost["usd"]),
+            "per M output tokens": dollars(cost["usd_per_million_output_tokens"]),
+            "split: per M input": dollars(cost["split"]["usd_per_million_input_tokens"]),
+            "split: per M output": dollars(cost["split"]["usd_per_million_output_tokens"]),
+            "per 1,000 requests": dollars(cost["usd_per_1000_requests"]),
+        },
+    }
+
+
+def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Name, the `STATISTICS` in milliseconds and the count, one row a latency."""
+    return [
+        [
+            label,
+            *(milliseconds(summary[name][f"{statistic}_s"]) for statistic in STATISTICS),
+            f"{summary[name]['count']:,}",
+        ]
+        for name, label in LATENCIES.items()
+    ]
+
+
+def milliseconds(value_s: float | None) -> str:
+    """Seconds as milliseconds with three figures: 0.0123 -> 12.3, 3.2 -> 3,200."""
+    return MISSING if value_s is None else number(value_s * 1e3)
+
+
+def seconds(value_s: float) -> str:
+    """A span of time in the unit that suits it: 42.0 s, 58.3 min, 26.1 h."""
+    if value_s < 120:
+        return f"{value_s:.1f} s"
+    return f"{value_s / 60:.1f} min" if value_s < 7200 else f"{value_s / 3600:.1f} h"
+
+
+def number(value: float | None) -> str:
+    """Three figures, thousands apart: 0.0123, 1.23, 12.3, 1,234."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with one decimal."""
+    return MISSING if share is None else f"{100 * share:.1f} %"
+
+
+def percent_at_least(share: float | None) -> str:
+    """The same, rounded down: 0.8999 misses a target of 90 % and must not read 90.0 %."""
+    # 1e-9 forgives a share such as 0.57, whose product with 1000 falls just short of 570.
+    return MISSING if share is None else f"{math.floor(1000 * share + 1e-9) / 10:.1f} %"
+
+
+def dollars(value_usd: float | None) -> str:
+    """US dollars, to the cent where there are dollars, to three figures below."""
+    if value_usd is None:
+        return MISSING
+    return f"${value_usd:,.2f}" if value_usd >= 1 else f"${value_usd:#.3g}"

@@ -1,0 +1,34 @@
+"""How one serving engine is set up: its limits, its memory, and the host's share of an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.host import CudaGraphs, HostOverhead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineProfile:
+    """What an engine brings besides its policies; names as in vLLM."""
+
+    max_num_seqs: int
+    """Slots: sequences that may hold KV at once."""
+    max_num_batched_tokens: int
+    """Tokens of one iteration that get activation memory; by default, the batching policy's budget."""
+    host: HostOverhead
+    cuda_graphs: CudaGraphs
+    gpu_memory_utilization: float = 0.9
+    """Share of device memory for weights, activations and KV."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one sequence; None: what the model was made for."""
+    num_kv_blocks: int | None = None
+    """KV blocks of a replica; None: what is left of the memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"
+            )

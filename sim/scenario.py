@@ -1,0 +1,197 @@
+"""Everything that a simulated run consists of, put together: from settings to records and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from hwmodels.device import Device
+from hwmodels.memory import MemoryPlan, plan_memory
+from hwmodels.model_spec import ModelSpec
+from hwmodels.roofline import Roofline
+from policies.batching import Batching
+from policies.caching.paged import Paged
+from policies.engine import EngineCore
+from policies.routing import Routing
+from policies.scheduling import Scheduling
+from sim.engine_profile import EngineProfile
+from sim.metrics.slo import Slo
+from sim.metrics.summary import request_metrics, summarise
+from sim.records import RunRecords, Status
+from sim.simulation import Simulation
+from sim.workload.base import Source, Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimSettings:
+    """How the simulation is run; neither changes what is simulated."""
+
+    leap: bool = True
+    """Run iterations that repeat as one event; false steps through each, with the same result."""
+    until_s: float | None = None
+    """End at this simulated time, whatever is then unfinished."""
+
+    def __post_init__(self) -> None:
+        if self.until_s is not None and not self.until_s > 0:
+            raise ValueError(f"until_s={self.until_s}: must be > 0 s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsSettings:
+    """Which part of the run is measured."""
+
+    warmup_s: float = 0.0
+    """Simulated seconds at the start that no figure counts."""
+    cooldown_s: float = 0.0
+    """The same at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_s", "cooldown_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 0 s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """A run's records, the figures computed from them, and what is needed to draw them."""
+
+    records: RunRecords
+    requests: pd.DataFrame
+    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
+    summary: dict[str, Any]
+    model: Roofline
+    slo: Slo | None
+
+    @property
+    def replicas(self) -> pd.DataFrame:
+        """One row a replica: what it was sent, what it did, and for how long it was busy."""
+        iterations = self.records.iterations.groupby("replica")
+        requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
+        table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
+        table["requests"] = requests.size()
+        for status in Status:
+            mine = self.requests[self.requests["status"] == status.name]
+            table[status.name] = mine.groupby("replica").size()
+        table["prompt_tokens"] = requests["prompt_tokens"].sum()
+        table["output_tokens"] = requests["output_tokens"].sum()
+        table["preemptions"] = requests["preemptions"].sum()
+        table["iterations"] = iterations.size()
+        table = table.fillna(0).astype("int64")
+        table["busy_s"] = iterations["duration_s"].sum()
+        table["busy_share"] = table["busy_s"] / self.records.end_s if self.records.end_s else 0.0
+        return table.fillna(0.0).reset_index()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One run's settings, as objects. Raises ValueError for settings that do not go together."""
+
+    model: ModelSpec
+    hardware: Device
+    workload: Workload
+    engine: EngineProfile
+    batching: Batching
+    scheduling: Scheduling
+    caching: Paged
+    routing: Routing
+    slo: Slo | None = None
+    replicas: int = 1
+    """Engines behind the router, all alike."""
+    tensor_parallel_size: int = 1
+    """Devices of one replica."""
+    seed: int = 0
+    sim: SimSettings = SimSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        if self.tensor_parallel_size < 1:
+            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: must be >= 1")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be >= 0")
+        limit = self.model.max_position_embeddings
+        if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
+            raise ValueError(
+                f"engine.max_model_len={self.engine.max_model_len}: must be <= {limit}, "
+                f"the context of {self.model.name}"
+            )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of one sequence."""
+        return self.engine.max_model_len or self.model.max_position_embeddings
+
+    def plan_memory(self) -> MemoryPlan:
+        """How each device's memory is used. Raises ValueError if the model does not fit."""
+        return plan_memory(
+            model=self.model,
+            device=self.hardware,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.engine.gpu_memory_utilization,
+            max_num_batched_tokens=self.engine.max_num_batched_tokens,
+            max_num_seqs=self.engine.max_num_seqs,
+            block_size=self.caching.block_size,
+            num_kv_blocks=self.engine.num_kv_blocks,
+            cuda_graphs=self.engine.cuda_graphs,
+        )
+
+    def iteration_model(self) -> Roofline:
+        """The prices of a replica's iterations."""
+        return Roofline(
+            model=self.model,
+            device=self.hardware,
+            tensor_parallel_size=self.tensor_parallel_size,
+            host=self.engine.host,
+            cuda_graphs=self.engine.cuda_graphs,
+        )
+
+    def source(self) -> Source:
+        """The run's traffic. Raises ValueError for a trace that cannot be read."""
+        return self.workload.source(seed=self.seed, max_model_len=self.max_model_len)
+
+    def core(self, num_kv_blocks: int) -> EngineCore:
+        """One replica's engine."""
+        return EngineCore(
+            batching=self.batching,
+            scheduling=self.scheduling,
+            pool=self.caching.pool(num_kv_blocks),
+            max_num_seqs=self.engine.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
+
+    def run(
+        self, source: Source | None = None, report: Callable[[float, int], None] | None = None
+    ) -> RunResult:
+        """Simulate and measure. `source`: the traffic, if already made; `report`: see `Simulation.run`."""
+        source = source or self.source()
+        memory = self.plan_memory()
+        model = self.iteration_model()
+        records = Simulation(
+            source=source,
+            cores=[self.core(memory.num_blocks) for _ in range(self.replicas)],
+            model=model,
+            routing=self.routing,
+            leap=self.sim.leap,
+            until_s=self.sim.until_s,
+        ).run(report)
+        summary = summarise(
+            records,
+            model=model,
+            slo=self.slo,
+            price_usd_per_hour_per_replica=self.hardware.price_usd_per_hour * self.tensor_parallel_size,
+            warmup_s=self.metrics.warmup_s,
+            cooldown_s=self.metrics.cooldown_s,
+        )
+        summary["memory"] = asdict(memory)
+        summary["workload"] = asdict(source.notes)
+        return RunResult(
+            records=records,
+            requests=request_metrics(records.requests, self.slo),
+            summary=summary,
+            model=model,
+            slo=self.slo,
+        )

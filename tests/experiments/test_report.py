@@ -1,0 +1,200 @@
+"""report.html: one file that needs no network, stays small, and survives runs in which little happened."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.report import write_report
+from hwmodels.iteration import COMPONENTS
+from sim.metrics.slo import Slo
+from sim.metrics.summary import request_metrics, summarise
+from sim.records import RunRecords
+
+MAX_BYTES = 6_000_000
+CHAT = Slo(name="chat", ttft_ms=500, tpot_ms=50)
+
+
+class EvenSplit:
+    """A hardware model whose components take the same time each."""
+
+    peak_flops_per_s = peak_bytes_per_s = 1e12
+
+    def flops(self, shape):
+        return 1e9 * (shape.decode_seqs + shape.prefill_tokens)
+
+    def bytes_moved(self, shape):
+        return 1e9
+
+    def breakdown(self, shape):
+        return dict.fromkeys(COMPONENTS, 0.001 * (shape.decode_seqs + shape.prefill_tokens))
+
+
+def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
+    """Requests of random lengths, one a second, the first token after 0.1 s, then one every 20 ms.
+
+    The iterations are made up: they keep the table's shape, not a schedule.
+    """
+    rng = np.random.default_rng(seed)
+    arrival_s = np.arange(num_requests, dtype=np.float64)
+    output_tokens = rng.integers(2, 50, num_requests)
+    first_s = arrival_s + 0.1 * rng.lognormal(size=num_requests)
+    last_s = first_s + 0.02 * (output_tokens - 1)
+    requests = pd.DataFrame(
+        {
+            "request_id": np.arange(num_requests),
+            "status": np.full(num_requests, "finished", dtype=object),
+            "arrival_s": arrival_s,
+            "scheduled_s": arrival_s,
+            "first_token_s": first_s,
+            "last_token_s": last_s,
+            "finished_s": last_s,
+            "prompt_tokens": rng.integers(1, 8000, num_requests),
+            "output_tokens": output_tokens,
+            "preemptions": np.zeros(num_requests, dtype=np.int32),
+        }
+    )
+    end_s = float(last_s.max(initial=1.0))
+    n = iterations_per_replica * num_replicas
+    decodes, prefills = rng.integers(1, 200, n), rng.integers(0, 3, n) * 500
+    starts_s = np.tile(
+        np.arange(iterations_per_replica) * end_s / max(iterations_per_replica, 1), num_replicas
+    )
+    iterations = pd.DataFrame(
+        {
+            "replica": np.repeat(np.arange(num_replicas), iterations_per_replica),
+            "start_s": starts_s,
+            "duration_s": rng.uniform(0.1, 1, n) * end_s / max(iterations_per_replica, 1),
+            "decode_seqs": decodes,
+            "decode_context_tokens": decodes * 500,
+            "prefill_seqs": (prefills > 0).astype(int),
+            "prefill_tokens": prefills,
+            "prefill_pairs": prefills**2,
+            "prefill_context_tokens": prefills,
+            "sampled_seqs": decodes,
+            "running": decodes,
+            "waiting": decodes // 2,
+            "kv_blocks_used": decodes * 4,
+            "kv_tokens_used": decodes * 50,
+            "preempted": np.zeros(n, dtype=int),
+        }
+    )
+    return RunRecords(
+        requests=requests,
+        iterations=iterations,
+        gap_s=np.full(num_requests, 0.02),
+        gap_count=output_tokens - 1,
+        gap_end_s=last_s,
+        num_kv_blocks=1000,
+        block_size=16,
+        num_replicas=num_replicas,
+        max_num_seqs=256,
+        end_s=end_s,
+    )
+
+
+def report_of(records, path, *, slo=CHAT, model=None, config=None, **trim):
+    """Write the report; return its text without plotly's own code."""
+    summary = summarise(records, model=model, slo=slo, price_usd_per_hour_per_replica=2.0, **trim)
+    write_report(
+        path,
+        records=records,
+        request_table=request_metrics(records.requests, slo),
+        summary=summary,
+        model=model,
+        config=config or {"seed": 1},
+        slo=slo,
+    )
+    text = path.read_text(encoding="utf-8")
+    head, body = text.split("</head>", 1)
+    return re.sub(r"<script>.*</script>", "", head, flags=re.DOTALL) + body
+
+
+def test_loads_nothing_from_anywhere(tmp_path):
+    page = report_of(run_of(50), tmp_path / "report.html", model=EvenSplit())
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)\s*=", page)
+    assert "@import" not in page
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("plotly.js v") == 1
+
+
+def test_shows_every_section(tmp_path):
+    page = report_of(run_of(50), tmp_path / "report.html", model=EvenSplit())
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles == [
+        "SLO attainment",
+        "Latency",
+        "TTFT against prompt length",
+        "Over time",
+        "Where the time went",
+        "Iterations",
+    ]
+    assert all(f'"{component}"' in page for component in COMPONENTS)
+
+
+def test_a_long_run_on_many_replicas_does_not_make_a_big_file(tmp_path):
+    short, long = tmp_path / "short.html", tmp_path / "long.html"
+    report_of(run_of(2_000), short, model=EvenSplit())
+    report_of(run_of(60_000, iterations_per_replica=20_000, num_replicas=6), long, model=EvenSplit())
+    assert long.stat().st_size < MAX_BYTES
+    assert long.stat().st_size < short.stat().st_size + 200_000
+
+
+def test_every_replica_has_its_line_while_they_are_few(tmp_path):
+    few = report_of(run_of(50, num_replicas=3), tmp_path / "few.html")
+    assert all(f"replica {i} mean" in few for i in range(3))
+    many = report_of(run_of(50, num_replicas=9), tmp_path / "many.html")
+    assert "all replicas mean" in many
+    assert "replica 3 mean" not in many
+
+
+@pytest.mark.parametrize("num_requests", [0, 1])
+@pytest.mark.parametrize("iterations_per_replica", [0, 1])
+@pytest.mark.parametrize("slo", [CHAT, None])
+def test_survives_a_run_in_which_little_happened(tmp_path, num_requests, iterations_per_replica, slo):
+    records = run_of(num_requests, iterations_per_replica=iterations_per_replica)
+    assert "Configuration" in report_of(records, tmp_path / "report.html", slo=slo, model=EvenSplit())
+
+
+def test_survives_a_run_in_which_nothing_finished(tmp_path):
+    whole = run_of(20)
+    unserved = whole.requests.assign(
+        status="rejected", output_tokens=0, scheduled_s=np.nan, first_token_s=np.nan, last_token_s=np.nan
+    )
+    none = np.zeros(0)
+    records = replace(whole, requests=unserved, gap_s=none, gap_count=none.astype(np.int64), gap_end_s=none)
+    page = report_of(records, tmp_path / "report.html")
+    assert "SLO chat missed: 0.0 % of 20 requests" in page
+    assert "20 of 20 requests rejected." in page
+
+
+def test_survives_a_run_of_no_duration(tmp_path):
+    records = replace(run_of(0, iterations_per_replica=0), end_s=0.0)
+    assert "nothing to draw" in report_of(records, tmp_path / "report.html")
+
+
+def test_says_what_was_trimmed(tmp_path):
+    page = report_of(run_of(100), tmp_path / "report.html", warmup_s=20.5, cooldown_s=10.0)
+    assert "Measured from 20.5 s to" in page
+    assert "Shaded: trimmed" in page
+    assert "Shaded: trimmed" not in report_of(run_of(100), tmp_path / "report.html")
+
+
+def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
+    config = {
+        "model": {"name": "llama <8b>"},
+        "hardware": {"name": "H100"},
+        "note": "<script>alert(1)</script>",
+    }
+    page = report_of(run_of(5), tmp_path / "report.html", config=config)
+    assert "<h1>llama &lt;8b&gt; · H100</h1>" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert(1)" not in page
+
+
+def test_the_same_run_gives_the_same_figures_with_and_without_a_hardware_model(tmp_path):
+    with_model = report_of(run_of(50), tmp_path / "a.html", model=EvenSplit())
+    without = report_of(run_of(50), tmp_path / "b.html")
+    latencies = re.compile(r"<table class=latencies>.*?</table>", re.DOTALL)
+    assert latencies.search(with_model).group() == latencies.search(without).group()

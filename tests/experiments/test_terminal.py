@@ -1,0 +1,118 @@
+"""The summary in words: verdict, caveats, and figures that fit a terminal of 100 columns."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from experiments import wording
+from experiments.terminal import print_summary
+
+GOODPUT = {
+    "requests_per_s": 5.1,
+    "share": 0.931,
+    "target": 0.9,
+    "attained": True,
+    "term_shares": {"ttft": 0.95, "tpot": 0.97},
+    "slo": {"name": "chat", "ttft_ms": 500, "tpot_ms": 50},
+}
+LATENCY = {
+    "count": 19_366,
+    "mean_s": 0.1,
+    "p50_s": 0.09,
+    "p90_s": 0.2,
+    "p95_s": 0.3,
+    "p99_s": 1.5,
+    "min_s": 0.01,
+    "max_s": 123.4,
+}
+
+
+def summary(**changed):
+    return {
+        "simulated_s": 3600.0,
+        "interrupted": False,
+        "requests": {"arrived": 19_366, "finished": 19_366, "rejected": 0, "aborted": 0, "unfinished": 0},
+        "trimmed": {"warmup_s": 0, "cooldown_s": 0, "start_s": 0, "end_s": 3600.0, "requests_left_out": 0},
+        **dict.fromkeys(("ttft", "tpot", "itl", "e2e", "queue"), LATENCY),
+        "throughput": {"requests_per_s": 5.38, "output_tokens_per_s": 1135.0, "input_tokens_per_s": 6210.0},
+        "goodput": GOODPUT,
+        "gpu_busy": 0.87,
+        "mfu": 0.2,
+        "mbu": 0.5,
+        "kv": {"mean_use_share": 0.1, "peak_use_share": 0.9, "internal_waste_share": 0.01},
+        "iterations": {"count": 1, "mean_s": 0.01, "mean_batch_seqs": 20.5, "max_batch_seqs": 256},
+        "preemptions": 12_345,
+        "cost": {
+            "usd": 2.7,
+            "usd_per_million_output_tokens": 0.66,
+            "usd_per_1000_requests": 0.14,
+            "split": {"usd_per_million_input_tokens": 0.05, "usd_per_million_output_tokens": 0.4},
+        },
+        **changed,
+    }
+
+
+def printed(what):
+    console = Console(file=StringIO(), width=100)
+    print_summary(what, console)
+    return console.file.getvalue()
+
+
+def test_verdict_says_how_many_met_the_objective():
+    assert wording.verdict(summary()) == "SLO chat attained: 93.1 % of 19,366 requests met it (target 90 %)"
+
+
+def test_a_near_miss_does_not_read_like_the_target():
+    missed = {**GOODPUT, "share": 0.89996, "attained": False}
+    assert "missed: 89.9 % of" in wording.verdict(summary(goodput=missed))
+
+
+def test_verdict_without_an_objective_or_without_requests():
+    assert wording.verdict(summary(goodput=None)) == "19,366 of 19,366 requests finished; no SLO was given."
+    nobody = dict.fromkeys(("arrived", "finished", "rejected", "aborted", "unfinished"), 0)
+    assert wording.verdict(summary(requests=nobody)) == "No request arrived in the measured time."
+
+
+def test_caveats_come_only_when_there_are_any():
+    assert wording.caveats(summary()) == []
+    requests = {"arrived": 10, "finished": 7, "rejected": 2, "aborted": 0, "unfinished": 1}
+    trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
+    assert wording.caveats(summary(requests=requests, trimmed=trimmed, interrupted=True)) == [
+        "Interrupted at 60.0 min of simulated time: a part of the run.",
+        "Measured from 60.0 s to 60.0 min only; 3 requests that arrived outside are left out.",
+        "2 of 10 requests rejected.",
+        "1 of 10 requests unfinished.",
+    ]
+
+
+def test_prints_verdict_terms_latencies_and_figures():
+    text = printed(summary())
+    assert "TTFT ≤ 500 ms held for 95.0 %; TPOT ≤ 50 ms held for 97.0 %" in text
+    assert ["TTFT", "100", "90.0", "200", "300", "1,500", "123,400", "19,366"] in [
+        line.split() for line in text.splitlines()
+    ]
+    assert "1,135 tok/s" in text
+
+
+def test_big_figures_fit_100_columns():
+    rates = {"requests_per_s": 4321.0, "output_tokens_per_s": 1_234_567.0, "input_tokens_per_s": 12_345_678.0}
+    slow = {**LATENCY, "max_s": 123_456.7, "count": 1_234_567_890}
+    text = printed(summary(throughput=rates, itl=slow))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_figures_that_do_not_exist_are_dashes():
+    nothing = {**dict.fromkeys(LATENCY), "count": 0}
+    text = printed(summary(tpot=nothing, mfu=None))
+    assert ["TPOT", *["–"] * 6, "0"] in [line.split() for line in text.splitlines()]
+    assert "– / 50.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (12.345, "12.3"), (99.96, "100"), (1234.5, "1,234")],
+)
+def test_numbers_have_three_figures(value, text):
+    assert wording.number(value) == text
