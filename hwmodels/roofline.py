@@ -66,6 +66,7 @@ class Roofline:
         self._launches_s = self.host.launch_s * sum(op.calls * op.kernels for op in operators)
         self._padded = (cuda_graphs or CudaGraphs()).padded()
         self._padded_array = np.array(self._padded)
+        self._decode_terms: dict[int, tuple[float, float, float]] = {}  # by sequences: base, floor, added
 
     def seconds(self, shape: IterationShape) -> Any:
         """Wall time of the iteration; for arrays, of each."""
@@ -100,9 +101,11 @@ class Roofline:
 
         Below some 60 iterations Python floats are faster than numpy arrays.
         """
-        num_tokens, launch_s = self._look_up_decodes(num_seqs)
-        base_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(num_seqs)
-        floor_s, added_s = self._host_seconds(launch_s, num_seqs)
+        if num_seqs not in self._decode_terms:
+            num_tokens, launch_s = self._look_up_decodes(num_seqs)
+            base_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(num_seqs)
+            self._decode_terms[num_seqs] = (base_s, *self._host_seconds(launch_s, num_seqs))
+        base_s, floor_s, added_s = self._decode_terms[num_seqs]
         context_s = self._merged.decode_context_s
         last = num_context_tokens + num_seqs * num_iterations
         if num_iterations > 60:

@@ -11,6 +11,7 @@ The arrays by slot are what an engine uploads: context lengths are `origin + clo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
@@ -34,7 +35,7 @@ class DecodeSet:
         self.size = 0
         self.num_context_tokens = 0
         self.block_size = block_size
-        self.blocks_due_by_phase = [0] * block_size
+        self.blocks_due_by_phase = array("H", bytes(2 * block_size))
         self._members: dict[int, Sequence] = {}  # by slot
         self._ends: list[tuple[int, int, Sequence]] = []
         self._origin_S = np.zeros(max_num_seqs, np.int64)

@@ -139,7 +139,8 @@ class EngineCore:
 
         Raises RuntimeError if the policies schedule nothing although requests are there.
         """
-        self._check_at_rest("plan")
+        if self._in_flight is not None:
+            self._check_at_rest("plan")
         preempted: list[Sequence] = []
         while self._sequences:
             step = StepBuilder(self)

@@ -37,7 +37,7 @@ class StepView:
     @property
     def waiting(self) -> Iterable[Sequence]:
         """Sequences without KV, smallest rank first; may be admitted while iterating."""
-        return self._core.waiting
+        return self._core.waiting if self._core.waiting else ()
 
     @property
     def num_decoding(self) -> int:
@@ -75,6 +75,7 @@ class StepBuilder:
         "_admitted",
         "_all_decode",
         "_chunks",
+        "_completes",
         "_core",
         "_decoded",
         "_horizon",
@@ -94,6 +95,7 @@ class StepBuilder:
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
+        self._completes = False  # a prefill: what follows is another step
         self._horizon = 1
 
     def budget(self, max_num_tokens: int) -> None:
@@ -122,7 +124,8 @@ class StepBuilder:
         if fits and not self._decoded and not self._all_decode:
             core.pool.take(num_due)
             self._all_decode = True
-            self._spend(num_decodes)
+            self.num_tokens += num_decodes
+            self.tokens_left -= num_decodes
             return
         for seq in core.view.decoding:
             if seq.state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
@@ -167,9 +170,11 @@ class StepBuilder:
         False if there is no slot or no budget, if its whole prompt could not get blocks now, or if this step
         has preempted somebody.
         """
+        if seq.state is not SequenceState.waiting:
+            raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
-        num_tokens = min(max_num_tokens, seq.num_uncomputed, self.tokens_left)
-        if num_tokens < 1 or self._preempted or not core.free_slots or not core.pool.can_admit(seq.num_known):
+        num_tokens = min(max_num_tokens, seq._known, self.tokens_left)
+        if num_tokens < 1 or self._preempted or not core.free_slots or not core.pool.can_admit(seq._known):
             return False
         core._start(seq)
         self._admitted.append(seq)
@@ -205,7 +210,9 @@ class StepBuilder:
 
     def _add_chunk(self, seq: Sequence, num_tokens: int, num_blocks: int) -> None:
         self._core.pool.take(num_blocks)
-        self._chunks.append(Chunk(seq, seq.num_computed, num_tokens, num_tokens == seq.num_uncomputed))
+        completes = seq._computed + num_tokens == seq._known
+        self._completes = self._completes or completes
+        self._chunks.append(Chunk(seq, seq._computed, num_tokens, completes))
         self._spend(num_tokens)
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
@@ -228,7 +235,7 @@ class StepBuilder:
             idle = [seq for seq in decodes if seq.request_id not in self._decoded]
             num_decodes -= len(idle)
             num_context_tokens -= sum(seq.num_known for seq in idle)
-        horizon = 1 if idle or self._preempted else self._horizon
+        horizon = 1 if self._completes or idle or self._preempted else self._horizon
         plan = StepPlan(
             index,
             num_decodes,
@@ -250,8 +257,8 @@ class StepBuilder:
         horizon = plan.horizon
         if plan.num_decodes:
             horizon = min(horizon, core.decodes.iterations_to_first_end())
-        for chunk in plan.chunks:  # the chunk that completes a prefill is a step of its own
-            horizon = min(horizon, max(1, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens))
+        for chunk in plan.chunks:  # the chunk that completes a prefill will be a step of its own
+            horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
         num_free = core.pool.num_free
         blocks_each = horizon // core.pool.block_size + 1
         if plan.chunks or plan.num_decodes * blocks_each > num_free:  # else there are blocks in any case

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ class RequestLog:
     """One row a request, at the index of its id; ids count from 0 in the order in which requests are made."""
 
     def __init__(self) -> None:
-        self.requests: list[Request | None] = []  # None: made, but has not arrived yet
+        self.requests: list[Request | None] = []  # None: not made, or made but not arrived
         self.replica = array("i")
         self.status = array("b")
         self.reason: dict[int, str] = {}
@@ -55,19 +55,16 @@ class RequestLog:
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
         while request.request_id >= len(self.requests):
-            self._append_empty_row()
+            self._append_empty_rows(1024)
         self.requests[request.request_id] = request
 
-    def _append_empty_row(self) -> None:
-        self.requests.append(None)
-        self.replica.append(-1)
-        self.status.append(Status.unfinished)
-        self.scheduled_s.append(NAN)
-        self.first_token_s.append(NAN)
-        self.last_token_s.append(NAN)
-        self.finished_s.append(NAN)
-        self.output_tokens.append(0)
-        self.preemptions.append(0)
+    def _append_empty_rows(self, num_rows: int) -> None:
+        self.requests.extend([None] * num_rows)
+        self.replica.extend([-1] * num_rows)
+        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
+            times_s.extend([NAN] * num_rows)
+        for counts in (self.status, self.output_tokens, self.preemptions):
+            counts.extend([0] * num_rows)  # status: unfinished
 
     def reject(self, request_id: int, reason: str, now: float) -> None:
         """Close the row of a request that was never served."""
@@ -152,44 +149,48 @@ class IterationLog:
     def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
         """Enter a flight that is about to be committed."""
         plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
-        if plan.chunks:  # what prompt chunks cost is not linear in the iteration: each has its row
-            start_s = flight.start_s
-            for step in range(num_iterations):
-                self._add_row(flight, step, 1, start_s, emitted_s, num_fresh, core)
-                start_s = emitted_s = ends_s[step]
-                num_fresh = 0
-        else:
-            self._add_row(flight, 0, num_iterations, flight.start_s, emitted_s, num_fresh, core)
-            if num_iterations > 1:
-                self._blocks_due.extend(core.decodes.blocks_due_by_phase)
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
-
-    def _add_row(
-        self,
-        flight: Flight,
-        step: int,
-        num_iterations: int,
-        start_s: float,
-        emitted_s: float,
-        num_fresh: int,
-        core: EngineCore,
-    ) -> None:
-        """Enter num_iterations iterations from the flight's iteration number `step` on."""
-        plan = flight.plan
-        shape = cast("tuple[float, ...]", shape_of(plan, step))  # of one step: numbers, no arrays
+        if plan.chunks:
+            self._add_chunks(flight, core, emitted_s, num_fresh)
+            return
         self._rows += self._pack(
             num_iterations,
-            start_s,
+            flight.start_s,
             emitted_s,
             num_fresh,
             core.decodes.clock % self.block_size,
             flight.num_running,
             flight.num_waiting,
-            flight.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
-            flight.num_tokens_held + (step + 1) * plan.num_tokens,
+            flight.num_blocks_used,
+            flight.num_tokens_held + plan.num_decodes,
             len(plan.preempted),
-            *shape,
+            plan.num_decodes,
+            plan.num_decode_context_tokens,
+            *(0, 0, 0, 0),
+            plan.num_decodes,
         )
+        if num_iterations > 1:
+            self._blocks_due.extend(core.decodes.blocks_due_by_phase)
+
+    def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+        """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
+        plan, start_s = flight.plan, flight.start_s
+        for step in range(flight.num_iterations):
+            self._rows += self._pack(
+                1,
+                start_s,
+                emitted_s,
+                num_fresh,
+                0,
+                flight.num_running,
+                flight.num_waiting,
+                flight.num_blocks_used + core.blocks_of_repeats(plan, step),
+                flight.num_tokens_held + (step + 1) * plan.num_tokens,
+                len(plan.preempted),
+                *shape_of(plan, step),
+            )
+            start_s = emitted_s = flight.ends_s[step]
+            num_fresh = 0
 
     def expand(self) -> tuple[dict[str, NDArray[Any]], Gaps]:
         """One value an iteration by column, and all gaps between tokens."""

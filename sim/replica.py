@@ -135,9 +135,10 @@ class Replica:
     def _plan(self) -> None:
         """Decide what comes next and set out, if there is anything to do."""
         core, now = self.core, self._clock.now
-        for request_id in self._aborts:
-            self._abort(request_id)
-        self._aborts.clear()
+        if self._aborts:
+            for request_id in self._aborts:
+                self._abort(request_id)
+            self._aborts.clear()
         plan = core.plan(now)
         if plan is None:
             return
@@ -146,7 +147,7 @@ class Replica:
                 self._requests.scheduled_s[seq.request_id] = now
         for seq in plan.preempted:
             self._note_preemption(seq)
-        num_iterations = min(plan.horizon, self._max_leap)
+        num_iterations = plan.horizon if plan.horizon < self._max_leap else self._max_leap
         flight = Flight(
             plan,
             now,
@@ -177,7 +178,10 @@ class Replica:
         """Enter a flight's iterations into the logs and the core."""
         core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
         end_s = flight.ends_s[num_iterations - 1]
-        self._log_iterations(flight)
+        num_fresh = self._log_gaps(plan, flight.ends_s[0]) if self._fresh or plan.idle else 0
+        self.iterations.add(flight, core, self._emitted_s, num_fresh)
+        if plan.num_decodes:
+            self._emitted_s = end_s
         progress = core.commit(plan, StepOutcome(num_iterations), end_s)
         requests = self._requests
         for seq in progress.prefilled:
@@ -191,21 +195,18 @@ class Replica:
             requests.end(seq, Status.finished, end_s, end_s)
             self._on_end(seq)
 
-    def _log_iterations(self, flight: Flight) -> None:
-        """Write down the iterations and the gaps between tokens that they end."""
-        plan = flight.plan
+    def _log_gaps(self, plan: StepPlan, end_s: float) -> int:
+        """Note the gaps that a plan's first iteration ends and that are not like the others'; how many."""
+        if not plan.num_decodes:
+            return 0
+        behind = {seq: self._last_token_s(seq) for seq in plan.idle}
         num_fresh = 0
-        if plan.num_decodes and (self._fresh or plan.idle):
-            first_end_s = flight.ends_s[0]
-            behind = {seq: self._last_token_s(seq) for seq in plan.idle}
-            for seq, emitted_s in self._fresh.items():
-                if seq not in behind:
-                    num_fresh += 1
-                    self.iterations.add_gap(first_end_s - emitted_s, first_end_s)
-            self._fresh = behind
-        self.iterations.add(flight, self.core, self._emitted_s, num_fresh)
-        if plan.num_decodes:
-            self._emitted_s = flight.ends_s[flight.num_iterations - 1]
+        for seq, emitted_s in self._fresh.items():
+            if seq not in behind:
+                num_fresh += 1
+                self.iterations.add_gap(end_s - emitted_s, end_s)
+        self._fresh = behind
+        return num_fresh
 
     def _abort(self, request_id: int) -> None:
         """Give up a request that is still here."""

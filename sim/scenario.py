@@ -163,21 +163,26 @@ class Scenario:
             max_model_len=self.max_model_len,
         )
 
-    def run(
-        self, source: Source | None = None, report: Callable[[float, int], None] | None = None
-    ) -> RunResult:
-        """Simulate and measure. `source`: the traffic, if already made; `report`: see `Simulation.run`."""
-        source = source or self.source()
-        memory = self.plan_memory()
-        model = self.iteration_model()
-        records = Simulation(
+    def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
+        """Simulate only; `report`: see `Simulation.run`."""
+        num_blocks = self.plan_memory().num_blocks
+        simulation = Simulation(
             source=source,
-            cores=[self.core(memory.num_blocks) for _ in range(self.replicas)],
-            model=model,
+            cores=[self.core(num_blocks) for _ in range(self.replicas)],
+            model=self.iteration_model(),
             routing=self.routing,
             leap=self.sim.leap,
             until_s=self.sim.until_s,
-        ).run(report)
+        )
+        return simulation.run(report)
+
+    def run(
+        self, source: Source | None = None, report: Callable[[float, int], None] | None = None
+    ) -> RunResult:
+        """Simulate and measure. `source`: the traffic, if already made."""
+        source = source or self.source()
+        records = self.simulate(source, report)
+        model = self.iteration_model()
         summary = summarise(
             records,
             model=model,
@@ -186,7 +191,7 @@ class Scenario:
             warmup_s=self.metrics.warmup_s,
             cooldown_s=self.metrics.cooldown_s,
         )
-        summary["memory"] = asdict(memory)
+        summary["memory"] = asdict(self.plan_memory())
         summary["workload"] = asdict(source.notes)
         return RunResult(
             records=records,

@@ -121,6 +121,8 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         tables, gaps = zip(*(replica.iterations.expand() for replica in self._replicas), strict=True)
+        # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
+        columns = {name: np.concatenate([table.pop(name) for table in tables]) for name in list(tables[0])}
         core = self._replicas[0].core
         return RunRecords(
             requests=self._requests.table(),

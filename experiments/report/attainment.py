@@ -34,7 +34,7 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> go.Figur
         y=[100 * share for share in whole],
         marker={"color": list(colours.values())},
         text=[wording.percent_at_least(share) for share in whole],
-        textposition="inside",
+        textposition="auto",
         insidetextanchor="middle",
         showlegend=False,
     )

@@ -97,9 +97,11 @@ def _sections(
         f"{MAX_SCATTER_POINTS:,} of them, the slowest always among them; lines by octave of prompt length."
     )
     sections.append(_section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
-    caption = "Means over short spans of time; dotted: the highest value in each. A colour a replica."
+    caption = "Means over short spans of time; dotted: the highest value in each."
     if records.num_replicas > MAX_REPLICAS_APART:
         caption = f"Mean of {records.num_replicas} replicas over short spans; dotted: the highest of any."
+    elif records.num_replicas > 1:
+        caption += " A colour a replica."
     if window != (0.0, records.end_s):
         caption += " Shaded: trimmed, in no other figure."
     sections.append(_section("Over time", caption, timeline(records, window)))
