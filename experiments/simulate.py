@@ -48,6 +48,8 @@ def main(cfg: DictConfig) -> None:
     """Simulate, write, and print."""
     scenario, source, output = check(cfg)
     console = Console()
+    if not console.is_terminal:
+        console.width = 100  # a file or a pipe: what the tables were made for
     with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
         result = scenario.run(source, report)
     folder = Path(HydraConfig.get().runtime.output_dir)

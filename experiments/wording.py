@@ -26,7 +26,7 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """What a reader must know first: the run was trimmed or interrupted, some requests did not finish."""
+    """What a reader must know first: what was trimmed, lost, left out or out of reach."""
     trimmed, requests = summary["trimmed"], summary["requests"]
     found = []
     if summary["interrupted"]:
@@ -41,6 +41,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
     for status in ("rejected", "aborted", "unfinished"):
         if requests[status]:
             found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {status}.")
+    found += summary.get("notes", [])
     return found
 
 

@@ -118,18 +118,21 @@ class RequestLog:
 class IterationLog:
     """The iterations of one replica, a row a leap, and the token gaps that do not follow from them."""
 
-    ROW = (
-        "num_iterations",
-        "start_s",
-        "emitted_s",  # when the decoding sequences had produced their tokens before this row
-        "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
-        "block_phase",  # clock of the decode set modulo the block size
+    COUNTS = (
         "running",
         "waiting",
         "kv_blocks_used",
         "kv_tokens_used",
         "preempted",
         *IterationShape._fields,
+    )
+    ROW = (
+        "num_iterations",
+        "start_s",
+        "emitted_s",  # when the decoding sequences had produced their tokens before this row
+        "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
+        "block_phase",  # clock of the decode set modulo the block size
+        *COUNTS,
     )
     _pack = Struct(f"{len(ROW)}d").pack
 
@@ -200,8 +203,8 @@ class IterationLog:
         first = np.cumsum(num) - num  # index of each row's first iteration
         step = np.arange(num.sum()) - np.repeat(first, num)  # index of an iteration in its row
 
-        def by_iteration(name: str) -> NDArray[np.float64]:
-            return np.repeat(row[name], num)
+        def by_iteration(name: str) -> NDArray[np.int64]:
+            return np.repeat(row[name].astype(np.int64), num)
 
         ends_s = np.frombuffer(self._ends_s)
         start_s = np.roll(ends_s, 1)
@@ -220,8 +223,10 @@ class IterationLog:
             "kv_tokens_used": grown,
             "kv_blocks_used": self._grown_blocks(row, num),
         }
-        for name in self.ROW[5:]:
-            columns[name] = (by_iteration(name) + grown_by.get(name, 0)).astype(np.int64)
+        for name in self.COUNTS:
+            columns[name] = by_iteration(name)
+        for name, grown_by_step in grown_by.items():
+            columns[name] += grown_by_step
         count = columns["decode_seqs"].copy()
         count[first] -= row["num_fresh"].astype(np.int64)
         decodes = count > 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
 from hwmodels.device import Device
+from hwmodels.iteration import IterationShape
 from hwmodels.memory import MemoryPlan, plan_memory
 from hwmodels.model_spec import ModelSpec
 from hwmodels.roofline import Roofline
@@ -22,7 +23,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.records import RunRecords, Status
 from sim.simulation import Simulation
-from sim.workload.base import Source, Workload
+from sim.workload.base import Source, Workload, WorkloadNotes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +183,7 @@ class Scenario:
         """Simulate and measure. `source`: the traffic, if already made."""
         source = source or self.source()
         records = self.simulate(source, report)
-        model = self.iteration_model()
+        model, memory = self.iteration_model(), self.plan_memory()
         summary = summarise(
             records,
             model=model,
@@ -191,8 +192,9 @@ class Scenario:
             warmup_s=self.metrics.warmup_s,
             cooldown_s=self.metrics.cooldown_s,
         )
-        summary["memory"] = asdict(self.plan_memory())
+        summary["memory"] = asdict(memory)
         summary["workload"] = asdict(source.notes)
+        summary["notes"] = [*self._limits(model, memory), *_left_out(source.notes)]
         return RunResult(
             records=records,
             requests=request_metrics(records.requests, self.slo),
@@ -200,3 +202,31 @@ class Scenario:
             model=model,
             slo=self.slo,
         )
+
+    def _limits(self, model: Roofline, memory: MemoryPlan) -> Iterator[str]:
+        """What no policy could change: latencies below the hardware's, a context larger than the cache."""
+        lone_s = {"ttft": float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))}
+        lone_s["tpot"] = model.decode_seconds(1, 2, 1)[0]
+        limits_s = self.slo.limits_s if self.slo else {}
+        for term, least_s in lone_s.items():
+            if term in limits_s and limits_s[term] < least_s:
+                yield (
+                    f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
+                    f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
+                )
+        num_tokens = self.caching.pool(memory.num_blocks).max_tokens_per_seq
+        if num_tokens < self.max_model_len:
+            yield (
+                f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
+                f"{self.max_model_len:,}: longer prompts are rejected, longer answers end there."
+            )
+
+
+def _left_out(notes: WorkloadNotes) -> Iterator[str]:
+    """What the traffic is not: rows left out, requests shortened."""
+    for reason, count in notes.skipped.items():
+        yield f"{count:,} skipped: {reason}."
+    if notes.num_clipped:
+        yield f"{notes.num_clipped:,} requests were clipped to the model's context."
+    if notes.num_conversations_cut:
+        yield f"{notes.num_conversations_cut:,} conversations ended early: the context was full."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,8 @@ class Simulation:
         self._source = source
         self._routing = routing
         self._until_s = float("inf") if until_s is None else until_s
+        self._arrivals = source.arrivals()
+        self._next: Arrival | None = None
         self._requests = RequestLog()
         self.num_ended = 0
         self._replicas = [
@@ -59,7 +61,7 @@ class Simulation:
         report(simulated time, requests ended) is called now and then.
         """
         clock = self._clock
-        self._expect_next(self._source.arrivals())
+        self._expect_next()
         interrupted = False
         try:
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s):
@@ -74,17 +76,16 @@ class Simulation:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupted)
 
-    def _expect_next(self, arrivals: Iterator[Arrival]) -> None:
+    def _expect_next(self) -> None:
         """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""
-        arrival = next(arrivals, None)
-        if arrival is None:
-            return
+        self._next = next(self._arrivals, None)
+        if self._next is not None:
+            self._clock.at(self._next.request.arrival_s, Phase.arrive, self._on_arrival)
 
-        def arrive(event: Event) -> None:
-            self._arrive(arrival)
-            self._expect_next(arrivals)
-
-        self._clock.at(arrival.request.arrival_s, Phase.arrive, arrive)
+    def _on_arrival(self, event: Event) -> None:
+        assert self._next is not None
+        self._arrive(self._next)
+        self._expect_next()
 
     def _arrive(self, arrival: Arrival) -> None:
         """A request reaches the service: open its record and route it."""
@@ -126,7 +127,7 @@ class Simulation:
         core = self._replicas[0].core
         return RunRecords(
             requests=self._requests.table(),
-            iterations=pd.DataFrame({name: np.concatenate([t[name] for t in tables]) for name in tables[0]}),
+            iterations=pd.DataFrame(columns, copy=False),
             **{name: np.concatenate([getattr(g, name) for g in gaps]) for name in Gaps._fields},
             num_kv_blocks=core.pool.num_blocks,
             block_size=core.pool.block_size,

@@ -232,47 +232,50 @@ def assert_same_table(one, other):
     if not one.equals(other):
         assert list(one.columns) == list(other.columns)
         assert one.dtypes.equals(other.dtypes)
+        assert len(one) == len(other)
         differ = [name for name in one.columns if not one[name].equals(other[name])]
-        raise AssertionError(f"{differ} differ:\n{one[differ].compare(other[differ])}" if len(one) == len(other)
-                             else f"{len(one)} rows, {len(other)} rows")
+        raise AssertionError(f"{differ} differ:\n{one[differ].compare(other[differ])}")
 
 
 @st.composite
 def draw_worlds(draw):
-    """Small engines under pressure: tiny caches, budgets and contexts, coinciding arrivals, givers-up."""
+    """Small engines under pressure: tiny caches, budgets and contexts, coinciding arrivals, givers-up.
+
+    Half of them are storms: many answers that outgrow a cache which had room for their prompts.
+    """
+    storm = draw(st.booleans())
     tick_s = draw(st.sampled_from([TICK_S, UNEVEN_S]))
-    half_ticks = draw(st.sampled_from([0, 8, 200]))
-    num_prompt_tokens = st.integers(1, 12) | st.integers(1, 80)
-    num_output_tokens = st.integers(1, 12) | st.integers(1, 60)
+    half_ticks = draw(st.sampled_from([0, 40, 200]))
     ask = st.builds(
         Ask,
         st.integers(0, half_ticks).map(lambda n: n * tick_s / 2),
-        num_prompt_tokens,
-        num_output_tokens,
+        st.integers(1, 9) if storm else st.integers(1, 9) | st.integers(1, 80),
+        st.integers(8, 60) if storm else st.integers(1, 9) | st.integers(1, 60),
         st.integers(0, 2),
-        st.none() | st.none() | st.integers(1, 60),
+        st.none() if storm else st.none() | st.none() | st.integers(1, 60),
     )
+    num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    num_blocks = draw(st.integers(5, max(5, 64 // block_size)) if storm else st.integers(5, 40))
     batching = st.one_of(
         st.integers(1, 64).map(lambda n: Chunked(max_num_batched_tokens=n)),
         st.integers(1, 64).map(lambda n: PrefillFirst(max_num_batched_tokens=n)),
         st.integers(1, 8).map(lambda n: Static(batch_size=n)),
     )
-    watermark = st.sampled_from([0.0, 0.0, 0.1, 0.3])
-    block_size = st.sampled_from([1, 2, 3, 4, 8, 16])
     return World(
-        asks=tuple(draw(st.lists(ask, min_size=1, max_size=12))),
+        asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(batching),
         scheduling=draw(st.sampled_from([Fcfs(), Priority()])),
-        paged=Paged(block_size=draw(block_size), watermark=draw(watermark)),
-        num_blocks=draw(st.integers(5, 40)),
-        max_num_seqs=draw(st.integers(1, 8)),
+        paged=Paged(block_size=block_size, watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))),
+        num_blocks=num_blocks,
+        max_num_seqs=draw(st.integers(2 if storm else 1, 8)),
         max_model_len=draw(st.sampled_from([4096, 4096, 90, 30])),
-        num_replicas=draw(st.sampled_from([1, 1, 2, 3])),
+        num_replicas=draw(st.sampled_from([1, 1, 1, 2] if storm else [1, 2, 3])),
         routing=draw(st.sampled_from([RoundRobin, LeastOutstanding])),
         model=ToyModel(tick_s, flat=draw(st.booleans())),
         num_users=draw(st.none() | st.integers(1, 6)),
         think_s=draw(st.integers(0, 8)) * tick_s / 2,
-        patience_s=draw(st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2)),
+        patience_s=draw(st.none() | st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2)),
         until_s=draw(st.none() | st.none() | st.integers(1, 300).map(lambda n: n * tick_s / 2)),
     )
 

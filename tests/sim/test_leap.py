@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+quick = settings(max_examples=8000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 @quick
