@@ -113,7 +113,7 @@ def plan_memory(
             n for n in sizes if n > tensor_parallel_size and model.divides(n) and missing_bytes(n) <= 0
         ]
         remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
-        blocks = f" and {num_kv_blocks} KV blocks" if num_kv_blocks else ""
+        blocks = f" with {num_kv_blocks} KV blocks" if num_kv_blocks else ""
         raise ValueError(
             f"tensor_parallel_size={tensor_parallel_size}: {model.name}{blocks} needs "
             f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "

@@ -225,7 +225,7 @@ def assert_same_records(one, other):
     assert_same_table(one.requests, other.requests)
     assert_same_table(one.iterations, other.iterations)
     assert gaps_of(one) == gaps_of(other)
-    pass  # TEMP end_s
+    assert one.end_s == other.end_s
 
 
 def assert_same_table(one, other):

@@ -1,0 +1,224 @@
+"""`windtunnel simulate`, through the command line's own entry point."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.cli import main
+from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.simulate import check
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("workload=poisson", "workload.num_requests=60", "engine.num_kv_blocks=400")
+
+
+def choices(group: str) -> list[str]:
+    return sorted(file.stem for file in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.chdir(folder)
+    return main(["simulate", *SMALL, "output.progress=false", *arguments])
+
+
+def build(*overrides: str):
+    return check(SOURCE.compose(list(overrides)))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert run(folder, monkeypatch, f"hydra.run.dir={folder}/out") == 0
+    return folder / "out"
+
+
+def test_leaves_every_file(written):
+    names = {file.name for file in written.iterdir()}
+    assert names == {
+        "config.yaml",
+        "summary.json",
+        "requests.parquet",
+        "iterations.parquet",
+        "replicas.parquet",
+        "report.html",
+    }
+
+
+def test_the_tables_agree_with_the_summary(written):
+    summary = json.loads((written / "summary.json").read_text())
+    requests = pd.read_parquet(written / "requests.parquet")
+    iterations = pd.read_parquet(written / "iterations.parquet")
+    replicas = pd.read_parquet(written / "replicas.parquet")
+    assert summary["requests"]["arrived"] == len(requests) == replicas["requests"].sum() == 60
+    assert summary["ttft"]["mean_s"] == pytest.approx(requests["ttft_s"].mean())
+    assert iterations["sampled_seqs"].sum() == requests["output_tokens"].sum() == 60 * 256
+    assert replicas["busy_s"].sum() == pytest.approx(iterations["duration_s"].sum())
+
+
+def test_the_resolved_config_reproduces_the_run(written, tmp_path):
+    cfg = OmegaConf.load(written / "config.yaml")
+    again, source, _ = check(cfg)
+    again.run(source).requests.to_parquet(tmp_path / "again.parquet", index=False, compression="zstd")
+    assert (tmp_path / "again.parquet").read_bytes() == (written / "requests.parquet").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path, monkeypatch):
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        folder = f"hydra.run.dir={tmp_path}/{name}"
+        assert run(tmp_path, monkeypatch, folder, f"seed={seed}", "output.report=false") == 0
+    for table in ("requests", "iterations", "replicas"):
+        one, two, three = (
+            (tmp_path / name / f"{table}.parquet").read_bytes() for name in ("one", "two", "three")
+        )
+        assert one == two
+        assert one != three
+
+
+def test_a_multirun_runs_every_combination(tmp_path, monkeypatch):
+    sweep = ("--multirun", f"hydra.sweep.dir={tmp_path}/sweep", "batching=chunked,static", "seed=0,1")
+    assert run(tmp_path, monkeypatch, *sweep, "output.report=false") == 0
+    found = [OmegaConf.load(file) for file in sorted((tmp_path / "sweep").glob("*/config.yaml"))]
+    assert [(cfg.batching._target_.split(".")[-1], cfg.seed) for cfg in found] == [
+        ("Chunked", 0),
+        ("Chunked", 1),
+        ("Static", 0),
+        ("Static", 1),
+    ]
+
+
+def test_output_switches_leave_files_out(tmp_path, monkeypatch):
+    folder = f"hydra.run.dir={tmp_path}/out"
+    assert run(tmp_path, monkeypatch, folder, "output.report=false", "output.tables=false") == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"config.yaml", "summary.json"}
+
+
+@pytest.mark.parametrize("group", ["batching", "scheduling", "caching", "routing", "slo"])
+def test_every_policy_choice_runs(group):
+    for choice in choices(group):
+        scenario, source, _ = build(*SMALL, "workload.num_requests=10", f"{group}={choice}", "replicas=2")
+        assert scenario.run(source).summary["requests"]["finished"] == 10, choice
+
+
+@pytest.mark.parametrize("engine", choices("engine"))
+def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
+    own = build(*SMALL, f"engine={engine}")[0].batching
+    expected = {"vllm": "Chunked", "vllm_v0": "PrefillFirst", "sglang": "PrefillFirst", "static": "Static"}
+    assert type(own).__name__ == expected[engine]
+    asked_for = build(*SMALL, f"engine={engine}", "batching=chunked", "caching=paged")[0]
+    assert type(asked_for.batching).__name__ == "Chunked"
+
+
+@pytest.mark.parametrize("hardware", choices("hardware"))
+def test_every_hardware_runs_a_small_model(hardware):
+    scenario, source, _ = build(*SMALL, "model=smollm2_135m", f"hardware={hardware}")
+    assert scenario.run(source).summary["requests"]["finished"] == 60
+
+
+@pytest.mark.parametrize("model", [name for name in choices("model") if name != "hf"])
+def test_every_model_runs_on_hardware_that_holds_it(model):
+    scenario, source, _ = build(*SMALL, f"model={model}", "hardware=mi300x")
+    assert scenario.run(source).summary["requests"]["finished"] == 60
+
+
+def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scenario, _, _ = build(*SMALL, "model=hf", f"model.path={tmp_path}/config.json")
+    preset, _, _ = build(*SMALL, "model=smollm2_135m")
+    assert scenario.model.num_parameters == preset.model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=llama3_1_70b"], r"llama-3.1-70b needs .* GiB on each .* GiB more .* smallest that fits: 2"),
+        (["hardware=h10_sxm"], "nearest: h100_sxm"),
+        (["slo.itl_ms=5"], "slo.itl_ms: no such setting"),
+        (["slo.attainment_target=1.5"], r"slo.attainment_target=1.5: must be in \(0, 1\]"),
+        (["engine.num_kv_blocks=0"], "engine.num_kv_blocks=0: must be >= 1"),
+        (["engine.gpu_memory_utilization=2"], "engine.gpu_memory_utilization=2.0: must be > 0 and <= 1"),
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs=0: must be >= 1"),
+        (["engine.max_model_len=1"], "engine.max_model_len=1: must be >= 2"),
+        (["engine.max_model_len=10000000"], "engine.max_model_len=10000000: must be <= 131072"),
+        (["caching.block_size=0"], "caching.block_size=0: must be >= 1 token"),
+        (["caching.watermark=1"], "caching.watermark=1.0: must be >= 0 and < 1"),
+        (["batching.max_num_batched_tokens=0"], "batching.max_num_batched_tokens=0: must be >= 1"),
+        (["tensor_parallel_size=3"], "tensor_parallel_size=3: must divide"),
+        (["tensor_parallel_size=0"], "tensor_parallel_size=0: must be >= 1"),
+        (["replicas=0"], "replicas=0: must be >= 1"),
+        (["seed=-1"], "seed=-1: must be >= 0"),
+        (["sim.until_s=0"], "sim.until_s=0.0: must be > 0 s"),
+        (["metrics.warmup_s=-1"], "metrics.warmup_s=-1.0: must be >= 0 s"),
+        (["workload=plain_csv"], "workload.path: must be given"),
+        (["workload=plain_csv", "workload.path=no_such.csv"], "no_such.csv: no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_settings_exit_2_with_one_message(overrides, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [], "nothing is written before the settings are right"
+
+
+def test_a_malformed_trace_names_file_line_and_column(tmp_path):
+    trace = tmp_path / "bad.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,ten,5\n")
+    with pytest.raises(ConfigError, match=r"bad.csv:3:3: prompt_tokens: expected a whole number.*'ten'"):
+        build("workload=plain_csv", f"workload.path={trace}")
+
+
+def test_a_prompt_beyond_the_kv_cache_is_rejected_and_the_run_goes_on(tmp_path):
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,5000,5\n1,3,5\n")
+    scenario, source, _ = build("workload=plain_csv", f"workload.path={trace}", "engine.num_kv_blocks=100")
+    result = scenario.run(source)
+    assert result.requests["status"].tolist() == ["rejected", "finished"]
+    assert "the KV cache holds 1600" in result.requests["reason"][0]
+    assert result.summary["requests"] == {
+        "arrived": 2,
+        "finished": 1,
+        "rejected": 1,
+        "aborted": 0,
+        "unfinished": 0,
+    }
+    assert any("holds 1,600 tokens" in note for note in result.summary["notes"])
+
+
+def test_a_latency_below_the_hardware_is_called_out_of_reach():
+    scenario, source, _ = build(*SMALL, "slo.tpot_ms=1")
+    notes = scenario.run(source).summary["notes"]
+    assert any(note.startswith("slo.tpot_ms=1: out of reach") for note in notes)
+
+
+def test_start_up_imports_nothing_heavy():
+    program = (
+        "import sys, sim, policies.engine, hwmodels.roofline; "
+        "print([name for name in ('torch', 'triton', 'hydra', 'plotly') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

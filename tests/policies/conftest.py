@@ -1,0 +1,91 @@
+"""Makers with defaults: a test states only what its claim needs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.engine import EngineCore
+from policies.plan import StepOutcome
+from policies.request import Prompt, Request
+from policies.scheduling.fcfs import Fcfs
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A batching policy out of a function of (view, step)."""
+
+    script: Any
+
+    def fill(self, view, step, now):
+        self.script(view, step)
+
+
+def _make_core(
+    *,
+    batching=None,
+    scheduling=None,
+    num_blocks=100,
+    block_size=4,
+    watermark=0.0,
+    max_num_seqs=8,
+    max_model_len=4096,
+):
+    """An engine with room for everything; `batching` may be a function of (view, step)."""
+    if callable(batching):
+        batching = Scripted(batching)
+    return EngineCore(
+        batching=batching or Chunked(),
+        scheduling=scheduling or Fcfs(),
+        pool=Paged(block_size=block_size, watermark=watermark).pool(num_blocks),
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+
+
+def _make_request(request_id=0, num_prompt_tokens=4, arrival_s=0.0, **settings):
+    return Request(request_id, arrival_s, Prompt(num_prompt_tokens), **settings)
+
+
+def _run_step(core, num_iterations=1, ended=()):
+    """Plan and commit. Returns what was computed, by request id, and the core's progress."""
+    plan = core.plan(0.0)
+    tokens = plan.tokens_by_request
+    return tokens, core.commit(plan, StepOutcome(num_iterations, tuple(ended)), 0.0)
+
+
+def _run_out(core):
+    """Step until nothing is left: per step the tokens by request, the preempted, and blocks in use."""
+    diary = []
+    while (plan := core.plan(0.0)) is not None:
+        preempted = [seq.request_id for seq in plan.preempted]
+        diary.append((plan.tokens_by_request, preempted, core.pool.num_used))
+        core.commit(plan, StepOutcome(), 0.0)
+        core.check_integrity()
+    return diary
+
+
+@pytest.fixture(scope="session")
+def make_core():
+    """EngineCore with room for everything unless the test says otherwise."""
+    return _make_core
+
+
+@pytest.fixture(scope="session")
+def make_request():
+    """Request(request_id, num_prompt_tokens, arrival_s, ...)."""
+    return _make_request
+
+
+@pytest.fixture(scope="session")
+def run_step():
+    """One plan and its commit: (tokens by request, progress)."""
+    return _run_step
+
+
+@pytest.fixture(scope="session")
+def run_out():
+    """All steps until the engine is empty: a list of (tokens by request, preempted ids, blocks in use)."""
+    return _run_out
