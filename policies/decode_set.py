@@ -37,7 +37,8 @@ class DecodeSet:
         self.block_size = block_size
         self.blocks_due_by_phase = array("H", bytes(2 * block_size))
         self._members: dict[int, Sequence] = {}  # by slot
-        self._ends: list[tuple[int, int, Sequence]] = []
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
+        self._num_joins = 0
         self._origin_S = np.zeros(max_num_seqs, np.int64)
         self._member_S = np.zeros(max_num_seqs, np.bool_)
 
@@ -57,7 +58,8 @@ class DecodeSet:
         assert seq.slot is not None
         assert seq._computed == seq._known - 1
         seq._origin = seq._computed - self.clock
-        seq._end_clock = self.clock + seq._end_known - seq._known
+        self._num_joins += 1
+        seq._join = self._num_joins
         seq.state = _DECODING
         self.num_context_tokens += seq._computed
         self.blocks_due_by_phase[-seq._origin % self.block_size] += 1
@@ -65,7 +67,8 @@ class DecodeSet:
         self.size += 1
         self._origin_S[seq.slot] = seq._origin
         self._member_S[seq.slot] = True
-        heappush(self._ends, (seq._end_clock, seq.request_id, seq))
+        end_clock = self.clock + seq._end_known - seq._known
+        heappush(self._ends, (end_clock, seq.request_id, seq._join, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Give up a member; its counts are written back to it, and its state becomes `state`."""
@@ -92,15 +95,15 @@ class DecodeSet:
             self.join(seq)
         ended: list[Sequence] = []
         while self._ends and self._ends[0][0] <= self.clock:
-            end_clock, _, seq = heappop(self._ends)
-            if self._is_current(end_clock, seq):
+            _, _, join, seq = heappop(self._ends)
+            if self._is_current(join, seq):
                 ended.append(seq)
         return ended
 
     def iterations_to_first_end(self) -> int:
         """Iterations until the first member ends, if all decode; call it on a set with members only."""
         ends = self._ends
-        while not self._is_current(ends[0][0], ends[0][2]):
+        while not self._is_current(ends[0][2], ends[0][3]):
             heappop(ends)
         return ends[0][0] - self.clock
 
@@ -121,6 +124,6 @@ class DecodeSet:
         return due
 
     @staticmethod
-    def _is_current(end_clock: int, seq: Sequence) -> bool:
-        """Whether a heap entry still tells the truth: members that left keep theirs until it surfaces."""
-        return seq.state is _DECODING and seq._end_clock == end_clock
+    def _is_current(join: int, seq: Sequence) -> bool:
+        """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
+        return seq.state is _DECODING and seq._join == join

@@ -147,7 +147,9 @@ class EngineCore:
             self.batching.fill(self.view, step, now)
             if step.num_tokens:
                 plan = step._plan(self.num_iterations)
-                plan.preempted[:0] = preempted
+                if preempted:
+                    plan.preempted[:0] = preempted
+                    plan.horizon = 1  # to be committed, and recorded, as the one step that preempted
                 self._in_flight = plan
                 return plan
             if not step._preempted:  # else the freed blocks allow another attempt

@@ -43,9 +43,9 @@ class Sequence:
         "_block_ids",
         "_computed",
         "_decodes",
-        "_end_clock",
         "_end_known",
         "_end_reason",
+        "_join",
         "_known",
         "_origin",
         "finish_reason",
@@ -78,7 +78,7 @@ class Sequence:
         self._end_reason = end_reason
         self._decodes = decodes
         self._origin = 0  # while decoding: num_computed - clock of the decode set
-        self._end_clock = 0  # while decoding: clock of the decode set at which it ends
+        self._join = 0  # number of its last joining of the decode set
         self._block_ids: list[int] = []
 
     @property

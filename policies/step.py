@@ -132,10 +132,12 @@ class StepBuilder:
                 break
 
     def decode(self, seq: Sequence) -> bool:
-        """Give a decoding sequence its next token; False if the budget is gone or it was itself preempted.
+        """Give a decoding sequence its next token; False if the budget is gone or this step preempted it.
 
         If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
         """
+        if seq in self._preempted:
+            return False
         if seq.state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
         num_blocks = int(seq.num_computed % self._core.pool.block_size == 0)
@@ -150,8 +152,10 @@ class StepBuilder:
         """Compute up to max_num_tokens more tokens of a sequence whose prefill has begun.
 
         Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
-        itself was preempted to make room.
+        was preempted in this step.
         """
+        if seq in self._preempted:
+            return False
         if seq.state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
             raise ValueError(
                 f"{seq!r} cannot continue its prefill: not begun, or served in this step already"

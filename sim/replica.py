@@ -83,9 +83,12 @@ class Replica:
         self._look_up()
 
     def abort(self, request_id: int) -> None:
-        """Give a request up, at the next iteration boundary."""
-        self._aborts.append(request_id)
-        self._look_up()
+        """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
+        if self._flight is None:
+            self._abort(request_id)
+        else:
+            self._aborts.append(request_id)
+            self._look_up()
 
     def stop(self, now: float) -> None:
         """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
@@ -123,6 +126,10 @@ class Replica:
         assert flight is not None
         self._flight = None
         self._commit(flight)
+        if self._aborts:
+            for request_id in self._aborts:
+                self._abort(request_id)
+            self._aborts.clear()
         if self._clock.peek() > self._clock.now:
             self._plan()
         else:  # others act at this very instant: plan after them
@@ -135,10 +142,6 @@ class Replica:
     def _plan(self) -> None:
         """Decide what comes next and set out, if there is anything to do."""
         core, now = self.core, self._clock.now
-        if self._aborts:
-            for request_id in self._aborts:
-                self._abort(request_id)
-            self._aborts.clear()
         plan = core.plan(now)
         if plan is None:
             return

@@ -50,6 +50,7 @@ class Simulation:
         self._next: Arrival | None = None
         self._requests = RequestLog()
         self.num_ended = 0
+        self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         self._replicas = [
             Replica(i, core, model, self._clock, self._requests, self._on_end, leap)
             for i, core in enumerate(cores)
@@ -69,7 +70,10 @@ class Simulation:
                     report(clock.now, self.num_ended)
         except KeyboardInterrupt:
             interrupted = True
-        end_s = clock.now if interrupted or self._until_s == float("inf") else self._until_s
+        if interrupted:
+            end_s = clock.now
+        else:
+            end_s = self._last_end_s if self._until_s == float("inf") else self._until_s
         for replica in self._replicas:
             replica.stop(end_s)
         if report:
@@ -115,6 +119,7 @@ class Simulation:
     def _follow_up(self, request: Request) -> None:
         """A request has ended; its user or conversation may send another."""
         self.num_ended += 1
+        self._last_end_s = self._clock.now
         num_output_tokens = self._requests.output_tokens[request.request_id]
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:

@@ -82,13 +82,14 @@ class Traffic:
     Closed loop: num_users of them at their arrival_s, and each end brings the next, think_s later.
     """
 
-    def __init__(self, asks, *, num_users=None, think_s=0.0, patience_s=None):
+    def __init__(self, asks, *, num_users=None, think_s=0.0, patience_s=None, on_end=None):
         self.num_requests = len(asks)
         self.last_arrival_s = None
         self.patience_s = patience_s
         self.notes = WorkloadNotes()
         self.ends = []  # (request id, now, output tokens) as the simulation tells them
         self._think_s = think_s
+        self._on_end = on_end
         first = list(asks[:num_users])
         self._first = sorted(first, key=lambda ask: ask.arrival_s)
         self._later = list(asks[len(first) :])
@@ -100,6 +101,8 @@ class Traffic:
 
     def follow_up(self, request, now, num_output_tokens):
         self.ends.append((request.request_id, now, num_output_tokens))
+        if self._on_end is not None:
+            self._on_end(len(self.ends))
         return self._make(self._later.pop(0), now + self._think_s) if self._later else None
 
     def _make(self, ask, arrival_s):
@@ -187,6 +190,8 @@ class World:
     think_s: float = 0.0
     patience_s: float | None = None
     until_s: float | None = None
+    on_end: Callable[[int], None] | None = None
+    """Called with the number of requests that have ended, whenever one more has."""
 
     def fly(self, leap=True, report=None):
         """Run to the end."""
@@ -201,7 +206,11 @@ class World:
             for _ in range(self.num_replicas)
         ]
         source = Traffic(
-            self.asks, num_users=self.num_users, think_s=self.think_s, patience_s=self.patience_s
+            self.asks,
+            num_users=self.num_users,
+            think_s=self.think_s,
+            patience_s=self.patience_s,
+            on_end=self.on_end,
         )
         simulation = Simulation(
             source=source,

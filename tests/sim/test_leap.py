@@ -1,13 +1,216 @@
 """Leaping over iterations and stepping through them leave the same records and take the same decisions."""
 
+from math import inf, nextafter
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
-quick = settings(max_examples=8000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+from hwmodels.roofline import Roofline
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.scheduling.priority import Priority
+from sim.replica import MAX_LEAP
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+TICK_S = 0.125  # one iteration of the flat toy model
+
+random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@quick
+def assert_same_decisions(leapt, stepped):
+    """Each leap starts with the very plan that stepping makes there, and goes on with the same tokens."""
+    for leaping, stepping in zip(leapt.cores, stepped.cores, strict=True):
+        steps = {decision.index: decision for decision in stepping.decisions}
+        for decision in leaping.decisions:
+            first, *others = (steps.pop(decision.index + i) for i in range(decision.num_iterations))
+            assert first._replace(num_iterations=decision.num_iterations) == decision
+            for other in others:
+                assert other.tokens_by_request == decision.tokens_by_request
+                assert not other.admitted
+                assert not other.preempted
+        assert not steps
+
+
+def assert_leap_equals_step(world, same_records):
+    leapt, stepped = world.fly(leap=True), world.fly(leap=False)
+    same_records(leapt.records, stepped.records)
+    assert_same_decisions(leapt, stepped)
+    assert leapt.source.ends == stepped.source.ends
+    return leapt
+
+
+@settings(random_worlds, max_examples=150)
 @given(data=st.data())
 def test_leap_equals_step(data, worlds, same_records):
+    """Times too are equal to the last bit: 1e-9 is promised, but there is no reason for any difference."""
+    assert_leap_equals_step(data.draw(worlds), same_records)
+
+
+@pytest.mark.slow
+@settings(random_worlds, max_examples=5000)
+@given(data=st.data())
+def test_leap_equals_step_in_many_worlds(data, worlds, same_records):
+    assert_leap_equals_step(data.draw(worlds), same_records)
+
+
+@settings(random_worlds, max_examples=40)
+@given(data=st.data(), boundary=st.integers(0), early_or_late=st.sampled_from([-inf, None, inf]))
+def test_leap_equals_step_when_requests_arrive_on_a_boundary_or_a_hair_beside_it(
+    data, worlds, ask, same_records, boundary, early_or_late
+):
+    """A world is flown once, and again with two more requests at the very end of one of its iterations."""
+    world = data.draw(worlds.filter(lambda world: world.num_users is None))
+    iterations = world.fly().records.iterations
+    if len(iterations):
+        row = iterations.iloc[boundary % len(iterations)]
+        at_s = row.start_s + row.duration_s
+        if early_or_late is not None:
+            at_s = nextafter(at_s, early_or_late)
+        world = add_requests(world, ask(at_s, 3, 5), ask(at_s, 2, 9))
+    assert_leap_equals_step(world, same_records)
+
+
+def add_requests(world, *asks):
+    return type(world)(**(vars(world) | {"asks": world.asks + asks}))
+
+
+@settings(random_worlds, max_examples=15)
+@given(data=st.data())
+def test_leap_equals_step_on_a_roofline(data, worlds, same_records, roofline):
+    """Durations of a real hardware model, its arithmetic on single numbers and on arrays included."""
     world = data.draw(worlds)
-    same_records(world.fly(leap=True).records, world.fly(leap=False).records)
+    assert_leap_equals_step(type(world)(**(vars(world) | {"model": roofline})), same_records)
+
+
+@pytest.fixture(scope="module")
+def roofline():
+    model, device = (
+        instantiate(OmegaConf.load(CONFIGS / path), _convert_="all")
+        for path in ("model/smollm2_135m.yaml", "hardware/l4.yaml")
+    )
+    return Roofline(model=model, device=device)
+
+
+class LongestContextFirst:
+    """A policy of a user who read only the README: plain loops over the view, no promise."""
+
+    def fill(self, view, step, now):
+        step.budget(12)
+        for seq in sorted(view.decoding, key=lambda seq: (-seq.num_known, seq.request_id)):
+            step.decode(seq)
+        for seq in view.prefilling:
+            step.prefill(seq, 5)
+        for seq in view.waiting:
+            if not step.admit(seq, 5):
+                break
+
+
+@settings(random_worlds, max_examples=40)
+@given(data=st.data())
+def test_leap_equals_step_for_a_policy_that_promises_nothing(data, worlds, same_records):
+    world = data.draw(worlds)
+    leapt = assert_leap_equals_step(
+        type(world)(**(vars(world) | {"batching": LongestContextFirst()})), same_records
+    )
+    assert all(decision.num_iterations == 1 for core in leapt.cores for decision in core.decisions)
+
+
+def leaps(flown):
+    return [decision.num_iterations for decision in flown.cores[0].decisions]
+
+
+def test_an_undisturbed_answer_is_one_leap(make_world, ask, same_records):
+    """One iteration for the prompt and the first token, then 29 more tokens at once."""
+    flown = assert_leap_equals_step(make_world(ask(0.0, 4, 30)), same_records)
+    assert leaps(flown) == [1, 29]
+    assert flown.records.requests.finished_s.tolist() == [30 * TICK_S]
+
+
+def test_a_leap_is_priced_in_parts(make_world, ask, same_records):
+    num_tokens = 2 * MAX_LEAP + 100
+    flown = assert_leap_equals_step(make_world(ask(0.0, 4, num_tokens)), same_records)
+    assert leaps(flown) == [1, MAX_LEAP, MAX_LEAP, 99]
+
+
+@pytest.mark.parametrize(
+    ("arrival_ticks", "seen_at_ticks"),
+    [
+        (4.5, 5),  # in the middle of an iteration: at its end
+        (5.0, 5),  # at the very end of one: there
+        (5.0 + 1e-9, 6),  # just missed
+        (30.0, 30),  # at the end of the leap
+        (31.5, 31.5),  # the engine is idle: at once
+    ],
+)
+def test_an_arrival_is_seen_at_the_first_boundary_not_before_it(
+    make_world, ask, same_records, arrival_ticks, seen_at_ticks
+):
+    world = make_world(ask(0.0, 4, 30), ask(arrival_ticks * TICK_S, 4, 2))
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.scheduled_s[1] == seen_at_ticks * TICK_S
+    assert requests.first_token_s[1] == (seen_at_ticks + 1) * TICK_S
+    assert requests.finished_s[0] == 30 * TICK_S
+
+
+def test_a_second_arrival_can_cut_a_leap_shorter_but_never_longer(make_world, ask, same_records):
+    """Iterations of 1 tick; the boundary for the arrival at 4.5 is 5, and for that at 4.8 too."""
+    world = make_world(
+        ask(0.0, 4, 30), ask(4.5 * TICK_S, 4, 2), ask(4.8 * TICK_S, 4, 2), ask(5.0 * TICK_S, 4, 2)
+    )
+    flown = assert_leap_equals_step(world, same_records)
+    assert flown.records.requests.scheduled_s.tolist()[1:] == [5 * TICK_S] * 3
+    assert leaps(flown)[:3] == [1, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("patience_ticks", "tokens"),
+    [(4.5, 5), (5.0, 5), (29.5, 30), (30.0, 30), (0.5, 1)],
+)
+def test_a_client_that_gives_up_is_let_go_at_the_next_boundary(
+    make_world, ask, same_records, patience_ticks, tokens
+):
+    """The iteration under way is not undone: its token counts."""
+    world = make_world(ask(0.0, 4, 40), patience_s=patience_ticks * TICK_S)
+    row = assert_leap_equals_step(world, same_records).records.requests.iloc[0]
+    assert (row.status, row.output_tokens) == ("aborted", tokens)
+    assert row.finished_s == row.last_token_s == tokens * TICK_S
+
+
+@pytest.mark.parametrize(("until_ticks", "tokens"), [(0.5, 0), (1.0, 1), (4.5, 4), (5.0, 5), (99.0, 30)])
+def test_a_time_limit_keeps_the_iterations_that_ended_by_then(
+    make_world, ask, same_records, until_ticks, tokens
+):
+    world = make_world(ask(0.0, 4, 30), until_s=until_ticks * TICK_S)
+    records = assert_leap_equals_step(world, same_records).records
+    assert records.requests.output_tokens.tolist() == [tokens]
+    assert records.requests.status.tolist() == ["finished" if tokens == 30 else "unfinished"]
+    assert len(records.iterations) == tokens
+    assert records.end_s == until_ticks * TICK_S
+
+
+def test_a_preemption_is_counted_once_however_long_the_leap_behind_it(make_world, ask, same_records):
+    """Four blocks of 4. The normal request came first and needs its third block first, when all are taken: it
+    is the one to go, and the step is left empty. The urgent one then goes on alone, leaping."""
+    world = make_world(
+        ask(0.0, 4, 30, priority=1),
+        ask(0.5 * TICK_S, 5, 11, priority=0),
+        scheduling=Priority(),
+        paged=Paged(block_size=4),
+        num_blocks=4,
+    )
+    flown = assert_leap_equals_step(world, same_records)
+    assert flown.records.requests.preemptions.tolist() == [1, 0]
+    assert flown.records.iterations.preempted.sum() == 1
+
+
+def test_a_long_prompt_is_leapt_over_chunk_by_chunk(make_world, ask, same_records):
+    """Budget 8: 100 tokens are twelve chunks of 8 and one of 4, which is a plan of its own."""
+    world = make_world(ask(0.0, 100, 2), batching=Chunked(max_num_batched_tokens=8))
+    flown = assert_leap_equals_step(world, same_records)
+    assert leaps(flown) == [12, 1, 1]
+    assert flown.records.iterations.prefill_tokens.tolist() == [8] * 12 + [4, 0]
+    assert flown.records.iterations.kv_blocks_used.tolist() == [*range(2, 26, 2), 25, 26]
