@@ -56,4 +56,5 @@ def main(cfg: DictConfig) -> None:
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     write_result(folder, result, config, tables=output.tables, report=output.report)
     print_summary(result.summary, console)
-    console.print(f"[dim]{folder}[/dim]")
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)

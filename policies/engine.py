@@ -182,6 +182,8 @@ class EngineCore:
         for seq in finished:
             self._finish(seq, seq._end_reason)
         for seq in outcome.ended:
+            if seq.state is SequenceState.waiting:
+                raise ValueError(f"{seq!r} cannot have ended: it was not run")
             if seq.state is not SequenceState.ended:
                 self._finish(seq, FinishReason.stop)
                 finished.append(seq)

@@ -8,6 +8,8 @@ from heapq import heappush
 
 from simpy import Environment, Event
 
+from sim.interrupt import Interrupt
+
 
 class Phase(IntEnum):
     """The order of what happens at one instant; within a phase, replicas go by index.
@@ -39,11 +41,11 @@ class Clock(Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 
-    def run_some(self, max_events: int, until_s: float) -> bool:
-        """Process up to max_events events that are due by until_s; False if none is left."""
+    def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
+        """Process up to max_events events that are due by until_s; False if none is left, or on Ctrl-C."""
         queue = self._queue
         for _ in range(max_events):
-            if not queue or queue[0][0] > until_s:
+            if not queue or queue[0][0] > until_s or interrupt.noted:
                 return False
             self.step()
         return True

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isnan
 
 import numpy as np
 from simpy import Event
@@ -146,7 +147,7 @@ class Replica:
         if plan is None:
             return
         for seq in plan.admitted:
-            if seq.num_preemptions == 0:
+            if isnan(self._requests.scheduled_s[seq.request_id]):
                 self._requests.scheduled_s[seq.request_id] = now
         for seq in plan.preempted:
             self._note_preemption(seq)

@@ -14,6 +14,7 @@ from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
+from sim.interrupt import ctrl_c_noted
 from sim.records import Gaps, RequestLog, RunRecords, Status
 from sim.replica import Replica
 from sim.workload.base import Arrival, Source
@@ -50,6 +51,7 @@ class Simulation:
         self._next: Arrival | None = None
         self._requests = RequestLog()
         self.num_ended = 0
+        self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         self._replicas = [
             Replica(i, core, model, self._clock, self._requests, self._on_end, leap)
@@ -63,27 +65,23 @@ class Simulation:
         """
         clock = self._clock
         self._expect_next()
-        interrupted = False
-        try:
-            while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s):
+        with ctrl_c_noted() as interrupt:
+            while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
                     report(clock.now, self.num_ended)
-        except KeyboardInterrupt:
-            interrupted = True
-        if interrupted:
-            end_s = clock.now
-        else:
-            end_s = self._last_end_s if self._until_s == float("inf") else self._until_s
+        stopped_s = clock.now if interrupt.noted else self._until_s
+        end_s = stopped_s if self._num_ahead else self._last_end_s
         for replica in self._replicas:
             replica.stop(end_s)
         if report:
             report(end_s, self.num_ended)
-        return self._records(end_s, interrupted)
+        return self._records(end_s, interrupt.noted)
 
     def _expect_next(self) -> None:
         """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""
         self._next = next(self._arrivals, None)
         if self._next is not None:
+            self._num_ahead += 1
             self._clock.at(self._next.request.arrival_s, Phase.arrive, self._on_arrival)
 
     def _on_arrival(self, event: Event) -> None:
@@ -119,10 +117,12 @@ class Simulation:
     def _follow_up(self, request: Request) -> None:
         """A request has ended; its user or conversation may send another."""
         self.num_ended += 1
+        self._num_ahead -= 1
         self._last_end_s = self._clock.now
         num_output_tokens = self._requests.output_tokens[request.request_id]
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:
+            self._num_ahead += 1
             self._clock.at(arrival.request.arrival_s, Phase.arrive, lambda event: self._arrive(arrival))
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:

@@ -61,7 +61,7 @@ def test_says_so_where_no_node_is_large_enough(models, devices):
 
 def test_rejects_more_blocks_than_the_device_holds(models, devices):
     with pytest.raises(
-        ValueError, match=r"llama-3\.1-8b and 100000 KV blocks needs .* smallest that fits: 4"
+        ValueError, match=r"llama-3\.1-8b with 100000 KV blocks needs .* smallest that fits: 4"
     ):
         plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], num_kv_blocks=100_000)
 

@@ -3,6 +3,7 @@
 from math import inf
 
 from sim.clock import Clock, Phase
+from sim.interrupt import Interrupt
 
 
 def log_of(*settings):
@@ -10,7 +11,7 @@ def log_of(*settings):
     clock, log = Clock(), []
     for time_s, priority, name in settings:
         clock.at(time_s, priority, lambda event, name=name: log.append((clock.now, name)))
-    assert not clock.run_some(100, inf)
+    assert not clock.run_some(100, inf, Interrupt())
     return log
 
 
@@ -37,7 +38,7 @@ def test_times_are_reached_to_the_last_bit():
     assert 0.2 + (0.9 - 0.2) != 0.9
     clock, log = Clock(), []
     clock.at(0.2, 0, lambda event: clock.at(0.9, 0, lambda event: log.append(clock.now)))
-    clock.run_some(100, inf)
+    clock.run_some(100, inf, Interrupt())
     assert log == [0.9]
 
 
@@ -45,8 +46,8 @@ def test_run_some_stops_at_the_count_and_at_the_limit_included():
     clock, log = Clock(), []
     for time_s in (1.0, 2.0, 3.0, 4.0):
         clock.at(time_s, 0, lambda event: log.append(clock.now))
-    assert clock.run_some(2, inf)
+    assert clock.run_some(2, inf, Interrupt())
     assert log == [1.0, 2.0]
-    assert not clock.run_some(100, until_s=3.0)
+    assert not clock.run_some(100, 3.0, Interrupt())
     assert log == [1.0, 2.0, 3.0]
     assert clock.now == 3.0

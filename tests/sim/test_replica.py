@@ -8,6 +8,7 @@ from policies.engine import EngineCore, RejectedError
 from policies.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.clock import Clock
+from sim.interrupt import Interrupt
 from sim.records import RequestLog
 from sim.replica import Replica
 
@@ -41,7 +42,7 @@ def test_outstanding_requests_are_those_sent_and_not_ended(replica):
         send(replica, request_id, num_output_tokens)
     counts = []
     for ticks in (0.5, 2.5, 4.5, 5.5):
-        replica.clock.run_some(99, ticks * TICK_S)
+        replica.clock.run_some(99, ticks * TICK_S, Interrupt())
         counts.append(replica.num_outstanding)
     assert counts == [3, 2, 2, 0]
     assert replica.ended == [0, 1, 2]
@@ -55,20 +56,20 @@ def test_a_rejected_request_is_not_outstanding(replica):
 
 def test_a_replica_falls_idle_and_wakes_up(replica):
     send(replica, 0, 3)
-    replica.clock.run_some(99, 10.0)
+    replica.clock.run_some(99, 10.0, Interrupt())
     replica.clock.at(10.0, 0, lambda event: send(replica, 1, 3))
-    replica.clock.run_some(99, 20.0)
+    replica.clock.run_some(99, 20.0, Interrupt())
     assert list(replica.log.finished_s)[:2] == [3 * TICK_S, 10.0 + 3 * TICK_S]
 
 
 def test_giving_up_twice_or_too_late_changes_nothing(replica):
     send(replica, 0, 9)
-    replica.clock.run_some(99, 2.5 * TICK_S)
+    replica.clock.run_some(99, 2.5 * TICK_S, Interrupt())
     replica.abort(0)
     replica.abort(0)
-    replica.clock.run_some(99, 9.0)
+    replica.clock.run_some(99, 9.0, Interrupt())
     replica.abort(0)
-    replica.clock.run_some(99, 10.0)
+    replica.clock.run_some(99, 10.0, Interrupt())
     assert replica.ended == [0]
     assert replica.num_outstanding == 0
 
@@ -76,7 +77,7 @@ def test_giving_up_twice_or_too_late_changes_nothing(replica):
 def test_giving_up_before_the_first_plan_leaves_no_trace(replica):
     send(replica, 0, 9)
     replica.abort(0)
-    replica.clock.run_some(99, 9.0)
+    replica.clock.run_some(99, 9.0, Interrupt())
     assert replica.ended == [0]
     assert replica.core.num_iterations == 0
 

@@ -176,7 +176,7 @@ class InterruptedRouting:
     def choose(self, request, replicas, now):
         self._num_routed += 1
         if self._num_routed == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return 0
 
 
