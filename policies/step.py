@@ -232,13 +232,17 @@ class StepBuilder:
     def _plan(self, index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""
         decodes = self._core.decodes
+        decoding: Iterable[Sequence] = decodes
         num_decodes = decodes.size
         num_context_tokens = num_decodes + decodes.num_context_tokens
         idle: list[Sequence] = []
-        if num_decodes and not self._all_decode:
-            idle = [seq for seq in decodes if seq.request_id not in self._decoded]
-            num_decodes -= len(idle)
-            num_context_tokens -= sum(seq.num_known for seq in idle)
+        if not self._all_decode:
+            if self._decoded:
+                idle = [seq for seq in decodes if seq.request_id not in self._decoded]
+                num_decodes -= len(idle)
+                num_context_tokens -= sum(seq.num_known for seq in idle)
+            else:
+                decoding, num_decodes, num_context_tokens = (), 0, 0
         horizon = 1 if self._completes or idle or self._preempted else self._horizon
         plan = StepPlan(
             index,
@@ -248,7 +252,7 @@ class StepBuilder:
             self._admitted,
             self._preempted,
             horizon,
-            decodes,
+            decoding,
             idle,
         )
         if horizon > 1:

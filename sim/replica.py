@@ -176,7 +176,8 @@ class Replica:
             return [now + float(self._model.seconds(shape_of(plan, 0)))]
         else:
             durations_s = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations)))).tolist()
-        return list(accumulate(durations_s, initial=now))[1:]
+        durations_s[0] += now
+        return list(accumulate(durations_s))
 
     def _commit(self, flight: Flight) -> None:
         """Enter a flight's iterations into the logs and the core."""
