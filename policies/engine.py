@@ -67,6 +67,7 @@ class EngineCore:
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._in_flight: StepPlan | None = None
+        self._now = float("-inf")
 
     @property
     def num_unfinished(self) -> int:
@@ -141,6 +142,7 @@ class EngineCore:
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
+        self._advance_to(now)
         preempted: list[Sequence] = []
         while self._sequences:
             step = StepBuilder(self)
@@ -167,6 +169,7 @@ class EngineCore:
             raise ValueError(
                 f"commit of {num_iterations} iterations: not the plan in flight, or not within its horizon"
             )
+        self._advance_to(now)
         self._in_flight = None
         if num_iterations > 1:
             self.pool.take(self.blocks_of_repeats(plan, num_iterations - 1))
@@ -264,6 +267,12 @@ class EngineCore:
         seq.state = SequenceState.ended
         seq.finish_reason = reason
         del self._sequences[seq.request_id]
+
+    def _advance_to(self, now: float) -> None:
+        """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""
+        if not now >= self._now:
+            raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")
+        self._now = now
 
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:

@@ -207,3 +207,14 @@ def test_a_preempted_sequence_can_return_at_the_clock_at_which_it_left(make_core
     assert steps == [{0: 4, 1: 4}, {0: 1}, {1: 5}, {1: 1}]
     assert (seq.state, seq.num_output_tokens) == (SequenceState.ended, 3)
     core.check_integrity()
+
+
+def test_rejects_a_clock_that_goes_backwards(make_core, make_request):
+    core = make_core()
+    core.add(make_request(0, 4))
+    plan = core.plan(5.0)
+    with pytest.raises(ValueError, match=r"now=4.0: the clock went backwards, it was 5.0 before"):
+        core.commit(plan, StepOutcome(), 4.0)
+    core.commit(plan, StepOutcome(), 6.0)
+    with pytest.raises(ValueError, match="now=nan: the clock went backwards"):
+        core.plan(float("nan"))
