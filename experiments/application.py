@@ -58,6 +58,10 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         module.main()
     except USER_ERRORS as error:
         raise explain(error, options.overrides, source) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
 
 
 def _check_points(

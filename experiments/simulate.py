@@ -58,3 +58,5 @@ def main(cfg: DictConfig) -> None:
     print_summary(result.summary, console)
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
+    if result.records.interrupted:
+        raise KeyboardInterrupt  # the partial result is written; what else was to run is not

@@ -35,7 +35,7 @@ class DecodeSet:
         self.size = 0
         self.num_context_tokens = 0
         self.block_size = block_size
-        self.blocks_due_by_phase = array("H", bytes(2 * block_size))
+        self.blocks_due_by_phase = array("L", bytes(array("L").itemsize * block_size))
         self._members: dict[int, Sequence] = {}  # by slot
         self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._num_joins = 0
@@ -43,7 +43,7 @@ class DecodeSet:
         self._member_S = np.zeros(max_num_seqs, np.bool_)
 
     def __contains__(self, seq: object) -> bool:
-        return isinstance(seq, Sequence) and seq.state is _DECODING and seq._decodes is self
+        return isinstance(seq, Sequence) and seq._state is _DECODING and seq._decodes is self
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.values())
@@ -55,32 +55,32 @@ class DecodeSet:
 
     def join(self, seq: Sequence) -> None:
         """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
-        assert seq.slot is not None
+        assert seq._slot is not None
         assert seq._computed == seq._known - 1
         seq._origin = seq._computed - self.clock
         self._num_joins += 1
         seq._join = self._num_joins
-        seq.state = _DECODING
+        seq._state = _DECODING
         self.num_context_tokens += seq._computed
         self.blocks_due_by_phase[-seq._origin % self.block_size] += 1
-        self._members[seq.slot] = seq
+        self._members[seq._slot] = seq
         self.size += 1
-        self._origin_S[seq.slot] = seq._origin
-        self._member_S[seq.slot] = True
+        self._origin_S[seq._slot] = seq._origin
+        self._member_S[seq._slot] = True
         end_clock = self.clock + seq._end_known - seq._known
         heappush(self._ends, (end_clock, seq.request_id, seq._join, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Give up a member; its counts are written back to it, and its state becomes `state`."""
-        assert seq.slot is not None
+        assert seq._slot is not None
         seq._computed = seq._origin + self.clock
         seq._known = seq._computed + 1
-        seq.state = state
+        seq._state = state
         self.num_context_tokens -= seq._computed
         self.blocks_due_by_phase[-seq._origin % self.block_size] -= 1
-        del self._members[seq.slot]
+        del self._members[seq._slot]
         self.size -= 1
-        self._member_S[seq.slot] = False
+        self._member_S[seq._slot] = False
 
     def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
         """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
@@ -126,4 +126,4 @@ class DecodeSet:
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:
         """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
-        return seq.state is _DECODING and seq._join == join
+        return seq._state is _DECODING and seq._join == join

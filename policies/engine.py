@@ -128,7 +128,7 @@ class EngineCore:
         seq = self._sequences.get(request_id)
         if seq is None:
             return None
-        if seq.state is SequenceState.waiting:
+        if seq._state is SequenceState.waiting:
             self.waiting.remove(seq)
             self._end(seq, FinishReason.aborted)
         else:
@@ -144,9 +144,11 @@ class EngineCore:
             self._check_at_rest("plan")
         self._advance_to(now)
         preempted: list[Sequence] = []
+        attempts_left = self.max_num_seqs + 100  # an attempt that only preempts frees at least a slot
         while self._sequences:
             step = StepBuilder(self)
             self.batching.fill(self.view, step, now)
+            step._is_over = True
             if step.num_tokens:
                 plan = step._plan(self.num_iterations)
                 if preempted:
@@ -154,12 +156,13 @@ class EngineCore:
                     plan.horizon = 1  # to be committed, and recorded, as the one step that preempted
                 self._in_flight = plan
                 return plan
-            if not step._preempted:  # else the freed blocks allow another attempt
+            preempted += step._preempted
+            attempts_left -= 1
+            if not step._preempted or not attempts_left:  # else blocks were freed: another attempt
                 raise RuntimeError(
                     f"{type(self.batching).__name__} scheduled nothing with {len(self.waiting)} waiting "
                     f"and {len(self.running)} running: the engine would stand still"
                 )
-            preempted += step._preempted
         return None
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
@@ -185,9 +188,9 @@ class EngineCore:
         for seq in finished:
             self._finish(seq, seq._end_reason)
         for seq in outcome.ended:
-            if seq.state is SequenceState.waiting:
+            if seq._state is SequenceState.waiting:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq.state is not SequenceState.ended:
+            if seq._state is not SequenceState.ended:
                 self._finish(seq, FinishReason.stop)
                 finished.append(seq)
         return Progress(prefilled, finished)
@@ -212,9 +215,9 @@ class EngineCore:
         running = list(self.running.values())
         owned = sum(self.pool.blocks_for(seq.num_computed) for seq in running)
         assert owned + self.pool.num_free == self.pool.num_blocks, "a block is leaked or owned twice"
-        slots = [seq.slot for seq in running] + self.free_slots
+        slots = [seq._slot for seq in running] + self.free_slots
         assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self.max_num_seqs))
-        decoding = {seq.request_id for seq in running if seq.state is SequenceState.decoding}
+        decoding = {seq.request_id for seq in running if seq._state is SequenceState.decoding}
         assert (
             {seq.request_id for seq in self.decodes} == decoding == set(self.running) - set(self.prefilling)
         )
@@ -223,8 +226,8 @@ class EngineCore:
     def _start(self, seq: Sequence) -> None:
         """From waiting to running: a slot, no KV yet. Called by the step builder."""
         self.waiting.remove(seq)
-        seq.slot = heappop(self.free_slots)
-        seq.state = SequenceState.prefilling
+        seq._slot = heappop(self.free_slots)
+        seq._state = SequenceState.prefilling
         self.running[seq.request_id] = seq
         self.prefilling[seq.request_id] = seq
 
@@ -232,7 +235,7 @@ class EngineCore:
         """From running back to waiting, its num_blocks blocks freed. Called by the step builder."""
         self._release(seq, num_blocks, SequenceState.waiting)
         seq._computed = 0
-        seq.num_preemptions += 1
+        seq._num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(seq)
 
@@ -252,20 +255,20 @@ class EngineCore:
 
     def _release(self, seq: Sequence, num_blocks: int, state: SequenceState) -> None:
         """Free blocks and slot of a running sequence and take it out of the sets of the running."""
-        if seq.state is SequenceState.decoding:
+        if seq._state is SequenceState.decoding:
             self.decodes.leave(seq, state)
         else:
             del self.prefilling[seq.request_id]
-            seq.state = state
+            seq._state = state
         self.pool.give_back(seq, num_blocks)
         del self.running[seq.request_id]
-        assert seq.slot is not None
-        heappush(self.free_slots, seq.slot)
-        seq.slot = None
+        assert seq._slot is not None
+        heappush(self.free_slots, seq._slot)
+        seq._slot = None
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        seq.state = SequenceState.ended
-        seq.finish_reason = reason
+        seq._state = SequenceState.ended
+        seq._finish_reason = reason
         del self._sequences[seq.request_id]
 
     def _advance_to(self, now: float) -> None:

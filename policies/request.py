@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -23,8 +22,7 @@ class Prompt(NamedTuple):
     segments: tuple[Segment, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(NamedTuple):
     """One request as a serving engine sees it: everything but how long the answer will be.
 
     arrival_s is on the caller's clock. max_tokens is the client's limit on output tokens; None means that

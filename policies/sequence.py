@@ -45,16 +45,15 @@ class Sequence:
         "_decodes",
         "_end_known",
         "_end_reason",
+        "_finish_reason",
         "_join",
         "_known",
+        "_num_preemptions",
         "_origin",
-        "finish_reason",
-        "num_preemptions",
-        "rank",
-        "request",
-        "request_id",
-        "slot",
-        "state",
+        "_rank",
+        "_request",
+        "_slot",
+        "_state",
     )
 
     def __init__(
@@ -65,13 +64,12 @@ class Sequence:
         end_known: int,
         end_reason: FinishReason,
     ) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.rank = rank  # sort key: smallest is admitted first, largest is preempted first
-        self.state = SequenceState.waiting
-        self.slot: int | None = None  # row in the engine's arrays while it holds KV
-        self.num_preemptions = 0
-        self.finish_reason: FinishReason | None = None
+        self._request = request
+        self._rank = rank
+        self._state = SequenceState.waiting
+        self._slot: int | None = None
+        self._num_preemptions = 0
+        self._finish_reason: FinishReason | None = None
         self._known = request.prompt.num_tokens  # stale while decoding, like _computed: see num_computed
         self._computed = 0
         self._end_known = end_known  # known tokens at which it ends, and why; policies never see it
@@ -82,21 +80,56 @@ class Sequence:
         self._block_ids: list[int] = []
 
     @property
+    def request(self) -> Request:
+        """What the client asked for."""
+        return self._request
+
+    @property
+    def request_id(self) -> int:
+        """The request's number."""
+        return self._request.request_id
+
+    @property
+    def state(self) -> SequenceState:
+        """Where it stands."""
+        return self._state
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sort key: the smallest is admitted first, the largest is preempted first."""
+        return self._rank
+
+    @property
+    def slot(self) -> int | None:
+        """Its row in the engine's arrays while it holds KV."""
+        return self._slot
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it lost its KV."""
+        return self._num_preemptions
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None until then."""
+        return self._finish_reason
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
-        return self.request.prompt.num_tokens
+        return self._request.prompt.num_tokens
 
     @property
     def num_computed(self) -> int:
         """Tokens whose KV is stored."""
-        if self.state is SequenceState.decoding:
+        if self._state is SequenceState.decoding:
             return self._origin + self._decodes.clock
         return self._computed
 
     @property
     def num_known(self) -> int:
         """Prompt tokens and output tokens so far."""
-        if self.state is SequenceState.decoding:
+        if self._state is SequenceState.decoding:
             return self._origin + self._decodes.clock + 1
         return self._known
 
@@ -108,8 +141,8 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Tokens produced so far."""
-        return self.num_known - self.request.prompt.num_tokens
+        return self.num_known - self._request.prompt.num_tokens
 
     def __repr__(self) -> str:
         progress = f"{self.num_computed} of {self.num_known} known tokens computed"
-        return f"Sequence({self.request_id}, {self.state.name}, {progress})"
+        return f"Sequence({self.request_id}, {self._state.name}, {progress})"

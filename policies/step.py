@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from operator import index
 from typing import TYPE_CHECKING
 
 from policies.plan import FOREVER, Chunk, StepPlan
@@ -27,7 +28,7 @@ class StepView:
     @property
     def decoding(self) -> SequenceOf[Sequence]:
         """Sequences with one uncomputed token each, in the order of their admission."""
-        return [seq for seq in self._core.running.values() if seq.state is SequenceState.decoding]
+        return [seq for seq in self._core.running.values() if seq._state is SequenceState.decoding]
 
     @property
     def prefilling(self) -> SequenceOf[Sequence]:
@@ -37,7 +38,7 @@ class StepView:
     @property
     def waiting(self) -> Iterable[Sequence]:
         """Sequences without KV, smallest rank first; may be admitted while iterating."""
-        return self._core.waiting if self._core.waiting else ()
+        return iter(self._core.waiting) if self._core.waiting else ()
 
     @property
     def num_decoding(self) -> int:
@@ -68,7 +69,8 @@ class StepView:
 class StepBuilder:
     """The verbs of a step: budget, decode, decode_all, prefill, admit, preempt, repeat.
 
-    Every verb says by its return value whether it was done; refusing is normal and changes nothing.
+    Every verb says by its return value whether it was done; refusing is normal and changes nothing. What
+    makes no sense raises ValueError, and so does every verb once the step is over.
     """
 
     __slots__ = (
@@ -79,6 +81,7 @@ class StepBuilder:
         "_core",
         "_decoded",
         "_horizon",
+        "_is_over",
         "_preempted",
         "num_tokens",
         "tokens_left",
@@ -97,10 +100,11 @@ class StepBuilder:
         self._preempted: list[Sequence] = []
         self._completes = False  # a prefill: what follows is another step
         self._horizon = 1
+        self._is_over = False
 
     def budget(self, max_num_tokens: int) -> None:
         """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
-        self.tokens_left = max_num_tokens - self.num_tokens
+        self.tokens_left = index(max_num_tokens) - self.num_tokens
 
     def repeat(self, num_iterations: int = FOREVER) -> None:
         """Promise: for num_iterations iterations this very step would be decided again.
@@ -108,6 +112,8 @@ class StepBuilder:
         Only events from outside (an arrival, an abort, the end of a sequence or of a prefill, a full KV
         cache) may change it; the core watches for those. Without a promise a step holds for one iteration.
         """
+        if not (isinstance(num_iterations, int) and num_iterations >= 1):
+            raise ValueError(f"repeat({num_iterations}): must be a whole number of iterations >= 1")
         self._horizon = num_iterations
 
     def decode_all(self) -> None:
@@ -115,6 +121,7 @@ class StepBuilder:
 
         If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
         """
+        self._check_open()
         core = self._core
         num_decodes = core.decodes.size
         if not num_decodes:
@@ -128,7 +135,7 @@ class StepBuilder:
             self.tokens_left -= num_decodes
             return
         for seq in core.view.decoding:
-            if seq.state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
+            if seq._state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
                 break
 
     def decode(self, seq: Sequence) -> bool:
@@ -136,9 +143,10 @@ class StepBuilder:
 
         If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
         """
+        self._check_open()
         if seq in self._preempted:
             return False
-        if seq.state is not SequenceState.decoding or self._has_decoded(seq):
+        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
         num_blocks = int(seq.num_computed % self._core.pool.block_size == 0)
         if self.tokens_left < 1 or not self._make_room(seq, num_blocks):
@@ -154,13 +162,14 @@ class StepBuilder:
         Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
         was preempted in this step.
         """
+        self._check_open()
         if seq in self._preempted:
             return False
-        if seq.state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
+        if seq._state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
             raise ValueError(
                 f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
             )
-        num_tokens = min(max_num_tokens, seq.num_uncomputed, self.tokens_left)
+        num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
         pool = self._core.pool
         num_blocks = pool.blocks_for(seq.num_computed + num_tokens) - pool.blocks_for(seq.num_computed)
         if num_tokens < 1 or not self._make_room(seq, num_blocks):
@@ -174,10 +183,11 @@ class StepBuilder:
         False if there is no slot or no budget, if its whole prompt could not get blocks now, or if this step
         has preempted somebody.
         """
-        if seq.state is not SequenceState.waiting:
+        self._check_open()
+        if seq._state is not SequenceState.waiting:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
-        num_tokens = min(max_num_tokens, seq._known, self.tokens_left)
+        num_tokens = min(index(max_num_tokens), seq._known, self.tokens_left)
         if num_tokens < 1 or self._preempted or not core.free_slots or not core.pool.can_admit(seq._known):
             return False
         core._start(seq)
@@ -187,13 +197,14 @@ class StepBuilder:
 
     def preempt(self, seq: Sequence) -> None:
         """Take slot, KV and its part of this step from a sequence; it waits, and is recomputed later."""
+        self._check_open()
         core = self._core
-        if seq.state is SequenceState.decoding:
+        if seq._state is SequenceState.decoding:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in core.decodes}
                 self._all_decode = False
             num_tokens = int(self._decoded.pop(seq.request_id, None) is not None)
-        elif seq.state is SequenceState.prefilling:
+        elif seq._state is SequenceState.prefilling:
             mine = [chunk for chunk in self._chunks if chunk.seq is seq]
             num_tokens = sum(chunk.num_tokens for chunk in mine)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
@@ -204,6 +215,10 @@ class StepBuilder:
             self._admitted.remove(seq)
         core._stop(seq, core.pool.blocks_for(seq.num_computed + num_tokens))
         self._preempted.append(seq)
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise ValueError("this step is over: a builder is good for the fill() that it was given to")
 
     def _spend(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -223,13 +238,13 @@ class StepBuilder:
         """Preempt by rank until num_blocks are free; False if `seq` itself had to go."""
         core = self._core
         while core.pool.num_free < num_blocks:
-            victim = max(core.running.values(), key=lambda s: (s.rank, s.request_id))
+            victim = max(core.running.values(), key=lambda s: (s._rank, s.request_id))
             self.preempt(victim)
             if victim is seq:
                 return False
         return True
 
-    def _plan(self, index: int) -> StepPlan:
+    def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""
         decodes = self._core.decodes
         decoding: Iterable[Sequence] = decodes
@@ -245,7 +260,7 @@ class StepBuilder:
                 decoding, num_decodes, num_context_tokens = (), 0, 0
         horizon = 1 if self._completes or idle or self._preempted else self._horizon
         plan = StepPlan(
-            index,
+            step_index,
             num_decodes,
             num_context_tokens,
             self._chunks,

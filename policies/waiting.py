@@ -23,7 +23,7 @@ class WaitingQueue:
 
     def push(self, seq: Sequence) -> None:
         """Queue a sequence behind those of smaller rank."""
-        heappush(self._heap, (seq.rank, seq.request_id, seq))
+        heappush(self._heap, (seq._rank, seq.request_id, seq))
 
     def first(self) -> Sequence | None:
         """The sequence of smallest rank, or None."""
@@ -35,7 +35,7 @@ class WaitingQueue:
         if heap and heap[0][2] is seq:
             heappop(heap)
             return
-        heap.remove((seq.rank, seq.request_id, seq))
+        heap.remove((seq._rank, seq.request_id, seq))
         heapify(heap)
 
     def __iter__(self) -> Iterator[Sequence]:

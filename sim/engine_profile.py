@@ -14,7 +14,7 @@ class EngineProfile:
     max_num_seqs: int
     """Slots: sequences that may hold KV at once."""
     max_num_batched_tokens: int
-    """Tokens of one iteration that get activation memory; by default, the batching policy's budget."""
+    """Default token budget of the batching policies; activation memory is set aside for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
     gpu_memory_utilization: float = 0.9

@@ -141,7 +141,7 @@ class IterationLog:
         self.block_size = block_size
         self._rows = bytearray()
         self._ends_s = array("d")
-        self._blocks_due = array("H")  # for each row of several iterations: block_size numbers, by phase
+        self._blocks_due = array("L")  # for each row of several iterations: block_size numbers, by phase
         self._gaps = array("d")  # pairs: seconds, end
 
     def add_gap(self, gap_s: float, end_s: float) -> None:
@@ -241,7 +241,7 @@ class IterationLog:
     def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks taken since the first iteration of each iteration's row."""
         leaps = np.flatnonzero(num > 1)
-        due_by_leap = np.frombuffer(self._blocks_due, np.uint16).reshape(-1, self.block_size)
+        due_by_leap = np.frombuffer(self._blocks_due, np.dtype("L")).reshape(-1, self.block_size)
         size = num[leaps]
         leap = np.repeat(np.arange(len(leaps)), size)
         step = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)

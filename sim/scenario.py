@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 import pandas as pd
@@ -28,7 +30,7 @@ from sim.workload.base import Source, Workload, WorkloadNotes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimSettings:
-    """How the simulation is run; neither changes what is simulated."""
+    """How the simulation is run."""
 
     leap: bool = True
     """Run iterations that repeat as one event; false steps through each, with the same result."""
@@ -36,8 +38,8 @@ class SimSettings:
     """End at this simulated time, whatever is then unfinished."""
 
     def __post_init__(self) -> None:
-        if self.until_s is not None and not self.until_s > 0:
-            raise ValueError(f"until_s={self.until_s}: must be > 0 s")
+        if self.until_s is not None and not 0 < self.until_s < inf:
+            raise ValueError(f"until_s={self.until_s}: must be > 0 s; null for no limit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +53,8 @@ class MetricsSettings:
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 0 s")
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +128,12 @@ class Scenario:
         """Prompt and output tokens of one sequence."""
         return self.engine.max_model_len or self.model.max_position_embeddings
 
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one iteration: the batching policy's own limit, the engine's if it has none."""
+        limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
+        return limit
+
     def plan_memory(self) -> MemoryPlan:
         """How each device's memory is used. Raises ValueError if the model does not fit."""
         return plan_memory(
@@ -133,7 +141,7 @@ class Scenario:
             device=self.hardware,
             tensor_parallel_size=self.tensor_parallel_size,
             gpu_memory_utilization=self.engine.gpu_memory_utilization,
-            max_num_batched_tokens=self.engine.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.engine.max_num_seqs,
             block_size=self.caching.block_size,
             num_kv_blocks=self.engine.num_kv_blocks,
@@ -155,10 +163,10 @@ class Scenario:
         return self.workload.source(seed=self.seed, max_model_len=self.max_model_len)
 
     def core(self, num_kv_blocks: int) -> EngineCore:
-        """One replica's engine."""
+        """One replica's engine, with policies of its own: what they remember stays there."""
         return EngineCore(
-            batching=self.batching,
-            scheduling=self.scheduling,
+            batching=deepcopy(self.batching),
+            scheduling=deepcopy(self.scheduling),
             pool=self.caching.pool(num_kv_blocks),
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -171,7 +179,7 @@ class Scenario:
             source=source,
             cores=[self.core(num_blocks) for _ in range(self.replicas)],
             model=self.iteration_model(),
-            routing=self.routing,
+            routing=deepcopy(self.routing),
             leap=self.sim.leap,
             until_s=self.sim.until_s,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwmodels.iteration import IterationShape, Num
+from hwmodels.iteration import IterationShape, Num, causal_pairs
 from policies.plan import StepPlan
 
 
@@ -20,7 +20,7 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
         n = chunk.num_tokens
         cached = chunk.num_cached + n * step
         num_tokens += n
-        num_pairs = num_pairs + n * cached + n * (n + 1) // 2
+        num_pairs = num_pairs + causal_pairs(n, cached)
         num_context = num_context + cached + n
     num_sampled = plan.num_sampled
     return IterationShape(

@@ -2,10 +2,10 @@
 
 vLLM v0 (Kwon et al., SOSP 2023) and SGLang's default: as soon as waiting prompts fit, an iteration of whole
 prompts only, up to the token budget; else one of decodes only. Good TTFT, but decodes stall behind prompts.
-A prompt longer than the budget makes an iteration of its own.
+A prompt longer than the budget is the only one that is split, over as many prefill iterations as it takes.
 Memory pressure: while decoding, the sequence of largest rank loses its KV and is recomputed later.
-Horizon: a decode iteration repeats until something changes: who did not fit now will not fit until a
-sequence ends. A prefill iteration does not repeat.
+Horizon: until something changes. Who did not fit now will not fit until a sequence ends, and a prompt that
+ate the budget eats the same again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ class PrefillFirst:
     """Whole prompts before decodes."""
 
     max_num_batched_tokens: int = 8192
-    """Prompt tokens in one prefill iteration."""
+    """Tokens in one iteration."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Admit whole prompts while they fit; if none did, decode."""
+        """Prefill what fits; if nothing did, decode."""
+        step.budget(self.max_num_batched_tokens)
+        for seq in view.prefilling:
+            step.prefill(seq, step.tokens_left)
         for seq in view.waiting:
-            full = step.num_tokens + seq.num_uncomputed > self.max_num_batched_tokens
-            if (full and step.num_tokens) or not step.admit(seq, seq.num_uncomputed):
+            splits = seq.num_uncomputed > step.tokens_left
+            if (splits and step.num_tokens) or not step.admit(seq, step.tokens_left):
                 break
         if not step.num_tokens:
             step.decode_all()
-            step.repeat()
+        step.repeat()

@@ -1,10 +1,10 @@
 """Static batching: a batch is formed, runs until its slowest member ends, and only then is the next formed.
 
 What FasterTransformer and plain `generate` loops do. The batch takes what waits when the engine is empty, up
-to batch_size, in one iteration of whole prompts. A member that ends early stops computing and frees its KV,
-but nobody takes its place.
+to batch_size and up to the token budget (its first prompt may exceed that and is then split), computes the
+prompts, and decodes. A member that ends early stops computing and frees its KV, but nobody takes its place.
 Memory pressure: the sequence of largest rank loses its KV and returns with a later batch.
-Horizon: decode iterations repeat until a member ends; arrivals change nothing.
+Horizon: until a member ends; arrivals change nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,25 @@ class Static:
 
     batch_size: int = 32
     """Sequences in a batch; fewer if fewer wait, or fit."""
+    max_num_batched_tokens: int = 8192
+    """Tokens in one iteration, and so of a batch's prompts together."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be >= 1")
+        for name in ("batch_size", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Form a batch if the engine is empty, else decode the one there is."""
-        if view.num_running:
+        """Form a batch if the engine is empty, else go on with the one there is."""
+        step.budget(self.max_num_batched_tokens)
+        if not view.num_running:
+            for seq in view.waiting:
+                splits = seq.num_uncomputed > step.tokens_left
+                full = view.num_running == self.batch_size or (splits and step.num_tokens)
+                if full or not step.admit(seq, step.tokens_left):
+                    break
+        for seq in () if step.num_tokens else view.prefilling:
+            step.prefill(seq, step.tokens_left)
+        if not step.num_tokens:
             step.decode_all()
-            step.repeat()
-            return
-        for seq in view.waiting:
-            if view.num_running == self.batch_size or not step.admit(seq, seq.num_uncomputed):
-                break
+        step.repeat()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.simulate import check
+from sim.simulation import Simulation
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("workload=poisson", "workload.num_requests=60", "engine.num_kv_blocks=400")
@@ -170,7 +172,9 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["replicas=0"], "replicas=0: must be >= 1"),
         (["seed=-1"], "seed=-1: must be >= 0"),
         (["sim.until_s=0"], "sim.until_s=0.0: must be > 0 s"),
-        (["metrics.warmup_s=-1"], "metrics.warmup_s=-1.0: must be >= 0 s"),
+        (["metrics.warmup_s=-1"], "metrics.warmup_s=-1.0: must be a finite number >= 0 s"),
+        (["metrics.cooldown_s=inf"], "metrics.cooldown_s=inf: must be a finite number >= 0 s"),
+        (["sim.until_s=nan"], "sim.until_s=nan: must be > 0 s"),
         (["workload=plain_csv"], "workload.path: must be given"),
         (["workload=plain_csv", "workload.path=no_such.csv"], "no_such.csv: no such file"),
     ],
@@ -222,3 +226,40 @@ def test_start_up_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_activation_memory_follows_the_batching_policys_own_budget():
+    own = build("batching.max_num_batched_tokens=65536")[0].plan_memory()
+    default = build()[0].plan_memory()
+    assert own.activation_bytes > 2 * default.activation_bytes
+    assert own.num_blocks < default.num_blocks
+
+
+def test_running_a_scenario_twice_gives_the_same(tmp_path):
+    scenario, source, _ = build(*SMALL, "replicas=3")
+    first, second = scenario.run(source).requests, scenario.run().requests
+    assert first.equals(second), "a policy that remembers must not carry one run into the next"
+
+
+def test_ctrl_c_leaves_the_partial_result_and_exits_130(tmp_path, monkeypatch, capsys):
+    arrive = Simulation._arrive
+
+    def interrupted(simulation, arrival):
+        if arrival.request.request_id == 30:
+            signal.raise_signal(signal.SIGINT)
+        arrive(simulation, arrival)
+
+    monkeypatch.setattr(Simulation, "_arrive", interrupted)
+    sweep = ("--multirun", f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1", "output.report=false")
+    assert run(tmp_path, monkeypatch, *sweep) == 130
+    assert [folder.name for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()] == ["0"]
+    summary = json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())
+    assert summary["interrupted"]
+    assert summary["requests"]["arrived"] == 31
+    assert "Interrupted at" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_exits_2(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/file/out") == 2
+    assert "choose another hydra.run.dir" in capsys.readouterr().err

@@ -50,11 +50,13 @@ def test_prefill_first_follows_the_schedule_worked_out_on_paper(make_core, make_
     step  A           B           C           blocks
     0     0>5 (2)*    5+4 > 8                 2
     1     stalls      0>4 (1)*    4+9 > 8     3
-    2     stalls      stalls      0>9 (3)*    6   longer than the budget: an iteration of its own
-    3     5>6 (2)*    4>5 (2)*    preempted   4   B needs a block
-    4     6>7 (2)*    5>6 (2)*    needs 3     4   C, 10 known tokens, finds two blocks free; B ends
-    5     stalls                  0>10 (3)*   5   C ends
-    6     7>8 (2)*                            2   A ends
+    2     stalls      stalls      0>8 (2)     5   longer than the budget: split
+    3     stalls      stalls      8>9 (3)*    6
+    4     5>6 (2)*    4>5 (2)*    preempted   4   B needs a block
+    5     6>7 (2)*    5>6 (2)*    needs 3     4   C, 10 known tokens, finds two blocks free; B ends
+    6     stalls                  0>8 (2)     4
+    7     stalls                  8>10 (3)*   5   C ends
+    8     7>8 (2)*                            2   A ends
     """
     core = make_core(batching=PrefillFirst(max_num_batched_tokens=8), num_blocks=6)
     core.add(make_request(A, 5), stop_after=4)
@@ -63,10 +65,12 @@ def test_prefill_first_follows_the_schedule_worked_out_on_paper(make_core, make_
     assert run_out(core) == [
         ({A: 5}, [], 2),
         ({B: 4}, [], 3),
-        ({C: 9}, [], 6),
+        ({C: 8}, [], 5),
+        ({C: 1}, [], 6),
         ({A: 1, B: 1}, [C], 4),
         ({A: 1, B: 1}, [], 4),
-        ({C: 10}, [], 5),
+        ({C: 8}, [], 4),
+        ({C: 2}, [], 5),
         ({A: 1}, [], 2),
     ]
 
@@ -93,6 +97,15 @@ def test_static_follows_the_schedule_worked_out_on_paper(make_core, make_request
     ]
 
 
+def test_a_static_batch_holds_as_many_prompts_as_the_budget(make_core, make_request, run_out):
+    """Budget 6. A: prompt 9, answer 1: alone, split. B: 3, 2 and C: 3, 1: together. D: 1, 1 is the third."""
+    core = make_core(batching=Static(batch_size=2, max_num_batched_tokens=6))
+    for request_id, prompt, answer in [(A, 9, 1), (B, 3, 2), (C, 3, 1), (D, 1, 1)]:
+        core.add(make_request(request_id, prompt), stop_after=answer)
+    tokens = [step[0] for step in run_out(core)]
+    assert tokens == [{A: 6}, {A: 3}, {B: 3, C: 3}, {B: 1}, {D: 1}]
+
+
 def test_chunked_admits_only_if_the_whole_prompt_can_get_blocks(make_core, make_request, run_step):
     """Three free blocks hold the first chunk of B, not its 13 tokens; nobody overtakes it."""
     core = make_core(batching=Chunked(max_num_batched_tokens=8), num_blocks=4)
@@ -117,7 +130,7 @@ def test_chunked_leaves_decodes_beyond_the_budget_idle(make_core, make_request, 
     assert (plan.num_decodes, plan.num_decode_context_tokens, plan.horizon) == (2, 4, 1)
 
 
-@pytest.mark.parametrize("policy", [Chunked, PrefillFirst])
+@pytest.mark.parametrize("policy", [Chunked, PrefillFirst, Static])
 def test_rejects_a_budget_below_one_token(policy):
     with pytest.raises(ValueError, match="max_num_batched_tokens=0: must be >= 1"):
         policy(max_num_batched_tokens=0)

@@ -3,6 +3,7 @@
 import pytest
 
 from policies.batching.chunked import Chunked
+from policies.plan import StepOutcome
 from policies.sequence import SequenceState
 
 
@@ -201,3 +202,55 @@ def test_view_counts_what_the_step_has_done_so_far(begun):
 
     core = begun(script)
     core.plan(0.0)
+
+
+@pytest.mark.parametrize("num_iterations", [0, -3, 2.5])
+def test_rejects_a_promise_that_is_no_number_of_iterations(make_core, make_request, num_iterations):
+    def promise(view, step):
+        step.repeat(num_iterations)
+
+    core = make_core(batching=promise)
+    core.add(make_request(0, 4))
+    with pytest.raises(ValueError, match=rf"repeat\({num_iterations}\): must be a whole number"):
+        core.plan(0.0)
+
+
+def test_a_builder_is_good_for_one_step_only(make_core, make_request):
+    kept = []
+
+    def keep(view, step):
+        kept.append((step, list(view.waiting)))
+        Chunked().fill(view, step, 0.0)
+
+    core = make_core(batching=keep)
+    core.add(make_request(0, 4), stop_after=5)
+    core.add(make_request(1, 4), stop_after=5)
+    plan = core.plan(0.0)
+    step, waiting = kept[0]
+    for verb in (lambda: step.admit(waiting[0], 4), step.decode_all, lambda: step.preempt(waiting[1])):
+        with pytest.raises(ValueError, match="this step is over"):
+            verb()
+    core.commit(plan, StepOutcome(), 0.0)
+    core.check_integrity()
+
+
+def test_a_policy_that_admits_and_preempts_for_ever_is_stopped(make_core, make_request):
+    def dither(view, step):
+        for seq in list(view.waiting):
+            if step.admit(seq, 10):
+                step.preempt(seq)
+
+    core = make_core(batching=dither)
+    core.add(make_request(0, 4))
+    with pytest.raises(RuntimeError, match="scheduled nothing with 1 waiting"):
+        core.plan(0.0)
+
+
+@pytest.mark.parametrize("name", ["state", "rank", "slot", "num_preemptions", "finish_reason", "request"])
+def test_a_policy_cannot_change_a_sequence(make_core, make_request, name):
+    core = make_core()
+    seq = core.add(make_request(0, 4))
+    with pytest.raises(AttributeError):
+        setattr(seq, name, None)
+    with pytest.raises(AttributeError):
+        seq.request.arrival_s = 5.0
