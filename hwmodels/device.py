@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from hwmodels.checks import check_finite, check_whole
 from hwmodels.interconnect import Link
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
@@ -21,8 +22,12 @@ class Device:
     peak_flops_per_s: dict[str, float]
     """By dtype (`DTYPE_BYTES`); the types that the chip computes in. Integer types: operations/s."""
     num_sms: int
-    """Streaming multiprocessors (compute units on AMD)."""
+    """Streaming multiprocessors (compute units on AMD).
+
+    For models that count waves of tiles over them; level `spec` does not read it.
+    """
     tdp_w: float
+    """Board power limit. For models of clocks under it and of energy; level `spec` does not read it."""
     pcie: Link
     """To the host, and to other devices where there is no better one."""
     scale_up: Link | None = None
@@ -36,16 +41,16 @@ class Device:
     """Where the other figures come from."""
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bandwidth_bytes_per_s", "num_sms", "tdp_w", "gpus_per_node"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be > 0")
-        if self.price_usd_per_hour < 0:
-            raise ValueError(f"price_usd_per_hour={self.price_usd_per_hour}: must be >= 0 $/h")
+        check_finite("memory_bytes", self.memory_bytes, unit="bytes")
+        check_finite("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, unit="bytes/s")
+        check_finite("tdp_w", self.tdp_w, unit="W")
+        check_finite("price_usd_per_hour", self.price_usd_per_hour, unit="$/h", zero_allowed=True)
+        check_whole("num_sms", self.num_sms)
+        check_whole("gpus_per_node", self.gpus_per_node)
         for dtype, peak in self.peak_flops_per_s.items():
             if dtype not in DTYPE_BYTES:
                 raise ValueError(f"peak_flops_per_s.{dtype}: unknown dtype; known: {', '.join(DTYPE_BYTES)}")
-            if not peak > 0:
-                raise ValueError(f"peak_flops_per_s.{dtype}={peak}: must be > 0 FLOP/s")
+            check_finite(f"peak_flops_per_s.{dtype}", peak, unit="FLOP/s")
 
     @property
     def link(self) -> Link:
@@ -91,8 +96,13 @@ class Efficiency:
     """Weight-bound GEMM with its start-up taken out: 0.70 (A100), 0.75 (B200), 0.79 (H200), 0.83 (H100)."""
     kv_bandwidth_share: float = 0.75
     """Decode attention over 100 MB of KV and more: 0.63 to 0.81, 0.75 on H100."""
-    link_bandwidth_share: float = 0.70
-    """All-reduce of 128 MiB over NVLink: 0.63 (two ranks) to 0.80 (eight); over PCIe 0.36 to 0.58."""
+    scale_up_bandwidth_share: float = 0.70
+    """All-reduce of 128 MiB and more over NVLink: 0.55 (B200, two ranks) to 0.93 (H200, eight), median 0.69.
+
+    Assumed for Infinity Fabric.
+    """
+    pcie_bandwidth_share: float = 0.41
+    """The same over PCIe 5.0 (RTX PRO 6000): 0.59, 0.41, 0.37 on 2, 4, 8 ranks; assumed for older ones."""
     kernel_s: float = 2.5e-6
     """Start and drain of one kernel in a stream: tiny GEMMs take 2.5 to 4.4 us, small norms 2 us."""
     attention_kernel_s: float = 8e-6
@@ -103,5 +113,5 @@ class Efficiency:
             value = getattr(self, field.name)
             if field.name.endswith("_share") and not 0 < value <= 1:
                 raise ValueError(f"{field.name}={value}: must be a share, > 0 and <= 1")
-            if field.name.endswith("_s") and value < 0:
-                raise ValueError(f"{field.name}={value}: must be >= 0 s")
+            if field.name.endswith("_s"):
+                check_finite(field.name, value, unit="s", zero_allowed=True)

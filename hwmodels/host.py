@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hwmodels.checks import check_finite, check_whole
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOverhead:
@@ -28,8 +30,7 @@ class HostOverhead:
 
     def __post_init__(self) -> None:
         for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 0 s")
+            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +44,8 @@ class CudaGraphs:
     max_capture_size: int = 512
 
     def __post_init__(self) -> None:
-        if self.max_capture_size < 1:
-            raise ValueError(
-                f"max_capture_size={self.max_capture_size}: must be >= 1; enabled=false does without graphs"
-            )
+        remedy = "; enabled=false does without graphs"
+        check_whole("max_capture_size", self.max_capture_size, remedy=remedy)
 
     @property
     def sizes(self) -> list[int]:

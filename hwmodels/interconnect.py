@@ -1,6 +1,7 @@
 """Links between the devices of one node, and what collectives cost on them (alpha-beta model).
 
 alpha: seconds until the first byte arrives; beta: seconds a byte; n bytes take alpha + n beta.
+An all-reduce takes the faster of ring and tree for its message: `pricing.PricedOperator`.
 Ring and tree: Thakur, Rabenseifner, Gropp, IJHPCA 2005; the double binary tree: Sanders, Speck, Traff, 2009.
 """
 
@@ -9,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
+from hwmodels.checks import check_finite
 from hwmodels.iteration import Num
 
 
@@ -26,10 +26,8 @@ class Link:
     """alpha: from one device's memory to its neighbour's, without the launch of the kernel."""
 
     def __post_init__(self) -> None:
-        if not self.bandwidth_bytes_per_s > 0:
-            raise ValueError(f"bandwidth_bytes_per_s={self.bandwidth_bytes_per_s}: must be > 0 bytes/s")
-        if self.latency_s < 0:
-            raise ValueError(f"latency_s={self.latency_s}: must be >= 0 s")
+        check_finite("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, unit="bytes/s")
+        check_finite("latency_s", self.latency_s, unit="s", zero_allowed=True)
 
 
 class Transfer(NamedTuple):
@@ -68,23 +66,3 @@ def ring_all_gather(link: Link, num_ranks: int, bandwidth_share: float = 1.0) ->
     """Every rank ends with all n bytes, having brought n/p: t = (p - 1) alpha + (p - 1)/p n / (B e)."""
     p = num_ranks
     return Transfer((p - 1) * link.latency_s, (p - 1) / p / (link.bandwidth_bytes_per_s * bandwidth_share))
-
-
-def all_reduce_s(num_bytes: Num, link: Link, num_ranks: int, bandwidth_share: float = 1.0) -> Num:
-    """Seconds to sum num_bytes over all ranks: the faster of ring and tree; 0 for a single rank."""
-    if num_ranks == 1:
-        return 0.0 * num_bytes
-    ring = ring_all_reduce(link, num_ranks, bandwidth_share)
-    tree = tree_all_reduce(link, num_ranks, bandwidth_share)
-    by_ring, by_tree = ring.seconds(num_bytes), tree.seconds(num_bytes)
-    if isinstance(num_bytes, np.ndarray):
-        return np.minimum(by_ring, by_tree)
-    return min(by_ring, by_tree)
-
-
-def send_recv_s(num_bytes: Num, link: Link, bandwidth_share: float = 1.0) -> Num:
-    """Seconds to hand num_bytes to one neighbour: alpha + n / (B e).
-
-    16 MiB over PCIe 5.0 x16 (64e9 bytes/s, alpha 2.5 us), e = 0.7: 2.5 us + 374.5 us = 377.0 us.
-    """
-    return link.latency_s + num_bytes / (link.bandwidth_bytes_per_s * bandwidth_share)

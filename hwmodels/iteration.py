@@ -36,10 +36,11 @@ class IterationShape(NamedTuple):
     """Rows through the LM head: decodes, and chunks that complete their prompt."""
 
 
-def causal_pairs(num_new_tokens: int, num_cached_tokens: int = 0) -> int:
+def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
     """Query-key pairs of a chunk: n new tokens see c cached ones and, of each other, those up to themselves.
 
     n c + n (n + 1) / 2; a whole prompt of 4 tokens: 10 pairs; its second half alone: 2 x 2 + 3 = 7.
+    An array of cached tokens gives an array: the same chunk size, iteration after iteration.
     """
     n, c = num_new_tokens, num_cached_tokens
     return n * c + n * (n + 1) // 2
@@ -73,7 +74,11 @@ class IterationModel(Protocol):
         """Seconds by component (`COMPONENTS`); they sum to `seconds`, up to rounding."""
 
     def flops(self, shape: IterationShape) -> Num:
-        """Model FLOPs of the whole replica, for MFU: no padding, no recomputation."""
+        """Model FLOPs of the whole replica, for MFU.
+
+        All tokens of the shape are work done, those of a prefill repeated after a preemption included: the
+        shape does not tell them apart. The padding of a CUDA graph is not.
+        """
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Weights read and KV read by the whole replica, for MBU."""

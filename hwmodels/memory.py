@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
 from hwmodels.model_spec import ModelSpec
@@ -47,10 +48,6 @@ class MemoryPlan:
         """Everything but KV."""
         return self.weights_bytes + self.activation_bytes + self.cuda_graph_bytes + self.runtime_bytes
 
-    @property
-    def num_kv_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
 
 def plan_memory(
     *,
@@ -81,8 +78,7 @@ def plan_memory(
     if num_kv_blocks is not None:
         limits["num_kv_blocks"] = num_kv_blocks
     for name, value in limits.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be >= 1")
+        check_whole(name, value)
     device.check_node_holds(tensor_parallel_size)
     model.check_tensor_parallel_size(tensor_parallel_size)
     model = replace(model, dtype=device.compute_dtype(model.dtype))

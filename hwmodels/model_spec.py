@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from hwmodels.checks import check_whole
 from hwmodels.device import DTYPE_BYTES
 from hwmodels.hf_config import read_hf_config
 
@@ -49,8 +50,7 @@ class ModelSpec:
             "vocab_size",
             "max_position_embeddings",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+            check_whole(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             divisors = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(divisors, key=lambda n: abs(n - self.num_kv_heads))
@@ -60,15 +60,16 @@ class ModelSpec:
             )
         if self.dtype not in ("bf16", "fp16", "fp32"):
             raise ValueError(f"dtype={self.dtype}: must be bf16, fp16 or fp32")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window={self.sliding_window}: must be >= 1 token, or null")
+        if self.sliding_window is not None:
+            check_whole("sliding_window", self.sliding_window, remedy=", or null")
 
     @classmethod
     def from_hf_config(cls, path: str, dtype: str = "auto") -> ModelSpec:
         """The model of a Hugging Face config.json (the file or its folder).
 
         dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does.
-        Raises ValueError: malformed JSON, unknown architecture, missing field, quantised weights.
+        Raises ValueError: malformed JSON, unknown architecture, a field that is missing, wrong or not
+        understood, quantised weights.
         """
         settings = read_hf_config(Path(path))
         if dtype != "auto":
@@ -110,16 +111,15 @@ class ModelSpec:
         )
 
     @property
-    def num_parameters(self) -> int:
-        """All weights; Llama-2-7B: 6,738,415,616."""
-        vectors = self.num_layers * self.vector_elements + self.hidden_size  # final norm
-        tables = 0 if self.tie_word_embeddings else self.embedding_elements  # the LM head is in the matmuls
-        return self.num_matmul_parameters + vectors + tables
+    def num_vector_parameters(self) -> int:
+        """Norm weights and biases of all layers, and the final norm."""
+        return self.num_layers * self.vector_elements + self.hidden_size
 
     @property
-    def weight_bytes(self) -> float:
-        """Bytes of all weights, on one device."""
-        return self.num_parameters * self.element_bytes
+    def num_parameters(self) -> int:
+        """All weights; Llama-2-7B: 6,738,415,616."""
+        tables = 0 if self.tie_word_embeddings else self.embedding_elements  # the LM head is in the matmuls
+        return self.num_matmul_parameters + self.num_vector_parameters + tables
 
     def check_tensor_parallel_size(self, tensor_parallel_size: int) -> None:
         """Raise ValueError, with the nearest size that works, where the model cannot be cut that way."""
@@ -146,13 +146,9 @@ class ModelSpec:
         """Bytes of one rank's weights: matrices cut, norms and scarce KV heads copied."""
         size = tensor_parallel_size
         copied_kv_heads = self.kv_heads_per_rank(size) * size - self.num_kv_heads
-        matrices = (
-            self.num_matmul_parameters
-            + 2 * self.num_layers * self.hidden_size * self.head_dim * copied_kv_heads
-        )
-        tables = 0 if self.tie_word_embeddings else self.embedding_elements
-        vectors = self.num_layers * self.vector_elements + self.hidden_size
-        return ((matrices + tables) / size + vectors) * self.element_bytes
+        copies = 2 * self.num_layers * self.hidden_size * self.head_dim * copied_kv_heads
+        matrices = self.num_parameters - self.num_vector_parameters + copies
+        return (matrices / size + self.num_vector_parameters) * self.element_bytes
 
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> float:
         """KV bytes of one token on one rank: 2 (K, V) x layers x KV heads x head_dim x element bytes.

@@ -1,4 +1,8 @@
-"""Seconds of operators on a device: one by one (the definition), and merged into few tables (for speed)."""
+"""Seconds of operators on a device.
+
+`PricedOperator` is the definition: what one operator takes. `MergedPrices` is the sum over all of them with
+the coefficients added up beforehand, for speed; tests hold the two equal, up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,9 @@ def price_operators(
 ) -> list[PricedOperator]:
     """Data-sheet figures times the shares reached, per operator; one rank's work on one device."""
     peak, bandwidth = device.peak_flops_per_s[dtype], device.memory_bandwidth_bytes_per_s
-    collective = device.link, num_ranks, efficiency.link_bandwidth_share
+    over_pcie = device.scale_up is None
+    link_share = efficiency.pcie_bandwidth_share if over_pcie else efficiency.scale_up_bandwidth_share
+    collective = device.link, num_ranks, link_share
     algorithms = {
         None: (),
         Collective.all_reduce: (ring_all_reduce(*collective), tree_all_reduce(*collective)),
@@ -125,7 +131,7 @@ class RingOrTree(NamedTuple):
 
 
 class MergedPrices:
-    """The sum of all priced operators, with its coefficients added up beforehand.
+    """The sum of `PricedOperator.seconds` over all operators.
 
     `tokens_s` and `sampled_s` depend on the numbers of tokens and of sampled rows. Attention comes on top:
     decode_context_s a context token of the decodes, and for chunks max(pair_s * pairs,

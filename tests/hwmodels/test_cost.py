@@ -15,8 +15,9 @@ def test_no_tokens_cost_infinitely_much_each():
     assert usd_per_million_tokens(2, 0) == math.inf
 
 
-def test_rejects_negative_price_and_rate():
-    with pytest.raises(ValueError, match="price_usd_per_hour=-1: must be >= 0"):
-        usd_per_million_tokens(-1, 100)
-    with pytest.raises(ValueError, match="tokens_per_s=-1: must be >= 0"):
-        usd_per_million_tokens(1, -1)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_rejects_a_price_or_rate_that_is_negative_or_not_finite(value):
+    with pytest.raises(ValueError, match=f"price_usd_per_hour={value}: must be a finite number >= 0"):
+        usd_per_million_tokens(value, 100)
+    with pytest.raises(ValueError, match=f"tokens_per_s={value}: must be a finite number >= 0"):
+        usd_per_million_tokens(1, value)

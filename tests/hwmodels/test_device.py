@@ -1,5 +1,7 @@
 """What a Device and an Efficiency refuse."""
 
+import math
+
 import pytest
 
 from hwmodels.device import Device, Efficiency
@@ -33,10 +35,20 @@ def test_devices_talk_over_pcie_where_there_is_no_better_link():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"memory_bytes": 0}, "memory_bytes=0: must be > 0"),
+        ({"memory_bytes": 0}, "memory_bytes=0: must be a finite number > 0 bytes"),
+        ({"memory_bytes": math.inf}, "memory_bytes=inf: must be a finite number > 0 bytes"),
+        (
+            {"memory_bandwidth_bytes_per_s": math.nan},
+            "memory_bandwidth_bytes_per_s=nan: must be a finite number > 0 bytes/s",
+        ),
+        ({"tdp_w": math.inf}, "tdp_w=inf: must be a finite number > 0 W"),
+        ({"num_sms": math.nan}, "num_sms=nan: must be a whole number >= 1"),
+        ({"gpus_per_node": 0}, "gpus_per_node=0: must be a whole number >= 1"),
         ({"peak_flops_per_s": {"bf61": 1e12}}, "peak_flops_per_s.bf61: unknown dtype; known: fp32"),
-        ({"peak_flops_per_s": {"bf16": -1.0}}, r"peak_flops_per_s.bf16=-1.0: must be > 0 FLOP/s"),
-        ({"price_usd_per_hour": -1.0}, "price_usd_per_hour=-1.0: must be >= 0"),
+        ({"peak_flops_per_s": {"bf16": -1.0}}, "peak_flops_per_s.bf16=-1.0: must be a finite number > 0"),
+        ({"peak_flops_per_s": {"bf16": math.inf}}, "peak_flops_per_s.bf16=inf: must be a finite number > 0"),
+        ({"price_usd_per_hour": -1.0}, "price_usd_per_hour=-1.0: must be a finite number >= 0"),
+        ({"price_usd_per_hour": math.nan}, "price_usd_per_hour=nan: must be a finite number >= 0"),
     ],
 )
 def test_device_rejects_impossible_figures(given, message):
@@ -54,12 +66,13 @@ def test_device_rejects_more_ranks_than_a_node_has():
         make_device().check_node_holds(16)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.01, -0.5])
+@pytest.mark.parametrize("value", [0.0, 1.01, -0.5, math.nan])
 def test_efficiency_rejects_shares_outside_zero_to_one(value):
     with pytest.raises(ValueError, match=f"gemm_flops_share={value}: must be a share"):
         Efficiency(gemm_flops_share=value)
 
 
-def test_efficiency_rejects_negative_seconds():
-    with pytest.raises(ValueError, match="kernel_s=-1e-06: must be >= 0 s"):
-        Efficiency(kernel_s=-1e-6)
+@pytest.mark.parametrize("value", [-1e-6, math.nan, math.inf])
+def test_efficiency_rejects_seconds_that_are_negative_or_not_finite(value):
+    with pytest.raises(ValueError, match=f"kernel_s={value}: must be a finite number >= 0 s"):
+        Efficiency(kernel_s=value)

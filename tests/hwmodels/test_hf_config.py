@@ -1,6 +1,7 @@
 """Reading config.json files as the Hugging Face hub holds them."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -94,8 +95,65 @@ def test_rejects_missing_fields_by_name(written):
 
 
 def test_rejects_a_size_that_is_no_whole_number(written):
-    with pytest.raises(ValueError, match="hidden_size='4096': must be a whole number"):
+    with pytest.raises(ValueError, match='hidden_size="4096": must be a whole number'):
         ModelSpec.from_hf_config(written(hidden_size="4096"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": 5}, "architectures=5: must be a list of one name; known: LlamaForCausalLM"),
+        ({"architectures": None}, "architectures=null: must be a list of one name"),
+        ({"architectures": []}, "architectures=[]: must be a list of one name"),
+        (
+            {"architectures": "LlamaForCausalLM"},
+            'architectures="LlamaForCausalLM": must be a list of one name',
+        ),
+        ({"architectures": [["LlamaForCausalLM"]]}, "must be a list of one name"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0: must be a whole number >= 1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=true: must be a whole number >= 1"),
+        ({"vocab_size": float("nan")}, "vocab_size=NaN: must be a whole number >= 1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0: must be a whole number >= 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide num_attention_heads=32"),
+        ({"head_dim": 0}, "head_dim=0: must be a whole number >= 1"),
+        (
+            {"hidden_size": 66, "num_attention_heads": 4, "num_key_value_heads": 4},
+            "hidden_size=66: must be a multiple of num_attention_heads=4, or give head_dim",
+        ),
+        ({"sliding_window": "x"}, 'sliding_window="x": must be a whole number >= 1'),
+        ({"sliding_window": 0}, "sliding_window=0: must be a whole number >= 1"),
+        ({"use_sliding_window": "no"}, 'use_sliding_window="no": must be true or false'),
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings="false": must be true or false'),
+        ({"attention_bias": 1}, "attention_bias=1: must be true or false"),
+        ({"torch_dtype": ["a"]}, 'torch_dtype=["a"]: must be one of float16, bfloat16, float32'),
+        ({"dtype": 16}, "dtype=16: must be one of float16, bfloat16, float32"),
+        ({"layer_types": ["linear_attention"] * 32}, 'layer_types=["linear_attention", '),
+        ({"layer_types": 32}, "layer_types=32: must be a list of full_attention and sliding_attention"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_rejects_a_wrong_value_with_file_field_value_and_rule(written, changes, message):
+    folder = written(**changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        ModelSpec.from_hf_config(folder)
+    assert str(error.value).startswith(f"{folder}/config.json: ")
+
+
+def test_heads_need_not_share_the_hidden_size_out_where_head_dim_is_given(written):
+    model = ModelSpec.from_hf_config(
+        written(hidden_size=66, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
+    )
+    assert (model.hidden_size, model.head_dim) == (66, 16)
+
+
+def test_rejects_fields_of_a_known_architecture_that_it_does_not_understand(written):
+    with pytest.raises(ValueError, match="num_experts_per_tok=2, num_local_experts=8: not understood"):
+        ModelSpec.from_hf_config(written(num_local_experts=8, num_experts_per_tok=2))
+
+
+@pytest.mark.parametrize("nothing", [None, False, 0, {}])
+def test_fields_that_switch_nothing_on_are_let_through(written, nothing):
+    assert ModelSpec.from_hf_config(written(num_local_experts=nothing)) == ModelSpec.from_hf_config(written())
 
 
 def test_rejects_quantised_weights(written):
@@ -104,13 +162,19 @@ def test_rejects_quantised_weights(written):
 
 
 def test_rejects_an_unknown_dtype(written):
-    with pytest.raises(ValueError, match="dtype=float64: must be one of float16, bfloat16, float32"):
+    with pytest.raises(ValueError, match='torch_dtype="float64": must be one of float16, bfloat16, float32'):
         ModelSpec.from_hf_config(written(torch_dtype="float64"))
 
 
 def test_rejects_malformed_json_with_line_and_column(tmp_path):
     (tmp_path / "config.json").write_text('{\n  "hidden_size": ,\n}')
     with pytest.raises(ValueError, match=r"config.json:2:18: not JSON"):
+        ModelSpec.from_hf_config(str(tmp_path))
+
+
+def test_rejects_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"{\xff}")
+    with pytest.raises(ValueError, match=r"config.json: not UTF-8 at byte 1"):
         ModelSpec.from_hf_config(str(tmp_path))
 
 

@@ -1,5 +1,7 @@
 """CUDA-graph padding and what the host settings refuse."""
 
+import math
+
 import pytest
 
 from hwmodels.host import CudaGraphs, HostOverhead
@@ -24,11 +26,12 @@ def test_without_graphs_nothing_is_captured():
 
 
 def test_rejects_a_capture_size_below_one():
-    with pytest.raises(ValueError, match="max_capture_size=0: must be >= 1; enabled=false"):
+    with pytest.raises(ValueError, match="max_capture_size=0: must be a whole number >= 1; enabled=false"):
         CudaGraphs(max_capture_size=0)
 
 
 @pytest.mark.parametrize("name", ["iteration_s", "sequence_s", "launch_s", "graph_replay_s"])
-def test_rejects_negative_seconds(name):
-    with pytest.raises(ValueError, match=f"{name}=-1e-06: must be >= 0 s"):
-        HostOverhead(**{name: -1e-6})
+@pytest.mark.parametrize("value", [-1e-6, math.nan, math.inf])
+def test_rejects_seconds_that_are_negative_or_not_finite(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a finite number >= 0 s"):
+        HostOverhead(**{name: value})

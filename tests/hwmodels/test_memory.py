@@ -24,7 +24,7 @@ def test_the_parts_fill_what_may_be_used_up_to_less_than_a_block(models, devices
     rest = plan.usable_bytes - plan.fixed_bytes - plan.kv_bytes
     assert plan.usable_bytes == pytest.approx(0.9 * devices["h100_sxm"].memory_bytes)
     assert 0 <= rest < 32 * plan.kv_bytes_per_token
-    assert plan.num_kv_tokens == 32 * plan.num_blocks
+    assert plan.kv_bytes == 32 * plan.num_blocks * plan.kv_bytes_per_token
 
 
 def test_activations_by_hand(models):
@@ -75,8 +75,8 @@ def test_rejects_ranks_that_do_not_divide_the_heads(models, devices):
     ("given", "message"),
     [
         ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization=1.2: must be a share"),
-        ({"block_size": 0}, "block_size=0: must be >= 1"),
-        ({"num_kv_blocks": 0}, "num_kv_blocks=0: must be >= 1"),
+        ({"block_size": 0}, "block_size=0: must be a whole number >= 1"),
+        ({"num_kv_blocks": 0}, "num_kv_blocks=0: must be a whole number >= 1"),
     ],
 )
 def test_rejects_impossible_settings(models, devices, given, message):

@@ -1,5 +1,6 @@
 """Sizes of models against the textbook."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -53,7 +54,7 @@ def test_biases_and_qk_norms_are_counted():
 
 def test_ranks_share_matrices_and_copy_norms():
     """Matrices 2 x 576 + 2 x 80 elements are halved; norms 2 x 16 + 8 are not; 2 bytes each."""
-    assert make_model().weight_bytes_per_rank(1) == make_model().weight_bytes
+    assert make_model().weight_bytes_per_rank(1) == (1312 + 40) * 2 == 2 * make_model().num_parameters
     assert make_model().weight_bytes_per_rank(2) == (1312 / 2 + 40) * 2
 
 
@@ -87,10 +88,12 @@ def test_rejects_ranks_that_do_not_divide_the_heads(models):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_layers": 0}, "num_layers=0: must be >= 1"),
+        ({"num_layers": 0}, "num_layers=0: must be a whole number >= 1"),
         ({"num_kv_heads": 3}, "num_kv_heads=3: must divide num_heads=4; nearest: 2"),
         ({"dtype": "fp8"}, "dtype=fp8: must be bf16, fp16 or fp32"),
-        ({"sliding_window": 0}, "sliding_window=0: must be >= 1 token"),
+        ({"sliding_window": 0}, "sliding_window=0: must be a whole number >= 1, or null"),
+        ({"head_dim": math.nan}, "head_dim=nan: must be a whole number >= 1"),
+        ({"num_heads": True}, "num_heads=True: must be a whole number >= 1"),
     ],
 )
 def test_rejects_impossible_shapes(given, message):
@@ -100,4 +103,4 @@ def test_rejects_impossible_shapes(given, message):
 
 def test_fp32_weighs_twice_as_much(models):
     model = models["llama2_7b"]
-    assert replace(model, dtype="fp32").weight_bytes == 2 * model.weight_bytes
+    assert replace(model, dtype="fp32").weight_bytes_per_rank(1) == 2 * model.weight_bytes_per_rank(1)

@@ -1,5 +1,6 @@
 """FLOPs and bytes of operators against the closed forms of the literature."""
 
+import numpy as np
 import pytest
 
 from hwmodels.iteration import IterationShape, causal_pairs
@@ -21,6 +22,11 @@ def test_causal_pairs_by_hand():
     assert causal_pairs(4) == 10
     assert causal_pairs(2, 2) == 7
     assert causal_pairs(2) + causal_pairs(2, 2) == causal_pairs(4)
+
+
+def test_causal_pairs_of_many_chunks_are_those_of_each():
+    cached = np.arange(0, 10**6, 4096)
+    assert causal_pairs(4096, cached).tolist() == [causal_pairs(4096, c) for c in cached.tolist()]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

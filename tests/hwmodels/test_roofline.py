@@ -18,7 +18,8 @@ IDEAL = Efficiency(
     attention_flops_share=1,
     stream_bandwidth_share=1,
     kv_bandwidth_share=1,
-    link_bandwidth_share=1,
+    scale_up_bandwidth_share=1,
+    pcie_bandwidth_share=1,
     kernel_s=0,
     attention_kernel_s=0,
 )
@@ -233,6 +234,24 @@ def test_the_lm_head_costs_nothing_where_no_prompt_completes(rooflines):
     for roofline in rooflines:
         assert roofline.breakdown(make_shape(chunks=[(512, 0)], completed=False))["lm_head"] == 0
         assert roofline.breakdown(make_shape(chunks=[(512, 0)]))["lm_head"] > 0
+
+
+def test_ranks_without_nvlink_are_priced_with_the_share_of_pcie(models, devices):
+    """Two ranks, 65 all-reduces of 8,192 tokens x 4,096 x 2 bytes (64 MiB), half of it sent twice each."""
+    shape = make_shape(chunks=[(8192, 0)])
+    for name, link_bytes_per_s in [("h100_sxm", 0.70 * 450e9), ("l40s", 0.41 * 32e9)]:
+        device = devices[name]
+        roofline = Roofline(model=models["llama3_1_8b"], device=device, tensor_parallel_size=2)
+        call_s = 2 * device.link.latency_s + 2**26 / link_bytes_per_s + 2.5e-6
+        assert roofline.operator_seconds(shape)["all_reduce"] == pytest.approx(65 * call_s)
+
+
+@given(st.integers(1, 4096))
+def test_an_all_reduce_takes_the_faster_of_ring_and_tree(rooflines, num_tokens):
+    (all_reduce,) = (priced for priced in rooflines[1].operators if priced.op.name == "all_reduce")
+    ring, tree = (transfer.seconds(num_tokens * 8192 * 2) for transfer in all_reduce.algorithms)
+    shape = make_shape(chunks=[(num_tokens, 0)])
+    assert all_reduce.seconds(shape, num_tokens) == 161 * (min(ring, tree) + 2.5e-6)
 
 
 def test_t4_prices_a_bf16_checkpoint_in_fp16(models, devices):

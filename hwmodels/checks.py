@@ -1,0 +1,28 @@
+"""Checks that the settings classes share. A comparison alone is not enough: NaN passes `value < 0`."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+
+def check_finite(name: str, value: float, *, unit: str = "", zero_allowed: bool = False) -> None:
+    """Raise ValueError unless value is a finite number > 0, or >= 0 where zero_allowed."""
+    if is_finite(value) and (value > 0 or (zero_allowed and value == 0)):
+        return
+    rule = f"must be a finite number {'>=' if zero_allowed else '>'} 0 {unit}".rstrip()
+    raise ValueError(f"{name}={value}: {rule}")
+
+
+def check_whole(name: str, value: int, *, remedy: str = "") -> None:
+    """Raise ValueError, ending with the remedy if there is one, unless value is a whole number >= 1."""
+    if not is_whole(value) or value < 1:
+        raise ValueError(f"{name}={value}: must be a whole number >= 1{remedy}")
+
+
+def is_finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
