@@ -20,7 +20,7 @@ from experiments.application_help import print_help
 from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR, config_dirs
 from experiments.errors import ConfigError
-from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, check_additions, explain
+from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, check_edits, explain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def _composed(source: ConfigSource, overrides: Sequence[str]) -> DictConfig:
         cfg = source.compose(overrides)
     except COMPOSE_ERRORS as error:
         raise explain(error, overrides, source) from error
-    check_additions(cfg, overrides, source)
+    check_edits(cfg, overrides, source)
     return cfg
 
 

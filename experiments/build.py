@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.convert import convert, example_of
+from experiments.convert import WrongObject, convert, example_of, shown
 from experiments.errors import ConfigError, suggest
 
 TARGET = "_target_"
@@ -33,7 +33,7 @@ def build(node: Any, key: str) -> Any:
     """
     settings = _plain(node, key)
     if not isinstance(settings, Mapping) or not isinstance(settings.get(TARGET), str):
-        raise ConfigError(f"{key}={node}: must be a mapping whose {TARGET} names a class")
+        raise ConfigError(f"{key}={shown(settings)}: must be a mapping whose {TARGET} names a class")
     return build_as(locate(settings[TARGET], key), settings, key)
 
 
@@ -44,12 +44,14 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
     """
     plain = _plain(node, key)
     if not isinstance(plain, Mapping):
-        raise ConfigError(f"{key}={_shown(plain)}: must be a mapping of settings")
+        raise ConfigError(f"{key}={shown(plain)}: must be a mapping of settings")
     settings = {name: value for name, value in plain.items() if name != TARGET}
     parameters = _parameters(target)
     for name in settings:
         if name not in parameters:
-            raise ConfigError(f"{_join(key, name)}: no such setting; {suggest(name, parameters)}")
+            allowed = [_join(key, parameter) for parameter in parameters]
+            wrong = _join(key, name)
+            raise ConfigError(f"{wrong}: no such setting; {suggest(wrong, allowed)}")
     for name, (annotation, required) in parameters.items():
         if settings.get(name, _MISSING if required else None) == _MISSING:
             example = f"{_join(key, name)}={example_of(annotation)}"
@@ -61,7 +63,7 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
     try:
         return target(**values)
     except (ValueError, OSError) as error:
-        raise ConfigError(_located(str(error), key, parameters)) from error
+        raise ConfigError(_located(_as_given(str(error), settings, values), key, parameters)) from error
 
 
 def locate(path: str, key: str) -> Callable[..., Any]:
@@ -152,14 +154,18 @@ def _checked(value: Any, annotation: Any, key: str) -> Any:
         message = str(error)
         if message.startswith(("[", ".")):  # an element of a list or mapping: the message says which
             raise ConfigError(f"{key}{message}") from None
-        raise ConfigError(f"{key}={_shown(value)}: {message}") from None
+        where = key if isinstance(error, WrongObject) else f"{key}={shown(value)}"
+        raise ConfigError(f"{where}: {message}") from None
 
 
-def _shown(value: Any) -> str:
-    """A value as a user would have typed it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """The message with values as the user wrote them: -1, not the -1.0 of a float field; null, not None."""
+    for name, value in values.items():
+        converted = isinstance(value, float) and isinstance(given[name], int)
+        if converted or value is None or isinstance(value, bool):
+            echo = rf"\b{re.escape(name)}={re.escape(str(value))}(?![\w.])"
+            message = re.sub(echo, f"{name}={shown(given[name])}", message)
+    return message
 
 
 def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:

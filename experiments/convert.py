@@ -12,7 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
 from experiments.errors import suggest
 
-PLAIN_TYPES = (bool, int, float, str, list, tuple, dict)
+PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
+
+
+class WrongObject(ValueError):
+    """An object of another kind than is needed; the message names it, so that its value need not be shown."""
 
 
 def convert(value: Any, annotation: Any) -> Any:
@@ -56,6 +60,18 @@ def example_of(annotation: Any) -> str:
             return example
     enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     return next(iter(enums[0])).name if enums else "VALUE"
+
+
+def shown(value: Any) -> str:
+    """A value as a user would have typed it; of an object, what it is."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        settings = (f"{name}: {shown(item)}" for name, item in value.items() if name != "_target_")
+        return f"{{{', '.join(settings)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    return str(value) if isinstance(value, (*PLAIN_TYPES, Path, Enum)) else type(value).__name__
 
 
 def _require(holds: bool, rule: str) -> None:
@@ -123,6 +139,9 @@ def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
             return convert(value, kind)
         except ValueError as error:
             rules.append(str(error).removeprefix("must be "))
+    wanted = [kind for kind in kinds if isinstance(kind, type) and kind not in (*_SCALARS, types.NoneType)]
+    if wanted and not isinstance(value, PLAIN_TYPES):
+        raise _wrong_object(value, wanted)
     raise ValueError(f"must be {' or '.join(rules)}")
 
 
@@ -156,15 +175,44 @@ def _to_dict(value: Any, kinds: Sequence[Any]) -> dict[Any, Any]:
 def _item(where: str, value: Any, kind: Any) -> Any:
     try:
         return convert(value, kind)
+    except WrongObject as error:
+        raise WrongObject(f"{where}: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{where}={value}: {error}") from None
+        raise ValueError(f"{where}={shown(value)}: {error}") from None
 
 
 def _to_object(value: Any, kind: type) -> Any:
-    """An object that build() made from a nested node. A protocol accepts any object, but no plain value."""
-    if getattr(kind, "_is_protocol", False):
-        fits = value is not None and not isinstance(value, PLAIN_TYPES)
-    else:
-        fits = isinstance(value, kind)
-    _require(fits, f"must be a {kind.__name__}, built from a node with a _target_")
+    """An object that build() made from a nested node."""
+    _require(
+        not isinstance(value, PLAIN_TYPES), f"must be a {kind.__name__}, built from a node with a _target_"
+    )
+    if _lack(value, kind):
+        raise _wrong_object(value, [kind])
     return value
+
+
+def _wrong_object(value: Any, kinds: Sequence[type]) -> WrongObject:
+    names = [f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}" for kind in kinds]
+    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {' or '.join(names)} is needed")
+
+
+def _lack(value: Any, kind: type) -> str:
+    """What keeps an object from being of that kind: `has no fill(...)`; empty if nothing does.
+
+    A protocol asks for its public members; those that are methods there must be callable.
+    """
+    if not getattr(kind, "_is_protocol", False):
+        return "" if isinstance(value, kind) else f"is no {kind.__name__}"
+    for name, is_method in _members(kind).items():
+        if not hasattr(value, name) or (is_method and not callable(getattr(value, name))):
+            return f"has no {name}{'(...)' if is_method else ''}"
+    return ""
+
+
+def _members(protocol: type) -> dict[str, bool]:
+    """Public members of a protocol and of those that it extends: name -> whether it is a method."""
+    bases = [base for base in reversed(protocol.__mro__) if getattr(base, "_is_protocol", False)]
+    names = dict.fromkeys(
+        name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))
+    )
+    return {name: callable(getattr(protocol, name, None)) for name in names if not name.startswith("_")}

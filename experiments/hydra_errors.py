@@ -35,11 +35,16 @@ def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) ->
     return ConfigError(_message(error, overrides, source))
 
 
-def check_additions(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
-    """Refuse `+key=value` where nobody would look at the key: outside the nodes that `build` checks."""
+def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
+    """Refuse `+key=value` where nobody would look at the key, outside the nodes that `build` checks.
+
+    `~key` is refused where somebody does look: the commands read every key of the root.
+    """
     groups = find_groups(source.dirs)
     for override in overrides:
-        key = override.lstrip("+").partition("=")[0].partition("@")[0]
+        key = override.lstrip("+~").partition("=")[0].partition("@")[0]
+        if override.startswith("~") and not re.search("[./]", key) and key not in cfg:
+            raise ConfigError(_deleted(key, source))
         if not override.startswith("+") or key in groups or key.startswith("hydra"):
             continue
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
@@ -53,8 +58,19 @@ def _is_built(key: str, cfg: DictConfig) -> bool:
     return any(isinstance(node, DictConfig) and "_target_" in node for node in above)
 
 
+def _deleted(key: str, source: ConfigSource) -> str:
+    """A group or setting of the root that must be there."""
+    if choices := _choices(key, source):
+        return f"~{key}: must be chosen; allowed: {', '.join(f'{key}={choice}' for choice in choices)}"
+    node = source.compose([]).get(key)
+    keys = list(_keys(node, f"{key}.")) if isinstance(node, DictConfig) else [key]
+    return f"~{key}: must not be deleted; instead set {', '.join(keys)}"
+
+
 def _message(error: Exception, overrides: Sequence[str], source: ConfigSource) -> str:
     cause, text = error.__cause__, str(error)
+    if nameless := next((o for o in overrides if not re.match("[+~]*[^=+~]", o)), None):
+        return f"{nameless}: must be key=value"
     if isinstance(error, OverrideParseException):
         return _bad_syntax(error, source)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

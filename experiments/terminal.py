@@ -1,15 +1,24 @@
-"""The summary of a run on the terminal, 100 columns wide: verdict, latencies, three blocks of figures."""
+"""The summary of a run on the terminal: verdict, latencies, three blocks of figures.
+
+Made for 100 columns; narrower terminals get the latencies turned and the blocks below each other. No figure
+is ever cut short.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from experiments import wording
+
+WIDE_COLUMNS = 96
+"""From this width on, the three blocks stand side by side (if they fit: huge figures may not)."""
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
@@ -22,27 +31,53 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
     for caveat in wording.caveats(summary):
         console.print(Text(f"  {caveat}", style="yellow"))
-    console.print(_latencies(summary))
-    console.print(_figures(summary))
+    console.print(_latencies(summary, console))
+    console.print(_figures(summary, console))
 
 
-def _latencies(summary: dict[str, Any]) -> Table:
+def _latencies(summary: dict[str, Any], console: Console) -> Table:
+    """A row a latency; where that is too wide, a column a latency, of which there are fewer."""
+    rows = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
+    table = _table(rows)
+    if _fits(table, console):
+        return table
+    turned = _table(list(zip(*rows, strict=True)))
+    turned.padding = (0, 1, 0, 0)
+    return turned
+
+
+def _figures(summary: dict[str, Any], console: Console) -> Table:
+    """The headline blocks side by side, two columns each, or one below the other."""
+    blocks = wording.headline(summary)
+    if console.width >= WIDE_COLUMNS:
+        lines = zip(*(block.items() for block in blocks.values()), strict=True)
+        headings = [text for title in blocks for text in (title, "")]
+        side_by_side = _table(
+            [headings, *([text for item in line for text in item] for line in lines)], (0, 2, 4)
+        )
+        if _fits(side_by_side, console):
+            return side_by_side
+    below = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    below.add_column(overflow="fold")
+    below.add_column(justify="right", overflow="fold")
+    for title, block in blocks.items():
+        below.add_row(title, style="bold")
+        for i, item in enumerate(block.items(), start=1):
+            below.add_row(*item, end_section=i == len(block))
+    return below
+
+
+def _table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = (0,)) -> Table:
+    """The first row is the heading. Labels are aligned left, figures right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("ms")
-    for heading in (*wording.STATISTICS, "count"):
-        table.add_column(heading, justify="right")
-    for row in wording.latency_rows(summary):
+    for i, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if i in label_columns else "right", overflow="fold")
+    for row in rows[1:]:
         table.add_row(*row)
     return table
 
 
-def _figures(summary: dict[str, Any]) -> Table:
-    """The headline blocks side by side, two columns each."""
-    blocks = wording.headline(summary)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in blocks:
-        table.add_column(title, no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
-    for row in zip(*(block.items() for block in blocks.values()), strict=True):
-        table.add_row(*(text for item in row for text in item))
-    return table
+def _fits(table: Table, console: Console) -> bool:
+    """Whether no cell of the table must be broken."""
+    unlimited = console.options.update(width=10_000)
+    return Measurement.get(console, unlimited, table).maximum <= console.width

@@ -38,9 +38,17 @@ def caveats(summary: dict[str, Any]) -> list[str]:
             f"Measured from {seconds(trimmed['start_s'])} to {seconds(trimmed['end_s'])} only; "
             f"{trimmed['requests_left_out']:,} requests that arrived outside are left out."
         )
-    for status in ("rejected", "aborted", "unfinished"):
+    for status in ("rejected", "aborted"):
         if requests[status]:
             found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {status}.")
+    if requests["unfinished"]:
+        # A run ends before its last request for one of two reasons.
+        end = "interruption" if summary["interrupted"] else "time limit"
+        missed = " and count as missed" if summary["goodput"] else ""
+        found.append(
+            f"{requests['unfinished']:,} of {requests['arrived']:,} requests "
+            f"were still running or waiting at the {end}{missed}."
+        )
     found += summary.get("notes", [])
     return found
 

@@ -280,6 +280,5 @@ class RunRecords:
     num_kv_blocks: int
     block_size: int
     num_replicas: int
-    max_num_seqs: int
     end_s: float
     interrupted: bool = False

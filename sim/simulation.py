@@ -137,7 +137,6 @@ class Simulation:
             num_kv_blocks=core.pool.num_blocks,
             block_size=core.pool.block_size,
             num_replicas=len(self._replicas),
-            max_num_seqs=core.max_num_seqs,
             end_s=end_s,
             interrupted=interrupted,
         )

@@ -17,7 +17,7 @@ MAX_POINTS_PER_KIND = 1200
 
 
 def time_by_kind(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel | None
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel
 ) -> go.Figure:
     """Stacked bars: the share of the replicas' time in each kind of iteration, by component, and idle."""
     seconds = seconds_by_kind(records.iterations, inside_s, model)

@@ -50,7 +50,7 @@ def write_report(
     records: RunRecords,
     request_table: pd.DataFrame,
     summary: dict[str, Any],
-    model: IterationModel | None,
+    model: IterationModel,
     config: dict[str, Any],
     slo: Slo | None,
 ) -> None:
@@ -79,7 +79,7 @@ def write_report(
 
 
 def _sections(
-    records: RunRecords, measured: pd.DataFrame, window: Window, model: IterationModel | None, slo: Slo | None
+    records: RunRecords, measured: pd.DataFrame, window: Window, model: IterationModel, slo: Slo | None
 ) -> list[str]:
     inside_s = seconds_inside(records.iterations, window)
     if measured.empty and not len(records.iterations):

@@ -11,15 +11,15 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from experiments.report.look import BLUE, GREEN, ORANGE, SERIES, styled, time_unit
+from experiments.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, styled, time_unit
 from sim.metrics.series import mean_and_max_over_time, rate_over_time
 from sim.metrics.window import Window
 from sim.records import RunRecords
 
 NUM_STATE_BUCKETS = 500
 NUM_RATE_BUCKETS = 200
-MAX_REPLICAS_APART = 4
-"""With more replicas, a line for each would hide all: their mean and the highest of them are drawn."""
+MAX_REPLICAS_APART = 2
+"""With more replicas, two lines for each hide each other: their mean and the highest of any are drawn."""
 
 
 class _State(NamedTuple):
@@ -31,23 +31,23 @@ class _State(NamedTuple):
 
 
 def timeline(records: RunRecords, window: Window) -> go.Figure | None:
-    """Six panels over one time axis; None for a run of no duration. Trimmed time is shaded."""
+    """Seven panels over one time axis; None for a run of no duration. Trimmed time is shaded."""
     if not records.end_s > 0:
         return None
+    divisor, unit = time_unit(records.end_s)
     states = (
         _State("requests running", "running"),
         _State("requests waiting", "waiting"),
         _State("KV blocks in use, %", "kv_blocks_used", 100 / records.num_kv_blocks),
         _State("tokens in the batch", "batch_tokens"),
     )
-    rates = ("tokens/s, all replicas", "requests/s, all replicas")
-    titles = [*(state.title for state in states), *rates]
-    figure = make_subplots(len(titles), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.035)
-    divisor, unit = time_unit(records.end_s)
+    rates = _rate_traces(records, divisor)
+    titles = [*(state.title for state in states), *(f"{title}, all replicas" for title in rates)]
+    figure = make_subplots(len(titles), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.03)
     for row, state in enumerate(states, start=1):
         for trace in _state_traces(records, state, divisor, show_legend=row == 1):
             figure.add_trace(trace, row, 1)
-    for row, traces in enumerate(_rate_traces(records, divisor), start=len(states) + 1):
+    for row, traces in enumerate(rates.values(), start=len(states) + 1):
         for trace in traces:
             figure.add_trace(trace, row, 1)
     for start_s, end_s in ((0.0, window.start_s), (window.end_s, records.end_s)):
@@ -60,9 +60,9 @@ def timeline(records: RunRecords, window: Window) -> go.Figure | None:
     figure.update_yaxes(rangemode="tozero")
     return styled(
         figure,
-        height_px=1060,
+        height_px=1230,
         hovermode="x unified",
-        legend={"orientation": "h", "y": -0.055, "yanchor": "top", "x": 0},
+        legend={"orientation": "h", "y": -0.047, "yanchor": "top", "x": 0},
     )
 
 
@@ -98,8 +98,8 @@ def _state_traces(
     return traces
 
 
-def _rate_traces(records: RunRecords, divisor: float) -> list[list[go.Scatter]]:
-    """Output and input tokens a second; arrivals and finished requests a second."""
+def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[go.Scatter]]:
+    """Panels by title. Output has one of its own: prompts are many times longer than most answers."""
     edges_s = np.linspace(0.0, records.end_s, NUM_RATE_BUCKETS + 1)
     middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
     requests = records.requests
@@ -108,18 +108,18 @@ def _rate_traces(records: RunRecords, divisor: float) -> list[list[go.Scatter]]:
     output = rate_over_time(first_s, None, edges_s) + rate_over_time(
         records.gap_end_s, records.gap_count, edges_s
     )
-    tokens = {
-        "output tokens": (output, BLUE),
-        "input tokens": (rate_over_time(first_s, requests["prompt_tokens"].to_numpy(), edges_s), ORANGE),
+    input_ = rate_over_time(first_s, requests["prompt_tokens"].to_numpy(), edges_s)
+    arrivals = rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s)
+    finished = rate_over_time(finished_s, None, edges_s)
+
+    def line(name: str, rate: NDArray[np.float64], colour: str) -> go.Scatter:
+        return _line(middle, rate, name, {"color": colour, "width": 1.5})
+
+    return {
+        "output tokens/s": [line("output tokens", output, BLUE)],
+        "input tokens/s": [line("input tokens", input_, PURPLE)],
+        "requests/s": [line("arrivals", arrivals, ORANGE), line("finished", finished, GREEN)],
     }
-    per_request = {
-        "arrivals": (rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s), ORANGE),
-        "finished": (rate_over_time(finished_s, None, edges_s), GREEN),
-    }
-    return [
-        [_line(middle, rate, name, {"color": colour, "width": 1.5}) for name, (rate, colour) in panel.items()]
-        for panel in (tokens, per_request)
-    ]
 
 
 def _by_replica(records: RunRecords) -> list[pd.DataFrame]:

@@ -46,7 +46,7 @@ def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
 def summarise(
     records: RunRecords,
     *,
-    model: IterationModel | None,
+    model: IterationModel,
     slo: Slo | None,
     price_usd_per_hour_per_replica: float,
     warmup_s: float = 0.0,
@@ -54,7 +54,7 @@ def summarise(
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
-    Without a model there is no MFU and MBU, without an SLO no goodput. Raises ValueError for a negative
+    Without an SLO there is no goodput. Raises ValueError for a negative
     warm-up, cool-down or price, AssertionError if the records do not add up.
     """
     counts = check_conservation(records)

@@ -26,16 +26,12 @@ def seconds_inside(iterations: pd.DataFrame, window: Window) -> NDArray[np.float
 
 
 def hardware_use(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel | None
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel
 ) -> dict[str, float]:
-    """gpu_busy, mfu and mbu, each a share (0 to 1); without a model, and in an empty window, NaN.
+    """gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
 
     An iteration that the window cuts counts by the part of its time inside.
     """
-    replica_s = records.num_replicas * window.duration_s
-    use = {"gpu_busy": _share(float(inside_s.sum()), replica_s), "mfu": float("nan"), "mbu": float("nan")}
-    if model is None:
-        return use
     duration_s = _column(records.iterations, "duration_s")
     part = np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
     flops = moved_bytes = 0.0
@@ -43,9 +39,12 @@ def hardware_use(
         shape = iteration_shape(records.iterations.iloc[rows])
         flops += float(np.dot(np.broadcast_to(model.flops(shape), part[rows].shape), part[rows]))
         moved_bytes += float(np.dot(np.broadcast_to(model.bytes_moved(shape), part[rows].shape), part[rows]))
-    use["mfu"] = _share(flops, replica_s * model.peak_flops_per_s)
-    use["mbu"] = _share(moved_bytes, replica_s * model.peak_bytes_per_s)
-    return use
+    replica_s = records.num_replicas * window.duration_s
+    return {
+        "gpu_busy": _share(float(inside_s.sum()), replica_s),
+        "mfu": _share(flops, replica_s * model.peak_flops_per_s),
+        "mbu": _share(moved_bytes, replica_s * model.peak_bytes_per_s),
+    }
 
 
 def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
@@ -80,16 +79,14 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
 
 
 def seconds_by_kind(
-    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel | None
+    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
 ) -> dict[str, dict[str, float]]:
     """Busy seconds by kind of iteration (`KINDS`) and, within it, by component of the hardware model.
 
-    Without a model the only component is "iteration". The model's components are scaled to the recorded
-    duration, so that every kind sums to the time it really took.
+    The model's components are scaled to the recorded duration, so that every kind sums to the time it really
+    took.
     """
     kind = iteration_kind(iterations)
-    if model is None:
-        return {name: {"iteration": float(inside_s[kind == i].sum())} for i, name in enumerate(KINDS)}
     seconds: dict[str, dict[str, float]] = {name: {} for name in KINDS}
     for rows in _pieces(len(kind)):
         parts = model.breakdown(iteration_shape(iterations.iloc[rows]))

@@ -19,9 +19,14 @@ class Window(NamedTuple):
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether trimming left nothing. A whole run that takes no time, all at 0 s, is not empty."""
+        return self.start_s == self.end_s > 0
+
     def holds(self, time_s: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which moments fall into the window; NaN, for what never happened, does not."""
-        return (time_s >= self.start_s) & (time_s <= self.end_s)
+        return (time_s >= self.start_s) & (time_s <= self.end_s) & (not self.is_empty)
 
     def overlap_s(self, start_s: NDArray[np.float64], duration_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of each interval that lie inside the window."""
@@ -32,12 +37,13 @@ class Window(NamedTuple):
 
 
 def measured_window(end_s: float, *, warmup_s: float = 0.0, cooldown_s: float = 0.0) -> Window:
-    """The window left of a run from 0 to end_s; empty, of no duration, where trimming takes everything.
+    """The window left of a run from 0 to end_s; empty, at end_s, where trimming takes everything.
 
     Raises ValueError for a warm-up or cool-down below 0 s.
     """
     for key, value in (("warmup_s", warmup_s), ("cooldown_s", cooldown_s)):
         if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{key}={value}: must be >= 0 s")
-    start_s = min(warmup_s, end_s)
-    return Window(start_s, max(start_s, end_s - cooldown_s))
+            raise ValueError(f"{key}={value}: must be finite and >= 0 s")
+    if warmup_s + cooldown_s >= end_s:
+        return Window(end_s, end_s)
+    return Window(warmup_s, end_s - cooldown_s)

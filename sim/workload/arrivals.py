@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.checks import MAX_CV, require_at_most, require_not_negative, require_positive
 from sim.workload.distributions import Distribution, FloatArray
 
 CHUNK = 4096  # times drawn at once; part of what a seed means, so a change changes every generated workload
@@ -58,6 +58,9 @@ class Gamma:
 
     def __post_init__(self) -> None:
         require_positive(self, "rate_per_s", "cv")
+        require_at_most(self, MAX_CV, "cv")
+        if self.cv < 1 / MAX_CV:
+            raise ValueError(f"cv={self.cv}: must be >= {1 / MAX_CV:g}; for equal gaps use constant")
 
     def times_s(
         self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
@@ -96,7 +99,7 @@ class AllAtOnce:
     ) -> FloatArray:
         if num_requests is None:
             raise ValueError(
-                "num_requests=None: a number must be given, no duration ends what arrives at once"
+                "num_requests=null: a number must be given, no duration ends what arrives at once"
             )
         return np.zeros(num_requests)
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Protocol
+
+MAX_TOKENS = 1_000_000_000
+"""Of one prompt or output: a thousand times the longest contexts, and sums of them still fit 64 bits."""
+MAX_CV = 1000.0
+"""Beyond, a standard deviation of a thousand means, the square of a cv soon overflows."""
 
 _UNITS = (("_per_s", " requests/s"), ("_s", " s"), ("_tokens", " tokens"))  # first match wins
 
@@ -21,6 +28,30 @@ def require_not_negative(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: must be finite and >= 0{_unit(name)}")
+
+
+def require_at_most(settings: object, maximum: float, *names: str) -> None:
+    """Raise ValueError for the first named field above `maximum`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value > maximum:
+            raise ValueError(f"{name}={value}: must be <= {maximum:g}{_unit(name)}")
+
+
+class _Sized(Protocol):
+    def magnitudes(self) -> Mapping[str, float]: ...
+
+
+def require_counts(settings: object, maximum: int, unit: str, *names: str) -> None:
+    """Raise ValueError for the first named distribution with a magnitude outside [1, maximum].
+
+    Below 1 every sample would be rounded up to 1, whatever was asked for.
+    """
+    for name in names:
+        distribution: _Sized = getattr(settings, name)
+        for key, value in distribution.magnitudes().items():
+            if not 1 <= value <= maximum:
+                raise ValueError(f"{name}.{key}={value:.15g}: must be >= 1 and <= {maximum:,} {unit}")
 
 
 def _unit(name: str) -> str:

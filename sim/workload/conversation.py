@@ -18,9 +18,12 @@ import numpy as np
 from policies.request import Prompt, Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.streams import stream
+
+MAX_TURNS = 10_000
+"""Of one conversation; what it says is drawn beforehand, so its turns take memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +53,10 @@ class Conversation:
     def __post_init__(self) -> None:
         require_positive(self, "num_conversations", "duration_s", "patience_s")
         require_not_negative(self, "num_system_prompts", "system_prompt_skew")
+        require_counts(self, MAX_TURNS, "turns", "turns")
+        require_counts(self, MAX_TOKENS, "tokens", "message_tokens", "answer_tokens", "system_prompt_tokens")
         if self.num_conversations is None and self.duration_s is None:
-            raise ValueError("num_conversations=None, duration_s=None: at least one must be set")
+            raise ValueError("num_conversations=null, duration_s=null: at least one must be set")
         if isinstance(self.arrivals, ClosedLoop):
             raise ValueError(
                 "arrivals: a closed loop starts no conversations; use an open one such as poisson"
@@ -65,7 +70,7 @@ class Conversation:
             raise ValueError(
                 f"duration_s={self.duration_s}: no conversation starts in this time; make it longer"
             )
-        num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)))
+        num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)), MAX_TURNS)
         z_T3 = stream(seed, "said").standard_normal((int(num_turns.sum()), 3))
         return ConversationSource(
             first_s=first_s,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, NamedTuple
 
+from sim.workload.checks import MAX_TOKENS
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
 
@@ -52,7 +53,8 @@ class CsvTrace(Trace):
                 try:
                     arrival_s = to_seconds(fields[arrival_at])
                     prompt, output = int(fields[prompt_at]), int(fields[output_at])
-                    sound = len(fields) == width and output >= min_output and (prompt >= 1 or not output)
+                    sound = len(fields) == width and min_output <= output <= MAX_TOKENS
+                    sound = sound and (1 <= prompt <= MAX_TOKENS or not output)
                 except (ValueError, IndexError):
                     sound = False
                 if not sound:
@@ -78,11 +80,8 @@ class CsvTrace(Trace):
         """What is wrong with a row; the column counts characters from 1 (in rows without quotes)."""
         rules: dict[str, tuple[Callable[[str], float], str]] = {
             self.columns.arrival: (self.clock(), self.arrival_rule),
-            self.columns.prompt: (_at_least(1), "a whole number of tokens >= 1"),
-            self.columns.output: (
-                _at_least(self.min_output_tokens),
-                f"a whole number of tokens >= {self.min_output_tokens}",
-            ),
+            self.columns.prompt: _tokens_from(1),
+            self.columns.output: _tokens_from(self.min_output_tokens),
         }
         column = 1
         for name, text in zip(header, fields, strict=False):
@@ -168,14 +167,16 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
+def _tokens_from(minimum: int) -> tuple[Callable[[str], int], str]:
+    """Reads a number of tokens, and the rule for it."""
+
     def read(text: str) -> int:
         number = int(text)
-        if number < minimum:
+        if not minimum <= number <= MAX_TOKENS:
             raise ValueError(text)
         return number
 
-    return read
+    return read, f"a whole number of tokens from {minimum} to {MAX_TOKENS:,}"
 
 
 def _reads(read: Callable[[str], float], text: str) -> bool:

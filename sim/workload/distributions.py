@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.checks import MAX_CV, MAX_TOKENS, require_at_most, require_not_negative, require_positive
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -26,6 +26,10 @@ class Distribution(Protocol):
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         """The sample that belongs to each standard normal score: same shape as z, never falling with z."""
+        ...
+
+    def magnitudes(self) -> dict[str, float]:
+        """The settings in the unit of the numbers, by name: whoever knows the unit checks their range."""
         ...
 
 
@@ -41,6 +45,9 @@ class Fixed:
     def from_normal(self, z: FloatArray) -> FloatArray:
         return np.full(z.shape, float(self.value))
 
+    def magnitudes(self) -> dict[str, float]:
+        return {"value": self.value}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uniform:
@@ -50,13 +57,16 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        require_not_negative(self, "low")
+        require_not_negative(self, "low", "high")
         if self.high < self.low:
             raise ValueError(f"high={self.high}: must be >= low={self.low}")
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         steps: FloatArray = np.floor((self.high - self.low + 1) * normal_cdf(z))
         return np.minimum(self.low + steps, float(self.high))
+
+    def magnitudes(self) -> dict[str, float]:
+        return {"low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +80,9 @@ class Exponential:
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         return -self.mean * np.log(normal_cdf(-z))
+
+    def magnitudes(self) -> dict[str, float]:
+        return {"mean": self.mean}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +98,14 @@ class Lognormal:
 
     def __post_init__(self) -> None:
         require_positive(self, "mean", "cv")
+        require_at_most(self, MAX_CV, "cv")
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         variance = math.log1p(self.cv**2)
         return np.exp(math.log(self.mean) - variance / 2 + math.sqrt(variance) * z)
+
+    def magnitudes(self) -> dict[str, float]:
+        return {"mean": self.mean}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +122,9 @@ class Geometric:
         if self.mean == 1:
             return np.ones(z.shape)
         return np.maximum(np.ceil(np.log(normal_cdf(-z)) / math.log1p(-1 / self.mean)), 1.0)
+
+    def magnitudes(self) -> dict[str, float]:
+        return {"mean": self.mean}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +145,14 @@ class Quantiles:
             raise ValueError(f"values: {len(values)} numbers for {len(p)} probabilities; must be as many")
         if len(p) < 2 or p[0] != 0 or p[-1] != 1 or not all(a < b for a, b in pairwise(p)):
             raise ValueError(f"probabilities={list(p)}: must rise from 0 to 1")
-        if not values[0] >= 0 or not all(a <= b for a, b in pairwise(values)):
-            raise ValueError(f"values={list(values)}: must be >= 0 and never fall")
+        if not (values[0] >= 0 and values[-1] < math.inf and all(a <= b for a, b in pairwise(values))):
+            raise ValueError(f"values={list(values)}: must be finite and >= 0 and never fall")
 
     def from_normal(self, z: FloatArray) -> FloatArray:
         return np.interp(normal_cdf(z), self.probabilities, self.values)
+
+    def magnitudes(self) -> dict[str, float]:
+        return {"values[0]": self.values[0], "values[-1]": self.values[-1]}
 
 
 def normal_cdf(z: FloatArray) -> FloatArray:
@@ -141,6 +164,6 @@ def normal_cdf(z: FloatArray) -> FloatArray:
     return 0.5 * np.fromiter(map(math.erfc, scaled), np.float64, z.size).reshape(z.shape)
 
 
-def whole_numbers(distribution: Distribution, z: FloatArray) -> IntArray:
-    """Samples rounded to whole numbers >= 1: token counts, turns."""
-    return np.maximum(np.rint(distribution.from_normal(z)), 1.0).astype(np.int64)
+def whole_numbers(distribution: Distribution, z: FloatArray, maximum: int = MAX_TOKENS) -> IntArray:
+    """Samples rounded to whole numbers from 1 to `maximum`: token counts, turns."""
+    return np.clip(np.rint(distribution.from_normal(z)), 1, maximum).astype(np.int64)

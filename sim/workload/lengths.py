@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sim.workload.checks import MAX_TOKENS, require_counts
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 
 BoolArray = npt.NDArray[np.bool_]
@@ -27,6 +28,7 @@ class Lengths:
     rank_correlation: float = 0.0
 
     def __post_init__(self) -> None:
+        require_counts(self, MAX_TOKENS, "tokens", "prompt_tokens", "output_tokens")
         if not -1 <= self.rank_correlation <= 1:
             raise ValueError(f"rank_correlation={self.rank_correlation}: must be between -1 and 1")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 from policies.request import Segment
-from sim.workload.checks import require_positive
+from sim.workload.checks import MAX_TOKENS, require_positive
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow
 
@@ -40,6 +40,8 @@ class MooncakeJsonl(Trace):
                 raise ValueError(
                     f"{self.path}:{line}:{error.colno}: expected one JSON object a line: {error.msg}"
                 ) from None
+            except ValueError as error:  # an integer of thousands of digits
+                raise ValueError(f"{self.path}:{line}:1: expected one JSON object a line: {error}") from None
             yield self._checked(line, text, row)
         if not line:
             wanted = ", ".join(RULES)
@@ -74,11 +76,11 @@ class MooncakeJsonl(Trace):
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+    return type(value) is int and 1 <= value <= MAX_TOKENS
 
 
 def _is_list_of_ids(value: Any) -> bool:
@@ -86,8 +88,8 @@ def _is_list_of_ids(value: Any) -> bool:
 
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the keys that a row must have
-    "timestamp": (_is_time, "a number of ms >= 0"),
-    "input_length": (_is_count, "a whole number of tokens >= 1"),
-    "output_length": (_is_count, "a whole number of tokens >= 1"),
+    "timestamp": (_is_time, "a finite number of ms >= 0"),
+    "input_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),
+    "output_length": (_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}"),
     "hash_ids": (_is_list_of_ids, "a list of whole numbers"),
 }

@@ -37,9 +37,9 @@ class Synthetic:
         object.__setattr__(self, "priority_shares", tuple(float(share) for share in self.priority_shares))
         require_positive(self, "num_requests", "duration_s", "max_tokens", "patience_s")
         if self.num_requests is None and self.duration_s is None:
-            raise ValueError("num_requests=None, duration_s=None: at least one must be set")
+            raise ValueError("num_requests=null, duration_s=null: at least one must be set")
         if self.num_requests is None and _never_pauses(self.arrivals):
-            raise ValueError("num_requests=None: must be set for users that do not think between requests")
+            raise ValueError("num_requests=null: must be set for users that do not think between requests")
         shares = self.priority_shares
         if shares and not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
             raise ValueError(f"priority_shares={list(shares)}: must be >= 0 and sum to 1")

@@ -18,8 +18,28 @@ class Colour(StrEnum):
     dark_blue = "dark-blue"
 
 
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 class Shape(Protocol):
     def area_m2(self) -> float: ...
+
+
+class Signed(Named, Protocol):
+    year: int
+
+    def _forge(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """A `Signed`, and no `Shape`: its area is no method."""
+
+    name: str = "M"
+    year: int = 1984
+    area_m2: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +66,10 @@ class Painting:
     price_usd: dict[str, float] = field(default_factory=dict)
     mood: Literal["calm", "wild"] = "calm"
     extra: Any = None
+    signed: Signed | None = None
+    backing: Shape | Path | None = None
+    details: tuple[Shape, ...] = ()
+    twin: Square | None = None
 
     @classmethod
     def large(cls, num_coats: int) -> "Painting":
@@ -55,6 +79,9 @@ class Painting:
 def open_painting(path: Path) -> Painting:
     path.read_text()
     return Painting(shape=Square())
+
+
+SQUARE, SIGNATURE = {"_target_": "gallery.Square"}, {"_target_": "gallery.Signature"}
 
 
 @pytest.fixture(autouse=True)
@@ -136,10 +163,24 @@ def test_converts_plain_values(name, given, built):
         ({"frame_m": [1, "x"]}, "art.frame_m[1]=x: must be a number"),
         ({"price_usd": {"net": "x"}}, "art.price_usd.net=x: must be a number"),
         ({"shape": 3}, "art.shape=3: must be a Shape, built from a node with a _target_"),
-        ({"shape": {"_target_": "gallery.Square", "side_m": -1}}, "art.shape.side_m=-1.0: must be > 0 m"),
+        ({"shape": {"_target_": "gallery.Square", "side_m": -1}}, "art.shape.side_m=-1: must be > 0 m"),
         (
             {"shape": {"_target_": "gallery.Square", "sied_m": 1}},
-            "art.shape.sied_m: no such setting; nearest: side_m; allowed: side_m",
+            "art.shape.sied_m: no such setting; nearest: art.shape.side_m; allowed: art.shape.side_m",
+        ),
+        ({"shape": SIGNATURE}, "art.shape: Signature has no area_m2(...); a Shape is needed"),
+        ({"signed": SQUARE}, "art.signed: Square has no name; a Signed is needed"),
+        ({"backing": SIGNATURE}, "art.backing: Signature has no area_m2(...); a Shape is needed"),
+        (
+            {"details": [SQUARE, SIGNATURE]},
+            "art.details[1]: Signature has no area_m2(...); a Shape is needed",
+        ),
+        ({"twin": SIGNATURE}, "art.twin: Signature is no Square; a Square is needed"),
+        ({"num_coats": SQUARE}, "art.num_coats=Square: must be an integer"),
+        ({"num_coats": [1, SQUARE]}, "art.num_coats=[1, Square]: must be an integer"),
+        (
+            {"shape": {"side_m": None}},
+            "art.shape={side_m: null}: must be a Shape, built from a node with a _target_",
         ),
         ({"num_coats": "???"}, None),
         ({"title": "${nowhere}"}, "art.title: Interpolation key 'nowhere' not found"),
@@ -152,6 +193,20 @@ def test_refuses_with_key_value_and_rule(settings, message):
     with pytest.raises(ConfigError) as error:
         build(root.art, "art")
     assert str(error.value) == message
+
+
+def test_an_object_with_the_public_members_of_a_protocol_fits_it():
+    assert build(painting(signed=SIGNATURE), "art").signed == Signature()
+
+
+def test_values_are_echoed_as_they_were_written():
+    def refuse(width_m: float, max_width_m: float | None, gloss: bool) -> None:
+        raise ValueError(f"width_m={width_m}, max_width_m={max_width_m}, gloss={gloss}: no")
+
+    for width_m, text in ((-1, "-1"), (-1.5, "-1.5"), (1e300, "1e+300")):
+        with pytest.raises(ConfigError) as error:
+            build_as(refuse, {"width_m": width_m, "max_width_m": None, "gloss": True}, "art")
+        assert str(error.value) == f"art.width_m={text}, max_width_m=null, gloss=true: no"
 
 
 def test_refuses_absent_setting_without_default():

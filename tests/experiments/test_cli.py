@@ -147,7 +147,7 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
         (["days=4"], f"days: no such group or setting; nearest: trip.days; allowed: {ROOT_NAMES}"),
         (["trap.days=4"], f"trap.days: no such group or setting; nearest: trip.days; allowed: {ROOT_NAMES}"),
         (["wheel.spoks=4"], "wheel.spoks: no such setting; nearest: wheel.spokes; allowed: wheel.spokes"),
-        (["+wheel.spoks=4"], "wheel.spoks: no such setting; nearest: spokes; allowed: spokes"),
+        (["+wheel.spoks=4"], "wheel.spoks: no such setting; nearest: wheel.spokes; allowed: wheel.spokes"),
         (["wheel.spokes=abc"], "wheel.spokes=abc: must be an integer"),
         (["wheel.spokes=2"], "wheel.spokes=2: must be at least 3"),
         (["wheel=custom"], "wheel.spokes: must be given, for example wheel.spokes=1"),

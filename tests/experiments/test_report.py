@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 
 from experiments.report import write_report
+from experiments.report.timeline import timeline
 from hwmodels.iteration import COMPONENTS
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.window import Window
 from sim.records import RunRecords
 
 MAX_BYTES = 6_000_000
@@ -90,13 +92,13 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
         num_kv_blocks=1000,
         block_size=16,
         num_replicas=num_replicas,
-        max_num_seqs=256,
         end_s=end_s,
     )
 
 
-def report_of(records, path, *, slo=CHAT, model=None, config=None, **trim):
+def report_of(records, path, *, slo=CHAT, config=None, **trim):
     """Write the report; return its text without plotly's own code."""
+    model = EvenSplit()
     summary = summarise(records, model=model, slo=slo, price_usd_per_hour_per_replica=2.0, **trim)
     write_report(
         path,
@@ -113,14 +115,14 @@ def report_of(records, path, *, slo=CHAT, model=None, config=None, **trim):
 
 
 def test_loads_nothing_from_anywhere(tmp_path):
-    page = report_of(run_of(50), tmp_path / "report.html", model=EvenSplit())
+    page = report_of(run_of(50), tmp_path / "report.html")
     assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)\s*=", page)
     assert "@import" not in page
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("plotly.js v") == 1
 
 
 def test_shows_every_section(tmp_path):
-    page = report_of(run_of(50), tmp_path / "report.html", model=EvenSplit())
+    page = report_of(run_of(50), tmp_path / "report.html")
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles == [
         "SLO attainment",
@@ -135,18 +137,29 @@ def test_shows_every_section(tmp_path):
 
 def test_a_long_run_on_many_replicas_does_not_make_a_big_file(tmp_path):
     short, long = tmp_path / "short.html", tmp_path / "long.html"
-    report_of(run_of(2_000), short, model=EvenSplit())
-    report_of(run_of(60_000, iterations_per_replica=20_000, num_replicas=6), long, model=EvenSplit())
+    report_of(run_of(2_000), short)
+    report_of(run_of(60_000, iterations_per_replica=20_000, num_replicas=6), long)
     assert long.stat().st_size < MAX_BYTES
     assert long.stat().st_size < short.stat().st_size + 200_000
 
 
-def test_every_replica_has_its_line_while_they_are_few(tmp_path):
-    few = report_of(run_of(50, num_replicas=3), tmp_path / "few.html")
-    assert all(f"replica {i} mean" in few for i in range(3))
-    many = report_of(run_of(50, num_replicas=9), tmp_path / "many.html")
-    assert "all replicas mean" in many
-    assert "replica 3 mean" not in many
+def test_each_of_two_replicas_has_its_lines_and_more_share_them(tmp_path):
+    two = report_of(run_of(50, num_replicas=2), tmp_path / "two.html")
+    assert all(f"replica {i} mean" in two for i in range(2))
+    three = report_of(run_of(50, num_replicas=3), tmp_path / "three.html")
+    assert "all replicas mean" in three
+    assert "all replicas highest" in three
+    assert "Mean of 3 replicas" in three
+    assert "replica 0 mean" not in three
+
+
+def test_output_and_input_tokens_have_axes_of_their_own():
+    records = run_of(50)
+    figure = timeline(records, Window(0.0, records.end_s))
+    axis_of = {trace.name: trace.yaxis for trace in figure.data}
+    panels = [axis_of[name] for name in ("output tokens", "input tokens", "arrivals")]
+    assert len(set(panels)) == 3
+    assert axis_of["arrivals"] == axis_of["finished"]
 
 
 @pytest.mark.parametrize("num_requests", [0, 1])
@@ -154,7 +167,7 @@ def test_every_replica_has_its_line_while_they_are_few(tmp_path):
 @pytest.mark.parametrize("slo", [CHAT, None])
 def test_survives_a_run_in_which_little_happened(tmp_path, num_requests, iterations_per_replica, slo):
     records = run_of(num_requests, iterations_per_replica=iterations_per_replica)
-    assert "Configuration" in report_of(records, tmp_path / "report.html", slo=slo, model=EvenSplit())
+    assert "Configuration" in report_of(records, tmp_path / "report.html", slo=slo)
 
 
 def test_survives_a_run_in_which_nothing_finished(tmp_path):
@@ -191,10 +204,3 @@ def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
     assert "<h1>llama &lt;8b&gt; · H100</h1>" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script>alert(1)" not in page
-
-
-def test_the_same_run_gives_the_same_figures_with_and_without_a_hardware_model(tmp_path):
-    with_model = report_of(run_of(50), tmp_path / "a.html", model=EvenSplit())
-    without = report_of(run_of(50), tmp_path / "b.html")
-    latencies = re.compile(r"<table class=latencies>.*?</table>", re.DOTALL)
-    assert latencies.search(with_model).group() == latencies.search(without).group()

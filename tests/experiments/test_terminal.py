@@ -1,4 +1,4 @@
-"""The summary in words: verdict, caveats, and figures that fit a terminal of 100 columns."""
+"""The summary in words: verdict, caveats, and figures that fit the terminal."""
 
 from io import StringIO
 
@@ -53,8 +53,8 @@ def summary(**changed):
     }
 
 
-def printed(what):
-    console = Console(file=StringIO(), width=100)
+def printed(what, width=100):
+    console = Console(file=StringIO(), width=width)
     print_summary(what, console)
     return console.file.getvalue()
 
@@ -82,8 +82,15 @@ def test_caveats_come_only_when_there_are_any():
         "Interrupted at 60.0 min of simulated time: a part of the run.",
         "Measured from 60.0 s to 60.0 min only; 3 requests that arrived outside are left out.",
         "2 of 10 requests rejected.",
-        "1 of 10 requests unfinished.",
+        "1 of 10 requests were still running or waiting at the interruption and count as missed.",
     ]
+
+
+def test_a_time_limit_explains_the_requests_that_it_cut_off():
+    requests = {"arrived": 100, "finished": 88, "rejected": 0, "aborted": 0, "unfinished": 12}
+    text = "12 of 100 requests were still running or waiting at the time limit"
+    assert wording.caveats(summary(requests=requests)) == [f"{text} and count as missed."]
+    assert wording.caveats(summary(requests=requests, goodput=None)) == [f"{text}."]
 
 
 def test_prints_verdict_terms_latencies_and_figures():
@@ -95,12 +102,33 @@ def test_prints_verdict_terms_latencies_and_figures():
     assert "1,135 tok/s" in text
 
 
-def test_big_figures_fit_100_columns():
+@pytest.mark.parametrize("width", [60, 80, 95, 96, 100, 200])
+def test_big_figures_fit_any_terminal_uncut(width):
     rates = {"requests_per_s": 4321.0, "output_tokens_per_s": 1_234_567.0, "input_tokens_per_s": 12_345_678.0}
     slow = {**LATENCY, "max_s": 123_456.7, "count": 1_234_567_890}
-    text = printed(summary(throughput=rates, itl=slow))
+    text = printed(summary(throughput=rates, itl=slow), width)
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for figure in ("1,234,567", "12,345,678", "123,456,700", "1,234,567,890", "123,400", "12,345", "$0.660"):
+        assert figure in words
+
+
+def test_blocks_stand_side_by_side_from_96_columns_on():
+    def headings(width):
+        return [line.split() for line in printed(summary(), width).splitlines() if "Throughput" in line]
+
+    assert headings(96) == headings(100) == [["Throughput", "Hardware", "Cost"]]
+    assert headings(95) == headings(60) == [["Throughput"]]
+
+
+def test_latencies_are_turned_where_their_rows_are_too_long():
+    def first_cells(width):
+        return [line.split()[:3] for line in printed(summary(), width).splitlines() if line.split()]
+
+    assert ["ms", "mean", "p50"] in first_cells(80)
+    assert ["ms", "TTFT", "TPOT"] in first_cells(50)
+    assert ["p99", "1,500", "1,500"] in first_cells(50)
 
 
 def test_figures_that_do_not_exist_are_dashes():

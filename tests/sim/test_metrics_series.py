@@ -99,4 +99,4 @@ def test_a_window_holds_both_its_ends_and_nothing_that_never_happened():
 
 def test_trimming_more_than_the_run_leaves_an_empty_window():
     assert measured_window(10.0, warmup_s=20.0) == (10.0, 10.0)
-    assert measured_window(10.0, warmup_s=4.0, cooldown_s=8.0) == (4.0, 4.0)
+    assert measured_window(10.0, warmup_s=4.0, cooldown_s=8.0) == (10.0, 10.0)

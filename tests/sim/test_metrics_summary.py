@@ -84,7 +84,6 @@ def three_requests():
         num_kv_blocks=10,
         block_size=4,
         num_replicas=1,
-        max_num_seqs=8,
         end_s=4.0,
     )
 
@@ -102,8 +101,14 @@ def nothing_at_all():
     )
 
 
-def summary_of(records, *, model=None, slo=None, price_usd_per_hour=3.6, **trim):
-    return summarise(records, model=model, slo=slo, price_usd_per_hour_per_replica=price_usd_per_hour, **trim)
+def summary_of(records, *, slo=None, price_usd_per_hour=3.6, **trim):
+    return summarise(
+        records,
+        model=TenFlopsAToken(),
+        slo=slo,
+        price_usd_per_hour_per_replica=price_usd_per_hour,
+        **trim,
+    )
 
 
 def with_request(row, **changed):
@@ -160,7 +165,7 @@ def test_goodput_is_a_rate_and_a_share_of_arrivals():
 
 
 def test_use_of_the_hardware():
-    summary = summary_of(three_requests(), model=TenFlopsAToken())
+    summary = summary_of(three_requests())
     assert summary["gpu_busy"] == 0.75
     assert summary["mfu"] == pytest.approx((80 + 50 + 10) / 400)
     assert summary["mbu"] == pytest.approx(150 / 400)
@@ -174,7 +179,7 @@ def test_use_of_the_hardware():
 
 
 def test_idle_replicas_count_against_every_share_of_the_hardware():
-    one, two = (summary_of(replace(three_requests(), num_replicas=n), model=TenFlopsAToken()) for n in (1, 2))
+    one, two = (summary_of(replace(three_requests(), num_replicas=n)) for n in (1, 2))
     for name in ("gpu_busy", "mfu", "mbu"):
         assert two[name] == one[name] / 2
 
@@ -209,7 +214,7 @@ def test_two_dollars_an_hour_at_100_tokens_a_second():
 def test_trimming_counts_what_happened_inside_and_says_so():
     """1.5 to 3 s: half of iteration 1, all of 2; tokens at 2, 2 and 3 s; only request 2 arrives."""
     slo = Slo(ttft_ms=1e6)
-    summary = summary_of(three_requests(), model=TenFlopsAToken(), slo=slo, warmup_s=1.5, cooldown_s=1.0)
+    summary = summary_of(three_requests(), slo=slo, warmup_s=1.5, cooldown_s=1.0)
     trimmed = {"warmup_s": 1.5, "cooldown_s": 1.0, "start_s": 1.5, "end_s": 3.0, "requests_left_out": 2}
     assert summary["trimmed"] == trimmed
     assert summary["requests"]["arrived"] == 3
@@ -223,8 +228,27 @@ def test_trimming_counts_what_happened_inside_and_says_so():
 
 
 def test_rejects_a_negative_warm_up():
-    with pytest.raises(ValueError, match="warmup_s=-1: must be >= 0 s"):
+    with pytest.raises(ValueError, match="warmup_s=-1: must be finite and >= 0 s"):
         summary_of(three_requests(), warmup_s=-1)
+
+
+@pytest.mark.parametrize(
+    "trim", [{"warmup_s": 3.0}, {"cooldown_s": 3.0}, {"warmup_s": 2.0, "cooldown_s": 1.0}]
+)
+def test_trimming_that_leaves_nothing_counts_nothing(trim):
+    """A run that ends with a token, at 3 s: not even that one falls into the empty window."""
+    summary = summary_of(replace(three_requests(), end_s=3.0), slo=Slo(ttft_ms=1), **trim)
+    assert summary["trimmed"]["start_s"] == summary["trimmed"]["end_s"] == 3.0
+    assert summary["trimmed"]["requests_left_out"] == 3
+    assert [summary[name]["count"] for name in ("ttft", "itl", "e2e", "iterations")] == [0, 0, 0, 0]
+    assert summary["goodput"]["attained"] is None
+
+
+def test_a_whole_run_that_takes_no_time_is_measured():
+    rejected = with_request(2, arrival_s=0.0, finished_s=0.0).requests.iloc[2:]
+    summary = summary_of(replace(nothing_at_all(), requests=rejected), slo=Slo(ttft_ms=1))
+    assert summary["trimmed"]["requests_left_out"] == 0
+    assert summary["goodput"]["share"] == 0
 
 
 @pytest.mark.parametrize(
@@ -237,7 +261,7 @@ def test_rejects_a_negative_warm_up():
     ids=["empty run", "all warm-up", "almost all cool-down"],
 )
 def test_figures_that_do_not_exist_are_null(records, trim):
-    summary = summary_of(records, model=TenFlopsAToken(), slo=Slo(ttft_ms=1), **trim)
+    summary = summary_of(records, slo=Slo(ttft_ms=1), **trim)
     json.dumps(summary, allow_nan=False)
     assert summary["cost"]["usd_per_1000_requests"] is None
 

@@ -44,11 +44,11 @@ def test_components_are_scaled_to_the_time_that_each_kind_really_took():
 
 
 def test_time_outside_the_window_does_not_count():
-    seconds = seconds_by_kind(TABLE, np.array([0.010, 0.0, 0.005]), None)
+    seconds = seconds_by_kind(TABLE, np.array([0.010, 0.0, 0.005]), HalfAttention())
     assert seconds == {
-        "decode": {"iteration": 0.010},
-        "mixed": {"iteration": 0.0},
-        "prefill": {"iteration": 0.005},
+        "decode": pytest.approx({"gemm": 0.005, "attention": 0.005}),
+        "mixed": {"gemm": 0.0, "attention": 0.0},
+        "prefill": pytest.approx({"gemm": 0.0025, "attention": 0.0025}),
     }
 
 

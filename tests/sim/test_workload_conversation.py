@@ -155,7 +155,12 @@ def test_conversations_do_not_depend_on_the_order_of_service(seed, max_model_len
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_conversations": None}, "at least one must be set"),
+        ({"num_conversations": None}, "num_conversations=null, duration_s=null: at least one must be set"),
+        ({"turns": Fixed(value=0)}, "turns.value=0: must be >= 1 and <= 10,000 turns"),
+        ({"turns": Geometric(mean=1e300)}, r"turns.mean=1e\+300: must be >= 1 and <= 10,000 turns"),
+        ({"answer_tokens": Fixed(value=0.2)}, "answer_tokens.value=0.2: must be >= 1 and"),
+        ({"message_tokens": Fixed(value=2e9)}, "message_tokens.value=2000000000: must be >= 1 and"),
+        ({"system_prompt_tokens": Fixed(value=0)}, "system_prompt_tokens.value=0: must be >= 1 and"),
         ({"num_conversations": 0}, "num_conversations=0: must be finite and > 0"),
         ({"num_system_prompts": -1}, "num_system_prompts=-1: must be finite and >= 0"),
         (

@@ -18,6 +18,7 @@ from sim.workload.distributions import (
 )
 from sim.workload.lengths import Lengths, clip_to_context
 
+INF, NAN = float("inf"), float("nan")
 Z = np.random.default_rng(1).standard_normal(40_000)
 EVERY = [
     Fixed(value=3),
@@ -100,6 +101,34 @@ def test_whole_numbers_are_at_least_one():
     assert whole_numbers(Fixed(value=2.6), np.zeros(1)).tolist() == [3]
 
 
+def test_whole_numbers_of_the_heaviest_tail_stay_at_the_maximum():
+    heavy = Lognormal(mean=1e9, cv=1000)
+    assert whole_numbers(heavy, np.array([-8.0, 8.0])).tolist() == [1, 1_000_000_000]
+    assert whole_numbers(heavy, np.array([8.0]), maximum=7).tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "message"),
+    [
+        (Fixed(value=0), "value=0: must be >= 1 and <= 1,000,000,000 tokens"),
+        (Fixed(value=0.2), "value=0.2: must be >= 1"),
+        (Fixed(value=1e300), r"value=1e\+300: must be >= 1 and <= 1,000,000,000 tokens"),
+        (Uniform(low=0, high=9), "low=0: must be >= 1"),
+        (Uniform(low=1, high=2_000_000_000), "high=2000000000: must be"),
+        (Exponential(mean=0.5), "mean=0.5: must be >= 1"),
+        (Lognormal(mean=1e300, cv=1), r"mean=1e\+300: must be"),
+        (Geometric(mean=1e300), r"mean=1e\+300: must be"),
+        (Quantiles(probabilities=(0, 1), values=(0, 5)), r"values\[0\]=0: must be >= 1"),
+        (Quantiles(probabilities=(0, 1), values=(1, 1e10)), r"values\[-1\]=10000000000: must be"),
+    ],
+)
+@pytest.mark.parametrize("which", ["prompt_tokens", "output_tokens"])
+def test_rejects_lengths_below_one_token_or_beyond_reason(which, distribution, message):
+    both = {"prompt_tokens": Fixed(value=1), "output_tokens": Fixed(value=1e9), which: distribution}
+    with pytest.raises(ValueError, match=rf"^{which}\.{message}"):
+        Lengths(**both)
+
+
 def test_clipping_cuts_the_prompt_first_and_then_the_output():
     prompts, outputs, clipped = clip_to_context(np.array([5, 90, 90, 3]), np.array([5, 20, 150, 97]), 100)
     assert prompts.tolist() == [5, 80, 1, 3]
@@ -136,7 +165,12 @@ def test_clipping_rejects_a_context_without_room_for_one_output_token():
         (lambda: Geometric(mean=0.5), "mean=0.5: must be finite and >= 1"),
         (lambda: Quantiles(probabilities=(0, 1), values=(1, 2, 3)), "values: 3 numbers for 2 probabilities"),
         (lambda: Quantiles(probabilities=(0, 0.9), values=(1, 2)), "must rise from 0 to 1"),
-        (lambda: Quantiles(probabilities=(0, 1), values=(2, 1)), "must be >= 0 and never fall"),
+        (lambda: Quantiles(probabilities=(0, 1), values=(2, 1)), "must be finite and >= 0 and never fall"),
+        (lambda: Quantiles(probabilities=(0, 1), values=(2, INF)), "must be finite and >= 0 and never fall"),
+        (lambda: Quantiles(probabilities=(0, 1), values=(2, NAN)), "must be finite and >= 0 and never fall"),
+        (lambda: Quantiles(probabilities=(0, NAN, 1), values=(1, 2, 3)), "must rise from 0 to 1"),
+        (lambda: Uniform(low=0, high=INF), "high=inf: must be finite"),
+        (lambda: Lognormal(mean=1, cv=1e200), r"cv=1e\+200: must be <= 1000"),
         (
             lambda: Lengths(prompt_tokens=EVERY[0], output_tokens=EVERY[0], rank_correlation=2),
             "rank_correlation=2: must be between -1 and 1",

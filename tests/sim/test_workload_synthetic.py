@@ -149,7 +149,7 @@ def test_closed_loop_counts_the_clipped_requests_that_were_sent():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_requests": None}, "num_requests=None, duration_s=None: at least one must be set"),
+        ({"num_requests": None}, "num_requests=null, duration_s=null: at least one must be set"),
         ({"num_requests": 0}, "num_requests=0: must be finite and > 0"),
         ({"duration_s": -1.0}, "duration_s=-1.0: must be finite and > 0 s"),
         ({"patience_s": 0.0}, "patience_s=0.0: must be finite and > 0 s"),
@@ -157,7 +157,7 @@ def test_closed_loop_counts_the_clipped_requests_that_were_sent():
         ({"priority_shares": (0.5, 0.6)}, r"priority_shares=\[0.5, 0.6\]: must be >= 0 and sum to 1"),
         (
             {"arrivals": users(think_time_s=Fixed(value=0)), "num_requests": None, "duration_s": 5.0},
-            "num_requests=None: must be set for users that do not think",
+            "num_requests=null: must be set for users that do not think",
         ),
     ],
 )

@@ -191,9 +191,15 @@ def test_sorted_azure_rows_count_from_the_earliest(tmp_path):
         (PlainCsv, PLAIN[:38], r"trace.csv:2:1: expected at least one request, found none"),
         (PlainCsv, PLAIN + "7.5,5", r":6:6: expected 3 fields .* found 2"),
         (PlainCsv, PLAIN + "7.5,5,6,7\n", r":6:9: expected 3 fields .* found 4"),
-        (PlainCsv, PLAIN + "7.5,5x,6\n", r":6:5: prompt_tokens: expected a whole number .* >= 1, found '5x'"),
+        (PlainCsv, PLAIN + "7.5,5x,6\n", r":6:5: prompt_tokens: expected a whole .* from 1 to .* found '5x'"),
         (PlainCsv, PLAIN + "7.5,50,\n", r":6:8: output_tokens: expected a whole number .* found ''"),
         (PlainCsv, PLAIN + "7.5,0,6\n", r":6:5: prompt_tokens: expected .* found '0'"),
+        (
+            PlainCsv,
+            PLAIN + "7.5,99999999999999999999,6\n",
+            r":6:5: prompt_tokens: expected .* to 1,000,000,000, found '99999999999999999999'",
+        ),
+        (PlainCsv, PLAIN + "7.5,5,1000000001\n", r":6:7: output_tokens: expected .* found '1000000001'"),
         (PlainCsv, PLAIN + "7.5,5,-6\n", r":6:7: output_tokens: expected .* found '-6'"),
         (
             PlainCsv,
@@ -212,9 +218,9 @@ def test_sorted_azure_rows_count_from_the_earliest(tmp_path):
         (
             BurstGptCsv,
             BURSTGPT + "5,GPT-4,7,-1,6,x\n",
-            r":2:11: Response tokens: expected .* >= 0, found '-1'",
+            r":2:11: Response tokens: expected .* from 0 to .* found '-1'",
         ),
-        (BurstGptCsv, BURSTGPT + "5,GPT-4,0,1,6,x\n", r":2:9: Request tokens: expected .* >= 1, found '0'"),
+        (BurstGptCsv, BURSTGPT + "5,GPT-4,0,1,6,x\n", r":2:9: Request tokens: .* from 1 to .* found '0'"),
     ],
 )
 def test_rejects_bad_csv_with_file_line_and_column(tmp_path, workload, text, message):
@@ -227,8 +233,14 @@ def test_rejects_bad_csv_with_file_line_and_column(tmp_path, workload, text, mes
     [
         ({"input_length": None}, r"t.jsonl:2:1: no key input_length; expected timestamp, input_length"),
         ({"hash_ids": None}, r"t.jsonl:2:1: no key hash_ids"),
-        ({"timestamp": -1}, r"t.jsonl:2:2: timestamp: expected a number of ms >= 0, found -1"),
-        ({"timestamp": "0"}, r"t.jsonl:2:2: timestamp: expected a number of ms"),
+        ({"timestamp": -1}, r"t.jsonl:2:2: timestamp: expected a finite number of ms >= 0, found -1"),
+        ({"timestamp": "0"}, r"t.jsonl:2:2: timestamp: expected a finite number of ms"),
+        ({"timestamp": 10**400}, r"t.jsonl:2:2: timestamp: expected a finite number of ms"),
+        (
+            {"input_length": 99999999999999999999},
+            r"t.jsonl:2:18: input_length: .* to 1,000,000,000, found 99999999999999999999",
+        ),
+        ({"output_length": 1_000_000_001}, r"output_length: expected .* to 1,000,000,000, found 1000000001"),
         ({"input_length": 0}, r"t.jsonl:2:18: input_length: expected a whole number .* found 0"),
         ({"output_length": 1.5}, r"output_length: expected a whole number .* found 1.5"),
         ({"output_length": True}, r"output_length: expected a whole number .* found True"),
@@ -249,6 +261,7 @@ def test_rejects_bad_mooncake_rows_with_file_line_and_column(tmp_path, changes, 
     [
         ("", r"t.jsonl:1:1: expected JSON lines with timestamp, .* found an empty file"),
         (json.dumps(MOONCAKE_ROW)[:40], r"t.jsonl:1:\d+: expected one JSON object a line"),
+        (f'{{"timestamp": {"9" * 5000}}}', r"t.jsonl:1:1: expected one JSON object a line: .* digits"),
         ("[1, 2]\n", r"t.jsonl:1:1: expected a JSON object, found \[1, 2\]"),
     ],
 )
