@@ -20,7 +20,7 @@ import simpy
 
 from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import check
+from experiments.simulate import build_run
 
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 POISSON = ("workload=poisson", "model=llama3_1_8b", "hardware=h100_sxm")
@@ -67,7 +67,7 @@ def _measure(case: str, repeat: int, trace: Path) -> None:
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
     best_s, best_timeouts, peak_mib = float("inf"), float("inf"), 0.0
     for _ in range(repeat):
-        scenario, _, _ = check(cfg)
+        scenario, _, _ = build_run(cfg)
         before_s = _timeout_s()
         start_s = time.process_time()
         records = scenario.simulate(scenario.source())

@@ -28,8 +28,18 @@ class OutputSettings:
     progress: bool = True
 
 
-def check(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
+# The settings checked last, and what was built from them: a single run reads its trace once, not twice.
+_checked: dict[str, tuple[Scenario, Source, OutputSettings]] = {}
+
+
+def check(cfg: DictConfig) -> None:
     """Build all that a run needs; raises ConfigError for whatever a user can mend."""
+    _checked.clear()
+    _checked[OmegaConf.to_yaml(cfg)] = build_run(cfg)
+
+
+def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
+    """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
@@ -46,7 +56,8 @@ def check(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="simulate")
 def main(cfg: DictConfig) -> None:
     """Simulate, write, and print."""
-    scenario, source, output = check(cfg)
+    key = OmegaConf.to_yaml(cfg)
+    scenario, source, output = _checked.pop(key) if key in _checked else build_run(cfg)
     console = Console()
     if not console.is_terminal:
         console.width = 100  # a file or a pipe: what the tables were made for

@@ -17,8 +17,9 @@ from experiments.cli import main
 from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
-from experiments.simulate import check
+from experiments.simulate import build_run
 from sim.simulation import Simulation
+from sim.workload.arrivals import Poisson
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("workload=poisson", "workload.num_requests=60", "engine.num_kv_blocks=400")
@@ -34,7 +35,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def build(*overrides: str):
-    return check(SOURCE.compose(list(overrides)))
+    return build_run(SOURCE.compose(list(overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_the_tables_agree_with_the_summary(written):
 
 def test_the_resolved_config_reproduces_the_run(written, tmp_path):
     cfg = OmegaConf.load(written / "config.yaml")
-    again, source, _ = check(cfg)
+    again, source, _ = build_run(cfg)
     again.run(source).requests.to_parquet(tmp_path / "again.parquet", index=False, compression="zstd")
     assert (tmp_path / "again.parquet").read_bytes() == (written / "requests.parquet").read_bytes()
 
@@ -263,3 +264,11 @@ def test_a_folder_that_cannot_be_written_exits_2(monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/file/out") == 2
     assert "choose another hydra.run.dir" in capsys.readouterr().err
+
+
+def test_a_single_run_reads_its_trace_once(monkeypatch, tmp_path):
+    reads = []
+    source = Poisson.times_s
+    monkeypatch.setattr(Poisson, "times_s", lambda *a, **k: reads.append(1) or source(*a, **k))
+    assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/out", "output.report=false") == 0
+    assert len(reads) == 1
