@@ -25,10 +25,6 @@ class WaitingQueue:
         """Queue a sequence behind those of smaller rank."""
         heappush(self._heap, (seq._rank, seq.request_id, seq))
 
-    def first(self) -> Sequence | None:
-        """The sequence of smallest rank, or None."""
-        return self._heap[0][2] if self._heap else None
-
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out: O(log n) if it is the first, else O(n). ValueError if it is not here."""
         heap = self._heap

@@ -55,7 +55,7 @@ def test_queue_behaves_as_a_sorted_list(ranks, actions):
             held = [seq for seq in held if seq.request_id % (number + 1) != 0]
         assert list(queue) == sorted(held, key=order)
         assert len(queue) == len(held)
-        assert queue.first() is min(held, key=order, default=None)
+        assert next(iter(queue), None) is min(held, key=order, default=None)
 
 
 def test_rejects_removal_of_a_stranger():
