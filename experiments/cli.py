@@ -27,6 +27,19 @@ COMMANDS = {
     "simulate": Command(
         "experiments.simulate", "Fly a workload with a policy on a hardware model.", "simulate"
     ),
+    "score": Command(
+        "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
+    ),
+    "calibrate": Command(
+        "experiments.calibrate.command",
+        "Fit the hardware model of a GPU to measured operators.",
+        "calibrate",
+    ),
+    "roofline": Command(
+        "experiments.roofline.command",
+        "Where a model's prefill and decode lie under the roofline of a GPU, and what bounds them.",
+        "roofline",
+    ),
     "list": Command("experiments.list_choices", "Show the config groups and their choices."),
     "completion": Command("experiments.completion", "Print a completion script for bash, zsh or fish."),
 }

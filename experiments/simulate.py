@@ -15,6 +15,8 @@ from experiments.errors import ConfigError
 from experiments.outputs import write_result
 from experiments.progress import simulated_time
 from experiments.terminal import print_summary
+from hwmodels.energy import EnergySettings
+from hwmodels.iteration import UnknownIterationError
 from sim.scenario import MetricsSettings, Scenario, SimSettings
 from sim.workload.base import Source
 
@@ -38,16 +40,24 @@ def check(cfg: DictConfig) -> None:
     _checked[OmegaConf.to_yaml(cfg)] = build_run(cfg)
 
 
-def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
-    """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
+def build_scenario(cfg: DictConfig) -> Scenario:
+    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError."""
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
+    settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
-    scenario = build_as(Scenario, settings, "")
+    scenario: Scenario = build_as(Scenario, settings, "")
+    return scenario
+
+
+def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
+    """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
+    scenario = build_scenario(cfg)
     output = build_as(OutputSettings, cfg.output, "output")
     try:
         scenario.plan_memory()
+        scenario.iteration_model()
         return scenario, scenario.source(), output
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -62,7 +72,10 @@ def main(cfg: DictConfig) -> None:
     if not console.is_terminal:
         console.width = 100  # a file or a pipe: what the tables were made for
     with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
-        result = scenario.run(source, report)
+        try:
+            result = scenario.run(source, report)
+        except UnknownIterationError as error:
+            raise ConfigError(f"latency: {error}") from error
     folder = Path(HydraConfig.get().runtime.output_dir)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     write_result(folder, result, config, tables=output.tables, report=output.report)

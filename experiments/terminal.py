@@ -1,4 +1,4 @@
-"""The summary of a run on the terminal: verdict, latencies, three blocks of figures.
+"""The summary of a run on the terminal: verdict, latencies, three blocks of figures, energy.
 
 Made for 100 columns; narrower terminals get the latencies turned and the blocks below each other. No figure
 is ever cut short.
@@ -33,15 +33,17 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(f"  {caveat}", style="yellow"))
     console.print(_latencies(summary, console))
     console.print(_figures(summary, console))
+    if energy := wording.energy_line(summary):
+        console.print(Text(energy))
 
 
 def _latencies(summary: dict[str, Any], console: Console) -> Table:
     """A row a latency; where that is too wide, a column a latency, of which there are fewer."""
     rows = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
-    table = _table(rows)
+    table = plain_table(rows)
     if _fits(table, console):
         return table
-    turned = _table(list(zip(*rows, strict=True)))
+    turned = plain_table(list(zip(*rows, strict=True)))
     turned.padding = (0, 1, 0, 0)
     return turned
 
@@ -52,7 +54,7 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
     if console.width >= WIDE_COLUMNS:
         lines = zip(*(block.items() for block in blocks.values()), strict=True)
         headings = [text for title in blocks for text in (title, "")]
-        side_by_side = _table(
+        side_by_side = plain_table(
             [headings, *([text for item in line for text in item] for line in lines)], (0, 2, 4)
         )
         if _fits(side_by_side, console):
@@ -67,7 +69,7 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
     return below
 
 
-def _table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = (0,)) -> Table:
+def plain_table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = (0,)) -> Table:
     """The first row is the heading. Labels are aligned left, figures right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(rows[0]):

@@ -90,6 +90,31 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
+def energy(summary: dict[str, Any]) -> dict[str, str]:
+    """The figures of energy: label -> value with its unit; nothing where none was worked out."""
+    figures = summary.get("energy")
+    if figures is None:
+        return {}
+    return {
+        "electricity": f"{number(figures['kwh'])} kWh",
+        "emissions": f"{grams(figures['g_co2e'])} CO2e",
+        "per output token": f"{number(figures['joules_per_output_token'])} J",
+        "per 1,000 requests": f"{number(figures['kwh_per_1000_requests'])} kWh",
+        "power of a GPU": f"{number(figures['mean_device_w'])} W",
+    }
+
+
+def energy_line(summary: dict[str, Any]) -> str:
+    """The same in one line; empty where there is none."""
+    figures = energy(summary)
+    if not figures:
+        return ""
+    return (
+        f"Energy: {figures['electricity']}, {figures['emissions']}; {figures['per output token']} per output "
+        f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power of a GPU']} a GPU"
+    )
+
+
 def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
     """Name, the `STATISTICS` in milliseconds and the count, one row a latency."""
     return [
@@ -119,6 +144,11 @@ def number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def grams(value_g: float) -> str:
+    """Three figures, in kilograms from 1,000 g on."""
+    return f"{number(value_g / 1000)} kg" if value_g >= 1000 else f"{number(value_g)} g"
 
 
 def percent(share: float | None) -> str:

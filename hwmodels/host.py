@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
 
 from hwmodels.checks import check_finite, check_whole
+from hwmodels.exact import larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +17,7 @@ class HostOverhead:
     """Seconds that the engine's process spends around the GPU's work. Part of an engine profile.
 
     not overlapped:  iteration = max(gpu, launches) + host
-    overlapped:      iteration = max(gpu, launches + host)
+    overlapped:      iteration = max(gpu, launches + host) + exposed
     with host = iteration_s + sequence_s * sequences, launches = launch_s * kernels (or one graph replay).
     Defaults: the order of magnitude of a Python engine (vLLM v1) on a server CPU; profiles replace them.
     """
@@ -27,9 +32,11 @@ class HostOverhead:
     """CPU time to launch a captured graph, whatever its length."""
     overlapped: bool = False
     """The host prepares iteration i+1 while the GPU runs i (asynchronous scheduling)."""
+    exposed_s: float = 0.0
+    """Where overlapped: what the GPU waits for all the same, between the end of one graph and the next."""
 
     def __post_init__(self) -> None:
-        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s"):
+        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "exposed_s"):
             check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
 
 
@@ -61,3 +68,49 @@ class CudaGraphs:
         for size in self.sizes:
             padded += [size] * (size + 1 - len(padded))
         return padded
+
+
+class HostShare:
+    """What the host makes of GPU seconds, however they were found: `HostOverhead` and `CudaGraphs` at work.
+
+    For iterations of num_kernels kernels. tokens: that a device computes, whole numbers; num_seqs: decodes
+    and prompt chunks in the batch. Numbers and arrays give the same bits.
+    """
+
+    def __init__(self, host: HostOverhead, cuda_graphs: CudaGraphs, num_kernels: float) -> None:
+        self._host = host
+        self._launches_s = host.launch_s * num_kernels
+        self._padded = cuda_graphs.padded()
+        self._padded_array = np.array(self._padded)
+
+    def replays(self, tokens: Any, prefill_tokens: Any) -> Any:
+        """Whether (or where) a CUDA graph runs the whole iteration."""
+        return (prefill_tokens == 0) & (tokens < len(self._padded))
+
+    def computed_tokens(self, tokens: Any, replays: Any) -> Any:
+        """Those of the captured size where a graph replays."""
+        if isinstance(tokens, ndarray):
+            return np.where(replays, self._padded_array.take(tokens, mode="clip"), tokens)
+        return self._padded[tokens] if replays else tokens
+
+    def bounds(self, replays: Any, num_seqs: Any) -> tuple[Any, Any]:
+        """floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s."""
+        host_s = self._host.iteration_s + self._host.sequence_s * num_seqs
+        launch_s = self._launch_seconds(replays)
+        return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
+
+    def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any) -> Any:
+        """Of an iteration whose kernels take gpu_s."""
+        floor_s, added_s = self.bounds(replays, num_seqs)
+        return larger(gpu_s, floor_s) + added_s
+
+    def parts(self, gpu_s: Any, replays: Any, num_seqs: Any) -> tuple[Any, Any]:
+        """Seconds that the GPU waits for launches, and for the rest of the host."""
+        floor_s, added_s = self.bounds(replays, num_seqs)
+        launched_s = larger(gpu_s, self._launch_seconds(replays))
+        return launched_s - gpu_s, larger(gpu_s, floor_s) - launched_s + added_s
+
+    def _launch_seconds(self, replays: Any) -> Any:
+        if isinstance(replays, ndarray):
+            return np.where(replays, self._host.graph_replay_s, self._launches_s)
+        return self._host.graph_replay_s if replays else self._launches_s

@@ -1,4 +1,4 @@
-"""Links between the devices of one node, and what collectives cost on them (alpha-beta model).
+"""Links between devices, and what collectives cost on them (alpha-beta model).
 
 alpha: seconds until the first byte arrives; beta: seconds a byte; n bytes take alpha + n beta.
 An all-reduce takes the faster of ring and tree for its message: `pricing.PricedOperator`.
@@ -16,7 +16,7 @@ from hwmodels.iteration import Num
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What connects a device to the others of its node."""
+    """What connects a device to others: of its node, or of other nodes."""
 
     name: str
     """As printed: NVLink 4, PCIe 5.0 x16."""
@@ -24,6 +24,8 @@ class Link:
     """Per device and direction, data sheet."""
     latency_s: float
     """alpha: from one device's memory to its neighbour's, without the launch of the kernel."""
+    multicast: bool = False
+    """The switch adds up and copies messages itself (NVLink SHARP: switches of NVLink 4 and later)."""
 
     def __post_init__(self) -> None:
         check_finite("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, unit="bytes/s")

@@ -46,11 +46,32 @@ def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
     return n * c + n * (n + 1) // 2
 
 
+class Explained(NamedTuple):
+    """One operator's part of an iteration, on one device; calls of one name together."""
+
+    operator: str
+    component: str
+    seconds: float
+    share: float
+    """Of the iteration."""
+    bound: str
+    """compute, memory, communication or launch; host for what no operator takes."""
+    flops: float
+    bytes_moved: float
+    calls: float
+
+
+class UnknownIterationError(ValueError):
+    """A model that only replays was asked for an iteration that it has not seen."""
+
+
 class IterationModel(Protocol):
     """One interface for every level: data sheet, calibrated, table, recorded.
 
     Answers have the broadcast shape of the question. `seconds` of arrays equals, bit for bit, `seconds` of
     their elements one by one: the simulator relies on it to leap over iterations without changing any time.
+    A model that cannot price an iteration raises UnknownIterationError, and of several answers NaN for it: a
+    leap may be cut before it gets there.
     """
 
     @property
@@ -72,6 +93,9 @@ class IterationModel(Protocol):
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component (`COMPONENTS`); they sum to `seconds`, up to rounding."""
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """The operators of one iteration, the longest first; their seconds sum to `seconds`."""
 
     def flops(self, shape: IterationShape) -> Num:
         """Model FLOPs of the whole replica, for MFU.

@@ -7,12 +7,17 @@ from dataclasses import dataclass, replace
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
+from hwmodels.layers.mlp import MixtureOfExperts
+from hwmodels.layout import ParallelLayout
 from hwmodels.model_spec import ModelSpec
 
 GIB = 2.0**30
 
 RUNTIME_BYTES = 0.75 * GIB
 """What the driver keeps back of the total it reports (some 0.4 GiB), CUDA context, library workspaces."""
+
+COMMUNICATION_BYTES = 0.5 * GIB
+"""Buffers of NCCL and of custom all-reduces, where a replica has more than one device."""
 
 GRAPH_BYTES = 4 * 2.0**20
 """Of one captured graph besides the shared activation pool: kernel parameters; 51 graphs take 0.2 GiB."""
@@ -25,7 +30,7 @@ SAMPLER_BYTES_PER_LOGIT = 16
 class MemoryPlan:
     """One device's memory, in bytes; all ranks are alike.
 
-    usable = weights + activations + graphs + runtime + KV blocks + a rest smaller than a block
+    usable = weights + activations + graphs + runtime + windows and states + KV blocks + less than a block
     """
 
     usable_bytes: float
@@ -34,29 +39,41 @@ class MemoryPlan:
     activation_bytes: float
     cuda_graph_bytes: float
     runtime_bytes: float
+    window_and_state_bytes: float
+    """Set aside for every slot: KV of layers with a window, states of linear attention."""
     kv_bytes_per_token: float
+    """In KV blocks."""
     block_size: int
     num_blocks: int
-    """Physical blocks, a null block included if the engine keeps one."""
+    """Physical blocks of a replica, a null block included if the engine keeps one."""
+    num_pools: int = 1
+    """Groups of devices with blocks of their own; within one, each device has its layers and heads of all."""
 
     @property
     def kv_bytes(self) -> float:
-        return self.num_blocks * self.block_size * self.kv_bytes_per_token
+        return self.num_blocks / self.num_pools * self.block_size * self.kv_bytes_per_token
 
     @property
     def fixed_bytes(self) -> float:
-        """Everything but KV."""
-        return self.weights_bytes + self.activation_bytes + self.cuda_graph_bytes + self.runtime_bytes
+        """Everything but KV blocks."""
+        return (
+            self.weights_bytes
+            + self.activation_bytes
+            + self.cuda_graph_bytes
+            + self.runtime_bytes
+            + self.window_and_state_bytes
+        )
 
 
 def plan_memory(
     *,
     model: ModelSpec,
     device: Device,
-    tensor_parallel_size: int = 1,
+    layout: ParallelLayout | None = None,
     gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
+    max_model_len: int | None = None,
     block_size: int = 16,
     num_kv_blocks: int | None = None,
     cuda_graphs: CudaGraphs | None = None,
@@ -65,6 +82,9 @@ def plan_memory(
 
     Llama-3.1-8B on an RTX 4090 at 0.9, defaults: 21.59 GiB usable - 14.96 weights - 0.55 activations
     - 0.25 graphs - 0.75 runtime = 5.08 GiB of KV: 2,602 blocks of 16 tokens (vLLM 0.19 itself found 2,588).
+    With attention data parallel, num_blocks are those of all attention groups together; with context parallel
+    those of all devices that share a sequence. Layers with a window have their own places in every slot, or
+    share the blocks as if they had none, whichever leaves more blocks.
     Raises ValueError where not one block fits, with the smallest tensor parallelism that would do, and where
     num_kv_blocks do not fit the device.
     """
@@ -79,65 +99,124 @@ def plan_memory(
         limits["num_kv_blocks"] = num_kv_blocks
     for name, value in limits.items():
         check_whole(name, value)
-    device.check_node_holds(tensor_parallel_size)
-    model.check_tensor_parallel_size(tensor_parallel_size)
+    layout = layout or ParallelLayout()
+    layout.check(model, device)
     model = replace(model, dtype=device.compute_dtype(model.dtype))
-
+    graphs = cuda_graphs or CudaGraphs()
     budget_bytes = device.memory_bytes * (gpu_memory_utilization if num_kv_blocks is None else 1)
+    context = max_model_len or model.max_position_embeddings
+    pools = layout.attention_data_parallel_size * layout.context_parallel_size
 
-    def without_kv(num_ranks: int) -> MemoryPlan:
+    def without_kv(layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
+        slots = max_num_seqs / layout.attention_data_parallel_size
+        in_blocks, set_aside = kv_split(
+            model, layout.tensor_parallel_size, slots, context if windows_by_slot else 0
+        )
+        communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
         return MemoryPlan(
             usable_bytes=budget_bytes,
-            weights_bytes=model.weight_bytes_per_rank(num_ranks),
-            activation_bytes=activation_bytes(model, num_ranks, max_num_batched_tokens, max_num_seqs),
-            cuda_graph_bytes=cuda_graph_bytes(model, num_ranks, cuda_graphs or CudaGraphs()),
-            runtime_bytes=RUNTIME_BYTES,
-            kv_bytes_per_token=model.kv_bytes_per_token(num_ranks),
+            weights_bytes=weight_bytes(model, layout),
+            activation_bytes=activation_bytes(model, layout, max_num_batched_tokens, max_num_seqs),
+            cuda_graph_bytes=cuda_graph_bytes(model, layout, graphs),
+            runtime_bytes=RUNTIME_BYTES + communication,
+            window_and_state_bytes=set_aside / layout.pipeline_parallel_size,
+            kv_bytes_per_token=in_blocks / layout.pipeline_parallel_size,
             block_size=block_size,
             num_blocks=0,
+            num_pools=pools,
         )
 
-    def missing_bytes(num_ranks: int) -> float:
+    def missing_bytes(layout: ParallelLayout) -> float:
         """What a rank would need beyond its budget; not positive where it fits."""
-        plan = without_kv(num_ranks)
-        return plan.fixed_bytes + (num_kv_blocks or 1) * block_size * plan.kv_bytes_per_token - budget_bytes
+        plan = without_kv(layout)
+        blocks = (num_kv_blocks or pools) / pools
+        return plan.fixed_bytes + blocks * block_size * plan.kv_bytes_per_token - budget_bytes
 
-    missing = missing_bytes(tensor_parallel_size)
+    missing = missing_bytes(layout)
     if missing > 0:
         sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
+        larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
         fitting = [
-            n for n in sizes if n > tensor_parallel_size and model.divides(n) and missing_bytes(n) <= 0
+            wider.tensor_parallel_size
+            for wider in larger
+            if model.divides(wider.tensor_parallel_size) and missing_bytes(wider) <= 0
         ]
         remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
         blocks = f" with {num_kv_blocks} KV blocks" if num_kv_blocks else ""
         raise ValueError(
-            f"tensor_parallel_size={tensor_parallel_size}: {model.name}{blocks} needs "
+            f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "
             f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
             f"than the {budget_bytes / GIB:.1f} GiB it may use; {remedy}"
         )
-    plan = without_kv(tensor_parallel_size)
-    if num_kv_blocks is None:
-        num_kv_blocks = int((budget_bytes - plan.fixed_bytes) // (block_size * plan.kv_bytes_per_token))
-    return replace(plan, num_blocks=num_kv_blocks)
+
+    def filled(plan: MemoryPlan) -> MemoryPlan:
+        left = max(budget_bytes - plan.fixed_bytes, 0.0)
+        blocks = pools * int(left // (block_size * plan.kv_bytes_per_token))
+        return replace(plan, num_blocks=blocks if num_kv_blocks is None else num_kv_blocks)
+
+    plans = [filled(without_kv(layout)), filled(without_kv(layout, windows_by_slot=True))]
+    return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < budget_bytes else 0)
+
+
+def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
+    """One device's weights: a stage's share of those that its tensor and expert parallel rank holds."""
+    whole = model.weight_bytes_per_rank(
+        layout.tensor_parallel_size,
+        moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
+        expert_parallel_size=layout.expert_parallel_size,
+    )
+    return whole / layout.pipeline_parallel_size
+
+
+def kv_split(
+    model: ModelSpec, tensor_parallel_size: int, num_slots: float, max_window: int
+) -> tuple[float, float]:
+    """KV bytes of a token in blocks, and bytes set aside for all slots, on one rank, all stages.
+
+    States of linear attention are set aside. A layer with a window keeps no more than the window: every slot
+    gets it at the start, max_window tokens at most; with max_window 0 such layers share the blocks, in full.
+    """
+    states = num_slots * model.state_bytes_per_sequence(tensor_parallel_size)
+    layers = model.kv_layers(tensor_parallel_size)
+    windowed = [entry for entry in layers if max_window and entry.window is not None]
+    windows = sum(e.count * e.bytes_per_token * min(e.window or 0, max_window) for e in windowed)
+    in_blocks = sum(e.count * e.bytes_per_token for e in layers if e not in windowed)
+    if not in_blocks:  # every layer has the same window: blocks hold it
+        return model.kv_bytes_per_token(tensor_parallel_size), states
+    return in_blocks, states + num_slots * windows
 
 
 def activation_bytes(
-    model: ModelSpec, num_ranks: int, max_num_batched_tokens: int, max_num_seqs: int
+    model: ModelSpec, layout: ParallelLayout, max_num_batched_tokens: int, max_num_seqs: int
 ) -> float:
     """Peak of one forward pass over the largest batch; layers reuse each other's buffers.
 
-    In the MLP: residual and input (2 hidden), gate and up, their product. After the last layer: the logits of
-    max_num_seqs rows with the sampler's copies. Whichever is larger.
+    In a layer: residual and input (2 hidden), gate and up, their product (of a mixture: for each of top_k
+    experts). After the last layer: the logits of max_num_seqs rows with the sampler's copies. Whichever is
+    larger.
     """
-    hidden, mlp = model.hidden_size, (3 if model.gated_mlp else 2) * model.intermediate_size / num_ranks
-    in_mlp = max_num_batched_tokens * (2 * hidden + mlp) * model.element_bytes
-    in_sampler = max_num_seqs * model.vocab_size * (model.element_bytes + SAMPLER_BYTES_PER_LOGIT)
-    return max(in_mlp, in_sampler)
+    tokens = max_num_batched_tokens / layout.attention_data_parallel_size
+    widest = max(_layer_width(model, block.mlp, layout) for block in model.blocks)
+    in_layer = tokens * (2 * model.hidden_size + widest) * model.element_bytes
+    rows = max_num_seqs / layout.attention_data_parallel_size
+    in_sampler = rows * model.vocab_size * (model.element_bytes + SAMPLER_BYTES_PER_LOGIT)
+    return max(in_layer, in_sampler)
 
 
-def cuda_graph_bytes(model: ModelSpec, num_ranks: int, graphs: CudaGraphs) -> float:
+def _layer_width(model: ModelSpec, mlp: object, layout: ParallelLayout) -> float:
+    """Elements a token that the MLP holds at its peak."""
+    if isinstance(mlp, MixtureOfExperts):
+        copies = mlp.top_k / layout.expert_parallel_size
+        of_experts = copies * 3 * mlp.intermediate_size / layout.expert_tensor_parallel_size
+        tokens_of_all = layout.attention_data_parallel_size * (of_experts + copies * model.hidden_size)
+        return tokens_of_all + 3 * mlp.shared_intermediate_size / layout.tensor_parallel_size
+    gated, width = getattr(mlp, "gated", True), getattr(mlp, "intermediate_size", 0)
+    return float((3 if gated else 2) * width / layout.tensor_parallel_size)
+
+
+def cuda_graph_bytes(model: ModelSpec, layout: ParallelLayout, graphs: CudaGraphs) -> float:
     """Captured graphs share one pool of activations, as large as the largest capture needs."""
     if not graphs.enabled:
         return 0.0
-    largest = graphs.sizes[-1]
-    return len(graphs.sizes) * GRAPH_BYTES + activation_bytes(model, num_ranks, largest, 0)
+    largest = graphs.sizes[-1] * layout.attention_data_parallel_size
+    return len(graphs.sizes) * GRAPH_BYTES + activation_bytes(model, layout, largest, 0)

@@ -1,41 +1,45 @@
-"""Level `spec`: an iteration priced operator by operator from the data sheet.
+"""Iterations priced operator by operator: levels `spec` and `calibrated`, which differ in parameters only.
 
-The roofline is that of Williams, Waterman, Patterson, CACM 2009:
+The roofline is that of Williams, Waterman, Patterson, CACM 2009, with curves for what kernels reach of it:
 
-    operator    max(flops / (peak e_c), bytes / (bandwidth e_m)) + kernel start       e_c, e_m: `Efficiency`
-    collective  the faster of ring and tree (`interconnect`) + kernel start
+    operator    hwmodels/operators: the larger of compute and memory time at the shares that its shape
+                reaches, and the start of its kernels; collectives by message size and algorithm
     gpu         sum over operators, tokens padded to the captured size where a CUDA graph replays
-    iteration   max(gpu, launches) + host, or max(gpu, launches + host): see `HostOverhead`
-
-Llama-3.1-8B in bf16 on an H100 SXM, one sequence, context 1,024: the layers' 13.96e9 bytes of weights at
-0.80 x 3.35e12 bytes/s take 5.21 ms; with LM head, attention and kernel starts the GPU needs 6.65 ms.
+    iteration   see `HostOverhead`
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from hwmodels.device import Device, Efficiency
-from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iteration import COMPONENTS, IterationShape, Num
+from hwmodels.assembly import iteration_operators
+from hwmodels.assembly.site import Kernels, Lora, Site
+from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
+from hwmodels.calibration import Calibration
+from hwmodels.decodes import Decodes
+from hwmodels.device import Device
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.iteration import COMPONENTS, Explained, IterationShape, Num
+from hwmodels.layers.matrices import Role
+from hwmodels.layout import ParallelLayout, RankBatch
 from hwmodels.model_spec import ModelSpec
-from hwmodels.ops import iteration_operators
-from hwmodels.pricing import ByCount, MergedPrices, price_operators
+from hwmodels.ops import Operator, Per
 
-NUM_TABULATED_TOKENS, NUM_TABULATED_ROWS = 32_768, 4_096
-"""Iterations up to this size are looked up; larger ones are computed, a few microseconds each."""
+LAUNCH_BOUND_SHARE = 0.25
+"""An operator whose data-sheet time is a smaller share of what it takes waits for starts, not for units."""
 
 
 class Roofline:
-    """An `IterationModel` of one replica: a model on tensor_parallel_size equal devices of one node.
+    """An `IterationModel` of one replica: a model on the devices of a layout.
 
-    `seconds` is asked millions of times in a simulation. All but attention depends on the numbers of tokens
-    and of sampled rows, and is looked up in tables; attention is a product on top. A leap over k decode
-    iterations so costs two look-ups and a few operations on an array of k. No operation but + * min max
-    touches an array, so that numbers and arrays agree to the last bit. `breakdown` goes operator by operator.
+    `seconds` is asked millions of times in a simulation. What depends on the numbers of tokens and of sampled
+    rows alone is looked up in tables; attention comes on top, in arithmetic that numbers and arrays share to
+    the last bit (`hwmodels.exact`). `breakdown` and `explain` go operator by operator.
     """
 
     def __init__(
@@ -43,152 +47,231 @@ class Roofline:
         *,
         model: ModelSpec,
         device: Device,
-        tensor_parallel_size: int = 1,
-        efficiency: Efficiency | None = None,
+        layout: ParallelLayout | None = None,
+        calibration: Calibration | None = None,
         host: HostOverhead | None = None,
         cuda_graphs: CudaGraphs | None = None,
+        kernels: Kernels | None = None,
+        lora: Lora | None = None,
+        with_draft: bool = False,
     ) -> None:
-        device.check_node_holds(tensor_parallel_size)
-        dtype = device.compute_dtype(model.dtype)
-        self.model = replace(model, dtype=dtype)
+        self.layout = layout or ParallelLayout()
+        self.layout.check(model, device)
+        self.model = replace(model, dtype=device.compute_dtype(model.dtype))
         self.device = device
-        self.tensor_parallel_size = tensor_parallel_size
-        self.efficiency = efficiency or Efficiency()
-        self.host = host or HostOverhead()
-        self.peak_flops_per_s = tensor_parallel_size * device.peak_flops_per_s[dtype]
-        self.peak_bytes_per_s = tensor_parallel_size * device.memory_bandwidth_bytes_per_s
+        calibration = calibration or Calibration()
+        site = Site(
+            model=self.model,
+            device=calibration.under_load(device),
+            layout=self.layout,
+            calibration=calibration,
+            kernels=kernels or Kernels(),
+            lora=lora,
+        )
+        self.operators = iteration_operators(site, with_draft=with_draft)
+        self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), with_draft=with_draft)
+        weights, _ = site.stored(Role.dense)
+        self.compute_dtype = weights.compute_dtype(device, self.model.dtype)
+        num_devices = self.layout.num_devices
+        self.peak_flops_per_s = num_devices * device.peak_flops_per_s[self.compute_dtype]
+        self.peak_bytes_per_s = num_devices * device.memory_bandwidth_bytes_per_s
 
-        operators = iteration_operators(self.model, tensor_parallel_size)
-        self.operators = price_operators(operators, device, dtype, tensor_parallel_size, self.efficiency)
-        self._merged = MergedPrices(self.operators)
-        self._tokens_s = ByCount(self._merged.tokens_s, NUM_TABULATED_TOKENS)
-        self._sampled_s = ByCount(self._merged.sampled_s, NUM_TABULATED_ROWS)
-        self._launches_s = self.host.launch_s * sum(op.calls * op.kernels for op in operators)
-        self._padded = (cuda_graphs or CudaGraphs()).padded()
-        self._padded_array = np.array(self._padded)
-        self._decode_terms: dict[int, tuple[float, float, float]] = {}  # by sequences: base, floor, added
+        shared = self.layout.stage_size > self.layout.tensor_parallel_size or self.layout.micro_batches > 1
+        together = [Per.token] if shared else [Per.token, Per.any_token]
+        self._tokens_s = ByCount(lambda n: self._sum(together, n))
+        self._any_tokens_s = ByCount(lambda n: self._sum([Per.any_token], n)) if shared else None
+        self._rows_s = ByCount(lambda n: self._sum([Per.row], n))
+        self._decodes = Decodes(op for op in self.operators if op.per is Per.decode)
+        self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
+        num_kernels = sum(op.calls * op.kernels for op in self.operators)
+        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels)
+        # One device's share is the whole batch: `rank_batch` would only give its numbers other names.
+        self._is_whole = self.layout.num_batch_shares == 1 and self.layout.context_parallel_size == 1
+        self._decode_batches = RowsByCount(self._decode_batch_figures)
+        self._known_batches: dict[float, list[float]] = {}
 
     def seconds(self, shape: IterationShape) -> Any:
         """Wall time of the iteration; for arrays, of each."""
-        decode_seqs, decode_context, prefill_seqs, prefill_tokens, pairs, prefill_context, sampled = shape
-        merged = self._merged
-        gpu_s: Any
-        if (
-            isinstance(decode_seqs, np.ndarray)
-            or isinstance(prefill_seqs, np.ndarray)
-            or isinstance(prefill_tokens, np.ndarray)
-            or isinstance(sampled, np.ndarray)
-        ):
-            gpu_s, launch_s = self._look_up_many(decode_seqs, prefill_tokens, sampled)
+        if ndarray in map(type, shape):
+            return self._seconds_many(shape)
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs = shape
+        if not prefill_tokens and sampled_seqs == decode_seqs:
+            return self._decode_batch_seconds(decode_seqs, context_tokens)
+        own: Any
+        if self._is_whole:
+            own, tokens, rows = shape, int(decode_seqs + prefill_tokens), int(sampled_seqs)
+            all_tokens = tokens
         else:
-            if prefill_tokens == 0:
-                num_tokens, launch_s = self._look_up_decodes(int(decode_seqs))
-            else:
-                num_tokens, launch_s = int(decode_seqs + prefill_tokens), self._launches_s
-            gpu_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(int(sampled))
-        if isinstance(pairs, np.ndarray) or isinstance(prefill_context, np.ndarray):
-            gpu_s = gpu_s + np.maximum(merged.pair_s * pairs, merged.prefill_context_s * prefill_context)
-        elif pairs or prefill_context:
-            gpu_s = gpu_s + max(merged.pair_s * pairs, merged.prefill_context_s * prefill_context)
-        gpu_s = gpu_s + merged.decode_context_s * decode_context
-        floor_s, added_s = self._host_seconds(launch_s, decode_seqs + prefill_seqs)
-        if isinstance(gpu_s, np.ndarray) or isinstance(floor_s, np.ndarray):
-            return np.maximum(gpu_s, floor_s) + added_s
-        return max(gpu_s, floor_s) + added_s
+            own = self.layout.rank_batch(shape)
+            tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
+        replays = self._host.replays(tokens, prefill_tokens)
+        gpu_s = self._counted(self._host.computed_tokens(tokens, replays), all_tokens, rows)
+        if decode_seqs:
+            gpu_s += self._decodes.seconds(own.decode_seqs, own.decode_context_tokens)
+        prefills_s = 0.0
+        for op in self._prefill_ops:
+            prefills_s += op.calls * op.seconds(own)
+        gpu_s += prefills_s
+        floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations; see `IterationModel`.
-
-        Below some 60 iterations Python floats are faster than numpy arrays.
-        """
-        if num_seqs not in self._decode_terms:
-            num_tokens, launch_s = self._look_up_decodes(num_seqs)
-            base_s = self._tokens_s.of(num_tokens) + self._sampled_s.of(num_seqs)
-            self._decode_terms[num_seqs] = (base_s, *self._host_seconds(launch_s, num_seqs))
-        base_s, floor_s, added_s = self._decode_terms[num_seqs]
-        context_s = self._merged.decode_context_s
+        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+        if num_iterations == 1:
+            return [self._decode_batch_seconds(num_seqs, num_context_tokens)]
         last = num_context_tokens + num_seqs * num_iterations
-        if num_iterations > 60:
-            gpu_s = base_s + context_s * np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
-            times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
-            return times_s
-        contexts = range(num_context_tokens, last, num_seqs)
-        if base_s + context_s * num_context_tokens >= floor_s:  # the first is the shortest
-            return [base_s + context_s * context + added_s for context in contexts]
-        return [max(base_s + context_s * context, floor_s) + added_s for context in contexts]
+        contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
+        counted_s, floor_s, added_s = self._decode_batch(num_seqs)
+        own = self._own_decodes(num_seqs, contexts)
+        gpu_s = counted_s + self._decodes.leap_seconds(*own)
+        times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
+        return times_s
 
-    def operator_seconds(self, shape: IterationShape) -> dict[str, Num]:
+    def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
         """GPU seconds of every operator, all its calls together."""
-        num_tokens = self._padded_tokens(shape.decode_seqs, shape.prefill_tokens)
-        return {priced.op.name: priced.seconds(shape, num_tokens) for priced in self.operators}
+        batch = self._padded_batch(shape)
+        return [(op, _all_calls(op, batch)) for op in self.operators]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component: `launch` is the GPU waiting for launches, `host` the wait for the rest."""
-        nothing = np.zeros(np.broadcast(*shape).shape)[()]
-        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, nothing)
-        by_operator = self.operator_seconds(shape)
-        for priced in self.operators:
-            parts[priced.op.component] = parts[priced.op.component] + by_operator[priced.op.name]
-        gpu_s = sum(parts.values())
-        launch_s = self._launch_seconds(shape.decode_seqs, shape.prefill_tokens)
-        floor_s, added_s = self._host_seconds(launch_s, shape.decode_seqs + shape.prefill_seqs)
-        launched_s = np.maximum(gpu_s, launch_s)
-        parts["launch"] = launched_s - gpu_s
-        parts["host"] = np.maximum(gpu_s, floor_s) - launched_s + added_s
+        zeros = np.zeros(np.broadcast(*shape).shape)[()]
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
+        for op, seconds in self.operator_seconds(shape):
+            parts[op.component] = parts[op.component] + seconds
+        tokens = _whole(self.layout.rank_batch(shape).tokens)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        num_seqs = shape.decode_seqs + shape.prefill_seqs
+        parts["launch"], parts["host"] = self._host.parts(sum(parts.values()), replays, num_seqs)
         return parts
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """The operators of one iteration with what they take and what bounds them, the longest first.
+
+        An operator is bound by what its data-sheet time is made of, or by launches where that time is less
+        than a quarter of what it takes.
+        """
+        batch = self._padded_batch(shape)
+        total_s = float(self.seconds(shape))
+        lines: dict[str, Explained] = {}
+        for op in self.operators:
+            seconds = float(_all_calls(op, batch))
+            if seconds == 0:
+                continue
+            flops, moved = float(op.flops(batch)), float(op.bytes_moved(batch))
+            bound = self._bound(op, flops, moved, seconds / op.calls)
+            old = lines.get(op.name, Explained(op.name, op.component, 0.0, 0.0, bound, 0.0, 0.0, 0.0))
+            lines[op.name] = old._replace(
+                seconds=old.seconds + seconds,
+                share=old.share + seconds / total_s,
+                flops=old.flops + op.calls * flops,
+                bytes_moved=old.bytes_moved + op.calls * moved,
+                calls=old.calls + op.calls,
+            )
+        waits = total_s - sum(line.seconds for line in lines.values())
+        lines["host"] = Explained("host and launches", "host", waits, waits / total_s, "host", 0.0, 0.0, 0.0)
+        return sorted(lines.values(), key=lambda line: -line.seconds)
 
     def flops(self, shape: IterationShape) -> Num:
         """2 a weight and token, 4 heads head_dim a query-key pair and layer; LM head: sampled rows only."""
-        model = self.model
-        layer_weights = model.num_matmul_parameters - model.embedding_elements
-        pair_flops = 4.0 * model.num_layers * model.num_heads * model.head_dim
-        return (
-            2.0 * layer_weights * (shape.decode_seqs + shape.prefill_tokens)
-            + pair_flops * (shape.decode_context_tokens + shape.prefill_pairs)
-            + 2.0 * model.embedding_elements * shape.sampled_seqs
-        )
+        return _total(self._whole_model, "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Matrices of all layers, the LM head where a row is sampled, the KV of every context attended to."""
-        ranks = self.tensor_parallel_size
-        weights = dict.fromkeys(COMPONENTS, 0.0)
-        for op in (priced.op for priced in self.operators):
-            weights[op.component] += ranks * op.calls * op.bytes_moved.fixed
-        kv_bytes = ranks * self.model.kv_bytes_per_token(ranks)
-        return (
-            weights["gemm"]
-            + weights["lm_head"] * np.minimum(shape.sampled_seqs, 1)
-            + kv_bytes * (shape.decode_context_tokens + shape.prefill_context_tokens)
+        """Matrices that any token is multiplied with, the KV and states of every context attended to."""
+        return _total(self._whole_model, "stored_bytes", shape)
+
+    def _bound(self, op: Operator, flops: float, moved: float, call_s: float) -> str:
+        if op.is_message:
+            return "communication"
+        compute_s = flops / self.device.peak_flops_per_s[op.dtype]
+        memory_s = moved / self.device.memory_bandwidth_bytes_per_s
+        if max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
+            return "launch"
+        return "compute" if compute_s >= memory_s else "memory"
+
+    def _sum(self, kinds: Iterable[Per], counts: Counts) -> Seconds:
+        """Seconds of all operators of these kinds, for so many tokens or rows; 0 s for none."""
+        some = np.maximum(counts, 1)
+        batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
+        total = np.zeros_like(counts)
+        for op in self.operators:
+            if op.per in kinds:
+                total += op.calls * op.seconds(batch)
+        return total * np.minimum(counts, 1)
+
+    def _decode_batch_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
+        """Of one iteration that decodes only."""
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        if not self._is_whole:
+            num_seqs, context_tokens = self._own_decodes(num_seqs, context_tokens)
+        gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def _decode_batch(self, num_seqs: Any) -> list[float]:
+        """What contexts do not change: GPU seconds, and floor_s and added_s of the host (`HostShare`)."""
+        if num_seqs not in self._known_batches:
+            self._known_batches[num_seqs] = self._decode_batches.of_many(_whole(num_seqs)).tolist()
+        return self._known_batches[num_seqs]
+
+    def _decode_batch_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any]:
+        """The same of many."""
+        batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
+        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        replays = self._host.replays(tokens, 0)
+        gpu_s = self._counted_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
+        return (gpu_s, *self._host.bounds(replays, num_seqs))
+
+    def _own_decodes(self, num_seqs: Any, context_tokens: Any) -> tuple[Any, Any]:
+        """One device's share of the sequences and of their contexts."""
+        batch = self.layout.rank_batch(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs))
+        return batch.decode_seqs, batch.decode_context_tokens
+
+    def _seconds_many(self, shape: IterationShape) -> Any:
+        """`seconds` of each of many iterations, in the same order of operations."""
+        batch = self.layout.rank_batch(shape)
+        prefills = np.asarray(shape.prefill_tokens).any()
+        if not prefills and np.array_equal(shape.sampled_seqs, shape.decode_seqs):
+            counted_s, floor_s, added_s = self._decode_batches.of_many(_whole(shape.decode_seqs))
+            gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
+            return np.maximum(gpu_s, floor_s) + added_s
+        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        gpu_s = self._counted_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
+        gpu_s = gpu_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
+        if prefills:
+            gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
+        return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs)
+
+    def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
+        """GPU seconds of all that is looked up."""
+        gpu_s = self._tokens_s.of(computed) + self._rows_s.of(rows)
+        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
+
+    def _counted_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
+        """The same of arrays."""
+        gpu_s = self._tokens_s.of_many(computed) + self._rows_s.of_many(rows)
+        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of_many(all_tokens)
+
+    def _padded_batch(self, shape: IterationShape) -> RankBatch:
+        batch = self.layout.rank_batch(shape)
+        tokens = _whole(batch.tokens)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        tokens = self._host.computed_tokens(tokens, replays)[()]
+        return batch._replace(
+            tokens=tokens, all_tokens=tokens if self._any_tokens_s is None else batch.all_tokens
         )
 
-    def _look_up_decodes(self, num_seqs: int) -> tuple[int, float]:
-        """Tokens computed, padding included, and launch seconds of a decode-only iteration."""
-        if num_seqs < len(self._padded):
-            return self._padded[num_seqs], self.host.graph_replay_s
-        return num_seqs, self._launches_s
 
-    def _look_up_many(self, decode_seqs: Any, prefill_tokens: Any, sampled: Any) -> tuple[Any, Any]:
-        """GPU seconds without attention, and launch seconds, of many iterations."""
-        num_tokens = self._padded_tokens(decode_seqs, prefill_tokens)
-        num_rows = np.asarray(sampled, dtype=np.intp)
-        gpu_s = self._tokens_s.of_many(num_tokens) + self._sampled_s.of_many(num_rows)
-        return gpu_s, self._launch_seconds(decode_seqs, prefill_tokens)
+def _whole(count: Any) -> Any:
+    return np.asarray(count, dtype=np.intp)
 
-    def _host_seconds(self, launch_s: Any, num_seqs: Any) -> tuple[Any, Any]:
-        """floor_s and added_s of iteration = max(gpu, floor_s) + added_s."""
-        host_s = self.host.iteration_s + self.host.sequence_s * num_seqs
-        return (launch_s + host_s, 0.0) if self.host.overlapped else (launch_s, host_s)
 
-    def _replays(self, decode_seqs: Any, prefill_tokens: Any) -> Any:
-        """Where a CUDA graph runs the whole iteration."""
-        return np.logical_and(prefill_tokens == 0, decode_seqs < len(self._padded))
+def _all_calls(op: Operator, batch: RankBatch) -> Any:
+    """Seconds; the LM head and what follows it are skipped where no row is sampled."""
+    seconds = op.calls * op.seconds(batch)
+    return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds
 
-    def _padded_tokens(self, decode_seqs: Any, prefill_tokens: Any) -> Any:
-        num_tokens = np.asarray(decode_seqs + prefill_tokens, dtype=np.intp)
-        captured = self._padded_array.take(num_tokens, mode="clip")
-        return np.where(self._replays(decode_seqs, prefill_tokens), captured, num_tokens)
 
-    def _launch_seconds(self, decode_seqs: Any, prefill_tokens: Any) -> Any:
-        return np.where(
-            self._replays(decode_seqs, prefill_tokens), self.host.graph_replay_s, self._launches_s
-        )
+def _total(operators: list[Operator], quantity: str, shape: IterationShape) -> Num:
+    batch = ParallelLayout().rank_batch(shape)
+    total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
+    return total

@@ -100,6 +100,17 @@ class EngineCore:
         """
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
+        end_known, reason = self.end_of(request, stop_after)
+        seq = Sequence(request, self.scheduling.rank(request), self.decodes, end_known, reason)
+        self._sequences[request.request_id] = seq
+        self.waiting.push(seq)
+        return seq
+
+    def end_of(self, request: Request, stop_after: int | None = None) -> tuple[int, FinishReason]:
+        """At how many known tokens a request would end here, and why; as for `add`.
+
+        Raises RejectedError if its prompt can never be served.
+        """
         num_prompt = request.prompt.num_tokens
         if num_prompt < 1:
             raise RejectedError("an empty prompt")
@@ -117,10 +128,7 @@ class EngineCore:
             reason = FinishReason.stop
         if end_known <= num_prompt:
             raise RejectedError(f"{end_known - num_prompt} output tokens asked for: must be >= 1")
-        seq = Sequence(request, self.scheduling.rank(request), self.decodes, end_known, reason)
-        self._sequences[request.request_id] = seq
-        self.waiting.push(seq)
-        return seq
+        return end_known, reason
 
     def abort(self, request_id: int) -> Sequence | None:
         """End a request now, between commit and plan; None if it is not (or no longer) here."""
@@ -223,11 +231,12 @@ class EngineCore:
         )
         assert len(self._sequences) == len(running) + len(self.waiting)
 
-    def _start(self, seq: Sequence) -> None:
-        """From waiting to running: a slot, no KV yet. Called by the step builder."""
+    def _start(self, seq: Sequence, num_cached: int) -> None:
+        """From waiting to running: a slot, and KV for num_cached tokens only. Called by the step builder."""
         self.waiting.remove(seq)
         seq._slot = heappop(self.free_slots)
         seq._state = SequenceState.prefilling
+        seq._computed = num_cached
         self.running[seq.request_id] = seq
         self.prefilling[seq.request_id] = seq
 

@@ -187,12 +187,13 @@ class StepBuilder:
         if seq._state is not SequenceState.waiting:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
-        num_tokens = min(index(max_num_tokens), seq._known, self.tokens_left)
+        num_cached = core.pool.num_cached(seq)
+        num_tokens = min(index(max_num_tokens), seq._known - num_cached, self.tokens_left)
         if num_tokens < 1 or self._preempted or not core.free_slots or not core.pool.can_admit(seq._known):
             return False
-        core._start(seq)
+        core._start(seq, num_cached)
         self._admitted.append(seq)
-        self._add_chunk(seq, num_tokens, core.pool.blocks_for(num_tokens))
+        self._add_chunk(seq, num_tokens, core.pool.blocks_for(num_cached + num_tokens))
         return True
 
     def preempt(self, seq: Sequence) -> None:

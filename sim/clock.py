@@ -16,12 +16,13 @@ class Phase(IntEnum):
 
     Iterations end, then requests arrive or are given up, then replicas plan. So a request that arrives at
     the very end of an iteration is seen by the plan made there, whether the replica had leapt to that
-    boundary or stepped to it.
+    boundary or stepped to it. What engines that plan ahead see one plan late comes after that plan.
     """
 
     commit = 0
     arrive = 1_000_000
     plan = 2_000_000
+    late = 3_000_000
 
 
 class Clock(Environment):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hwmodels.assembly.site import Kernels
+from hwmodels.checks import check_finite
 from hwmodels.host import CudaGraphs, HostOverhead
 
 
@@ -17,6 +19,9 @@ class EngineProfile:
     """Default token budget of the batching policies; activation memory is set aside for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
+    kernels: Kernels = Kernels()
+    frontend_s: float = 0.0
+    """From a request's arrival at the server until the scheduler knows it: HTTP, tokenising, queues."""
     gpu_memory_utilization: float = 0.9
     """Share of device memory for weights, activations and KV."""
     max_model_len: int | None = None
@@ -25,6 +30,7 @@ class EngineProfile:
     """KV blocks of a replica; None: what is left of the memory."""
 
     def __post_init__(self) -> None:
+        check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")

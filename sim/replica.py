@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import isnan
 
 import numpy as np
@@ -45,7 +45,9 @@ class Flight:
 class Replica:
     """Drives an EngineCore on the clock and writes down what happens.
 
-    on_end is called with every sequence that ends here. leap=False runs iteration by iteration.
+    on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
+    knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
+    what arrives has to wait for both. leap=False runs iteration by iteration.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Replica:
         requests: RequestLog,
         on_end: Callable[[Sequence], None],
         leap: bool = True,
+        frontend_s: float = 0.0,
+        plans_ahead: bool = False,
     ) -> None:
         self.index = index
         self.core = core
@@ -69,6 +73,9 @@ class Replica:
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
         self._aborts: list[int] = []
+        self._frontend_s = frontend_s
+        self._plans_ahead = plans_ahead
+        self._on_the_way: dict[int, bool] = {}  # by request id: not known to the engine yet; whether given up
         # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
         self._emitted_s = 0.0
         self._fresh: dict[Sequence, float] = {}
@@ -76,20 +83,44 @@ class Replica:
     @property
     def num_outstanding(self) -> int:
         """Requests sent here that have not ended."""
-        return self.core.num_unfinished
+        return self.core.num_unfinished + len(self._on_the_way)
 
     def submit(self, request: Request, stop_after: int) -> None:
         """Take in a request that will end after stop_after tokens. Raises RejectedError."""
+        if not (self._frontend_s or self._plans_ahead):
+            self.core.add(request, stop_after)
+            self._look_up()
+            return
+        self.core.end_of(request, stop_after)
+        self._on_the_way[request.request_id] = False
+        if self._frontend_s:
+            known_s = self._clock.now + self._frontend_s
+            self._clock.at(known_s, Phase.arrive, lambda event: self._reach_engine(request, stop_after))
+        else:
+            self._reach_engine(request, stop_after)
+
+    def _reach_engine(self, request: Request, stop_after: int) -> None:
+        """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
+        now = self._clock.now
+        if self._plans_ahead and (self._flight is not None or self._timer is not None):
+            flight = self._flight
+            planned_s = now if flight is None else flight.ends_s[bisect_left(flight.ends_s, now)]
+            self._clock.at(planned_s, Phase.late, lambda event: self._enter(request, stop_after))
+        else:
+            self._enter(request, stop_after)
+
+    def _enter(self, request: Request, stop_after: int) -> None:
         self.core.add(request, stop_after)
-        self._look_up()
+        self._look_up(is_late=self._plans_ahead)
+        if self._on_the_way.pop(request.request_id):
+            self._give_up(request.request_id, is_late=self._plans_ahead)
 
     def abort(self, request_id: int) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
-        if self._flight is None:
-            self._abort(request_id)
+        if request_id in self._on_the_way:
+            self._on_the_way[request_id] = True
         else:
-            self._aborts.append(request_id)
-            self._look_up()
+            self._give_up(request_id)
 
     def stop(self, now: float) -> None:
         """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
@@ -102,15 +133,26 @@ class Replica:
         for seq in self.core.unfinished:
             self._requests.note(seq, self._last_token_s(seq))
 
-    def _look_up(self) -> None:
-        """Something came from outside: plan anew at the first iteration boundary that is not in the past."""
+    def _give_up(self, request_id: int, is_late: bool = False) -> None:
+        if self._flight is None:
+            self._abort(request_id)
+        else:
+            self._aborts.append(request_id)
+            self._look_up(is_late)
+
+    def _look_up(self, is_late: bool = False) -> None:
+        """Something came from outside: plan anew at the first iteration boundary that is not in the past.
+
+        is_late: a boundary at this very instant has passed, its plan is made.
+        """
         flight = self._flight
         if flight is None:
             if self._timer is None:
                 self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
             return
         if flight.num_iterations > 1:
-            boundary = bisect_left(flight.ends_s, self._clock.now)
+            bisect = bisect_right if is_late else bisect_left
+            boundary = bisect(flight.ends_s, self._clock.now)
             if boundary + 1 < flight.num_iterations:
                 self._leave_after(flight, boundary + 1)
 
@@ -151,22 +193,25 @@ class Replica:
                 self._requests.scheduled_s[seq.request_id] = now
         for seq in plan.preempted:
             self._note_preemption(seq)
-        num_iterations = plan.horizon if plan.horizon < self._max_leap else self._max_leap
+        ends_s = self._ends_s(plan, plan.horizon if plan.horizon < self._max_leap else self._max_leap)
         flight = Flight(
             plan,
             now,
-            self._ends_s(plan, num_iterations),
-            num_iterations,
+            ends_s,
+            len(ends_s),
             len(core.running),
             len(core.waiting),
             core.pool.num_used,
             core.num_tokens_held,
         )
         self._flight = flight
-        self._leave_after(flight, num_iterations)
+        self._leave_after(flight, len(ends_s))
 
     def _ends_s(self, plan: StepPlan, num_iterations: int) -> list[float]:
-        """When each of the plan's iterations ends: added up one after the other, as stepping does."""
+        """When each of the plan's iterations ends: added up one after the other, as stepping does.
+
+        Up to the first that the model cannot price, if there is one: the leap may be cut before it.
+        """
         now = self._clock.now
         if not plan.chunks:
             durations_s = self._model.decode_seconds(
@@ -177,7 +222,12 @@ class Replica:
         else:
             durations_s = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations)))).tolist()
         durations_s[0] += now
-        return list(accumulate(durations_s))
+        ends_s = list(accumulate(durations_s))
+        if isnan(ends_s[-1]):
+            ends_s = list(takewhile(lambda end_s: not isnan(end_s), ends_s))
+            if not ends_s:  # asked alone, the model says what it lacks
+                self._model.seconds(shape_of(plan, 0))
+        return ends_s
 
     def _commit(self, flight: Flight) -> None:
         """Enter a flight's iterations into the logs and the core."""

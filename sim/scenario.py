@@ -10,11 +10,16 @@ from typing import Any
 
 import pandas as pd
 
+from hwmodels.assembly.site import Lora
+from hwmodels.calibration import Calibration
 from hwmodels.device import Device
-from hwmodels.iteration import IterationShape
+from hwmodels.energy import EnergySettings, PowerModel
+from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
+from hwmodels.layout import ParallelLayout
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
 from hwmodels.memory import MemoryPlan, plan_memory
 from hwmodels.model_spec import ModelSpec
-from hwmodels.roofline import Roofline
+from hwmodels.precision import precision_notes
 from policies.batching import Batching
 from policies.caching.paged import Paged
 from policies.engine import EngineCore
@@ -65,7 +70,7 @@ class RunResult:
     requests: pd.DataFrame
     """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
     summary: dict[str, Any]
-    model: Roofline
+    model: IterationModel
     slo: Slo | None
 
     @property
@@ -100,11 +105,23 @@ class Scenario:
     scheduling: Scheduling
     caching: Paged
     routing: Routing
+    calibration: Calibration = Calibration()
+    """What kernels reach on the hardware; for `latency=calibrated`."""
+    latency: LatencyLevel = Calibrated()
+    """How iterations are priced."""
     slo: Slo | None = None
     replicas: int = 1
     """Engines behind the router, all alike."""
     tensor_parallel_size: int = 1
-    """Devices of one replica."""
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    sequence_parallel: bool = False
+    """How a replica is cut over its devices: see `hwmodels.layout`."""
+    lora: Lora | None = None
+    """Adapters in every batch."""
+    energy: EnergySettings = EnergySettings()
     seed: int = 0
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -112,16 +129,41 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
-        if self.tensor_parallel_size < 1:
-            raise ValueError(f"tensor_parallel_size={self.tensor_parallel_size}: must be >= 1")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
+        self.layout.check(self.model, self.hardware)
         limit = self.model.max_position_embeddings
         if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
             raise ValueError(
                 f"engine.max_model_len={self.engine.max_model_len}: must be <= {limit}, "
                 f"the context of {self.model.name}"
             )
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """Of one replica."""
+        return ParallelLayout(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+            attention_data_parallel_size=self.attention_data_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+    @property
+    def replica(self) -> Replica:
+        """What one replica's iterations are priced for."""
+        return Replica(
+            model=self.model,
+            device=self.hardware,
+            layout=self.layout,
+            calibration=self.calibration,
+            host=self.engine.host,
+            cuda_graphs=self.engine.cuda_graphs,
+            kernels=self.engine.kernels,
+            lora=self.lora,
+        )
 
     @property
     def max_model_len(self) -> int:
@@ -139,24 +181,19 @@ class Scenario:
         return plan_memory(
             model=self.model,
             device=self.hardware,
-            tensor_parallel_size=self.tensor_parallel_size,
+            layout=self.layout,
             gpu_memory_utilization=self.engine.gpu_memory_utilization,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.engine.max_num_seqs,
+            max_model_len=self.max_model_len,
             block_size=self.caching.block_size,
             num_kv_blocks=self.engine.num_kv_blocks,
             cuda_graphs=self.engine.cuda_graphs,
         )
 
-    def iteration_model(self) -> Roofline:
-        """The prices of a replica's iterations."""
-        return Roofline(
-            model=self.model,
-            device=self.hardware,
-            tensor_parallel_size=self.tensor_parallel_size,
-            host=self.engine.host,
-            cuda_graphs=self.engine.cuda_graphs,
-        )
+    def iteration_model(self) -> IterationModel:
+        """The prices of a replica's iterations. Raises ValueError where the level cannot price it."""
+        return self.latency.iteration_model(self.replica)
 
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
@@ -182,6 +219,8 @@ class Scenario:
             routing=deepcopy(self.routing),
             leap=self.sim.leap,
             until_s=self.sim.until_s,
+            frontend_s=self.engine.frontend_s,
+            plans_ahead=self.engine.host.overlapped,
         )
         return simulation.run(report)
 
@@ -196,13 +235,22 @@ class Scenario:
             records,
             model=model,
             slo=self.slo,
-            price_usd_per_hour_per_replica=self.hardware.price_usd_per_hour * self.tensor_parallel_size,
+            price_usd_per_hour_per_replica=self.hardware.price_usd_per_hour * self.layout.num_devices,
+            power=PowerModel.of(self.hardware),
+            num_devices_per_replica=self.layout.num_devices,
+            energy=self.energy,
             warmup_s=self.metrics.warmup_s,
             cooldown_s=self.metrics.cooldown_s,
         )
         summary["memory"] = asdict(memory)
         summary["workload"] = asdict(source.notes)
-        summary["notes"] = [*self._limits(model, memory), *_left_out(source.notes)]
+        summary["notes"] = [
+            self.latency.basis(self.replica),
+            *self.model.notes,
+            *precision_notes(self.model, self.hardware),
+            *self._limits(model, memory),
+            *_left_out(source.notes),
+        ]
         return RunResult(
             records=records,
             requests=request_metrics(records.requests, self.slo),
@@ -211,10 +259,9 @@ class Scenario:
             slo=self.slo,
         )
 
-    def _limits(self, model: Roofline, memory: MemoryPlan) -> Iterator[str]:
+    def _limits(self, model: IterationModel, memory: MemoryPlan) -> Iterator[str]:
         """What no policy could change: latencies below the hardware's, a context larger than the cache."""
-        lone_s = {"ttft": float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))}
-        lone_s["tpot"] = model.decode_seconds(1, 2, 1)[0]
+        lone_s = _lone_seconds(model)
         limits_s = self.slo.limits_s if self.slo else {}
         for term, least_s in lone_s.items():
             if term in limits_s and limits_s[term] < least_s:
@@ -228,6 +275,15 @@ class Scenario:
                 f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
                 f"{self.max_model_len:,}: longer prompts are rejected, longer answers end there."
             )
+
+
+def _lone_seconds(model: IterationModel) -> dict[str, float]:
+    """The least TTFT and TPOT; none from a model that only replays and has not seen such an iteration."""
+    try:
+        ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
+        return {"ttft": ttft_s, "tpot": model.decode_seconds(1, 2, 1)[0]}
+    except UnknownIterationError:
+        return {}
 
 
 def _left_out(notes: WorkloadNotes) -> Iterator[str]:

@@ -26,7 +26,7 @@ class Simulation:
     """One run. `cores` are the replicas' engines, all alike in size; each is driven by `model`.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
-    simulated time with whatever is then unfinished.
+    simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class Simulation:
         routing: Routing,
         leap: bool = True,
         until_s: float | None = None,
+        frontend_s: float = 0.0,
+        plans_ahead: bool = False,
     ) -> None:
         if not cores:
             raise ValueError("replicas=0: must be >= 1")
@@ -54,7 +56,9 @@ class Simulation:
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         self._replicas = [
-            Replica(i, core, model, self._clock, self._requests, self._on_end, leap)
+            Replica(
+                i, core, model, self._clock, self._requests, self._on_end, leap, frontend_s, plans_ahead
+            )
             for i, core in enumerate(cores)
         ]
 

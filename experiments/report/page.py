@@ -38,6 +38,8 @@ GLOSSARY = {
     "decode, prefill, mixed": "iterations that only continue answers, only read prompts, or do both",
     "cost, split": "the rent shared between input and output tokens by the busy time that each took; "
     "a mixed iteration by its tokens",
+    "energy": "of the boards, from idle to TDP by MFU and MBU; kWh and CO2e are those of the electricity "
+    "bought, the data centre's overhead (PUE) included",
     "percentiles": "by linear interpolation; p99: 99 % were at most so slow",
 }
 
@@ -139,9 +141,12 @@ def _blocks(summary: dict[str, Any]) -> str:
             f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in block.items()
         )
 
-    blocks = wording.headline(summary).items()
+    blocks = wording.headline(summary)
+    if energy := wording.energy(summary):
+        blocks["Energy"] = energy
     return "".join(
-        f"<div class=block><h3>{title}</h3><table>{rows(block)}</table></div>" for title, block in blocks
+        f"<div class=block><h3>{title}</h3><table>{rows(block)}</table></div>"
+        for title, block in blocks.items()
     )
 
 

@@ -20,6 +20,12 @@ class Paged:
     """Tokens in a block."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free, so that running sequences can grow."""
+    presume_cached: bool = False
+    """Every full block of a prompt but its last is there already; nothing is looked up.
+
+    For measured runs that send a few prompts over and over to an engine with prefix caching. The blocks are
+    not shared: each sequence takes its own.
+    """
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -29,7 +35,9 @@ class Paged:
 
     def pool(self, num_blocks: int) -> BlockPool:
         """An empty pool of num_blocks blocks."""
-        return BlockPool(num_blocks, self.block_size, int(self.watermark * num_blocks))
+        return BlockPool(
+            num_blocks, self.block_size, int(self.watermark * num_blocks), presume_cached=self.presume_cached
+        )
 
 
 class BlockPool:
@@ -41,13 +49,21 @@ class BlockPool:
         num_blocks = num_free + blocks owned by sequences;  ids drawn by a sequence <= blocks it owns
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_watermark_blocks: int = 0,
+        *,
+        presume_cached: bool = False,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be >= 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_watermark_blocks = num_watermark_blocks
         self.num_free = num_blocks
+        self._presume_cached = presume_cached
         self._free_ids = list(range(num_blocks, 0, -1))  # a stack: the last freed is the next used
 
     @property
@@ -63,6 +79,12 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold num_tokens tokens."""
         return -(-num_tokens // self.block_size)
+
+    def num_cached(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence's prompt whose KV need not be computed: whole blocks, never all."""
+        if not self._presume_cached:
+            return 0
+        return (seq.num_prompt_tokens - 1) // self.block_size * self.block_size
 
     def can_admit(self, num_tokens: int) -> bool:
         """Whether a sequence of num_tokens known tokens could get all its blocks now."""

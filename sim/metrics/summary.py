@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.cost import usd_per_million_tokens
+from hwmodels.cost import split_cost
+from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel
 from sim.metrics import definitions
 from sim.metrics.slo import Slo
-from sim.metrics.utilisation import hardware_use, kv_use, prefill_time_share, seconds_inside
+from sim.metrics.utilisation import (
+    EnergyUse,
+    energy_use,
+    hardware_use,
+    kv_use,
+    prefill_time_share,
+    seconds_inside,
+)
 from sim.metrics.window import Window, measured_window
 from sim.records import RunRecords
 
@@ -49,13 +57,16 @@ def summarise(
     model: IterationModel,
     slo: Slo | None,
     price_usd_per_hour_per_replica: float,
+    power: PowerModel | None = None,
+    num_devices_per_replica: int = 1,
+    energy: EnergySettings | None = None,
     warmup_s: float = 0.0,
     cooldown_s: float = 0.0,
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
-    Without an SLO there is no goodput. Raises ValueError for a negative
-    warm-up, cool-down or price, AssertionError if the records do not add up.
+    Without an SLO there is no goodput, without the power of a device no energy. Raises ValueError for a
+    negative warm-up, cool-down or price, AssertionError if the records do not add up.
     """
     counts = check_conservation(records)
     window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
@@ -64,8 +75,10 @@ def summarise(
     inside_s = seconds_inside(records.iterations, window)
     # A gap outside counts zero times: cheaper than copying the millions that are inside.
     gaps_inside = records.gap_count * window.holds(records.gap_end_s)
-    throughput = _throughput(records, window, int(gaps_inside.sum()))
-    price_usd_per_hour = price_usd_per_hour_per_replica * records.num_replicas
+    output = _output(records, window, int(gaps_inside.sum()))
+    joules = None
+    if power is not None:
+        joules = energy_use(records, window, inside_s, model, power, num_devices_per_replica)
     figures = {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
@@ -82,15 +95,23 @@ def summarise(
             for name in ("ttft", "tpot", "e2e", "queue")
         },
         "itl": definitions.describe(records.gap_s, gaps_inside),
-        "throughput": throughput,
+        "throughput": {
+            "requests_per_s": _per(output.requests, window.duration_s),
+            "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
+            "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
+        },
         "goodput": None if slo is None else _goodput(table, measured, window, slo),
         **hardware_use(records, window, inside_s, model),
         "kv": kv_use(records, window, inside_s),
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
         "cost": _cost(
-            price_usd_per_hour, window, throughput, prefill_time_share(records.iterations, inside_s)
+            price_usd_per_hour_per_replica * records.num_replicas,
+            window,
+            output,
+            prefill_time_share(records.iterations, inside_s),
         ),
+        "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
     plain: dict[str, Any] = _plain(figures)
     return plain
@@ -116,19 +137,25 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     return {"arrived": len(requests), **counts}
 
 
-def _throughput(records: RunRecords, window: Window, num_gaps: int) -> dict[str, float]:
+class _Output(NamedTuple):
+    """What came out inside the window."""
+
+    requests: int
+    output_tokens: int
+    input_tokens: int
+    """A prompt counts, whole, when its first token comes: cached and recomputed ones make no difference."""
+
+
+def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
     first_inside = window.holds(_times(records.requests, "first_token_s"))
     finished_inside = window.holds(_times(records.requests, "finished_s")) & (
         records.requests["status"] == "finished"
     ).to_numpy(dtype=np.bool_)
-    output_tokens = int(first_inside.sum()) + num_gaps
-    # A prompt counts, whole, when its first token comes: cached and recomputed tokens make no difference.
-    input_tokens = int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum())
-    return {
-        "requests_per_s": _per(int(finished_inside.sum()), window.duration_s),
-        "output_tokens_per_s": _per(output_tokens, window.duration_s),
-        "input_tokens_per_s": _per(input_tokens, window.duration_s),
-    }
+    return _Output(
+        requests=int(finished_inside.sum()),
+        output_tokens=int(first_inside.sum()) + num_gaps,
+        input_tokens=int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum()),
+    )
 
 
 def _goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
@@ -160,30 +187,46 @@ def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str
     }
 
 
-def _cost(
-    price_usd_per_hour: float, window: Window, throughput: dict[str, float], prefill_share: float
-) -> dict[str, Any]:
+def _cost(price_usd_per_hour: float, window: Window, output: _Output, prefill_share: float) -> dict[str, Any]:
     """Rent of all replicas for the window, idle or not, per token and per request.
 
-    usd_per_million_output_tokens puts all of it on the output. `split` shares it between input and output by
-    the busy time that prompts and decodes took.
+    usd_per_million_output_tokens puts all of it on the output; `split`: see `hwmodels.cost.split_cost`.
     """
-
-    def per_million(share: float, kind: str) -> float:
-        rate = throughput[f"{kind}_tokens_per_s"]
-        if math.isnan(rate) or math.isnan(share):
-            return math.nan
-        return usd_per_million_tokens(price_usd_per_hour * share, rate)
-
+    split = split_cost(
+        price_usd_per_hour=price_usd_per_hour,
+        rented_s=window.duration_s,
+        prefill_time_share=0.0 if math.isnan(prefill_share) else prefill_share,
+        num_input_tokens=output.input_tokens,
+        num_output_tokens=output.output_tokens,
+        num_requests=output.requests,
+    )
+    usd = price_usd_per_hour * window.duration_s / 3600
     return {
-        "usd": price_usd_per_hour * window.duration_s / 3600,
-        "usd_per_million_output_tokens": per_million(1.0, "output"),
-        "usd_per_1000_requests": _per(price_usd_per_hour / 3600 * 1000, throughput["requests_per_s"]),
+        "usd": usd,
+        "usd_per_million_output_tokens": _per(usd * 1e6, output.output_tokens),
+        "usd_per_1000_requests": split.usd_per_thousand_requests,
         "split": {
             "prefill_time_share": prefill_share,
-            "usd_per_million_input_tokens": per_million(prefill_share, "input"),
-            "usd_per_million_output_tokens": per_million(1 - prefill_share, "output"),
+            "usd_per_million_input_tokens": split.usd_per_million_input_tokens,
+            "usd_per_million_output_tokens": split.usd_per_million_output_tokens,
         },
+    }
+
+
+def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dict[str, float]:
+    """Joules on the boards of all replicas, idle or not; kWh and CO2e of the electricity bought for them."""
+    total = joules.busy_joules + joules.idle_joules
+    return {
+        "joules": total,
+        "idle_joules": joules.idle_joules,
+        "mean_device_w": _per(total, joules.device_s),
+        "joules_per_output_token": _per(total, output.output_tokens),
+        "joules_per_1000_requests": _per(1000 * total, output.requests),
+        "kwh": float(settings.kwh(total)),
+        "g_co2e": float(settings.g_co2e(total)),
+        "kwh_per_1000_requests": _per(1000 * float(settings.kwh(total)), output.requests),
+        "grid_g_co2e_per_kwh": settings.grid_g_co2e_per_kwh,
+        "pue": settings.pue,
     }
 
 

@@ -1,4 +1,4 @@
-"""How well the hardware was used: GPU busy, MFU, MBU, KV blocks, and what the time was spent on.
+"""How well the hardware was used: GPU busy, MFU, MBU, KV blocks, energy, and what the time was spent on.
 
 MFU = model FLOPs done / (time x peak dense FLOP/s); MBU = (weights + KV bytes read) / (time x peak
 bandwidth); GPU busy = share of time with an iteration running. Time is that of all replicas, idle or not.
@@ -6,10 +6,13 @@ bandwidth); GPU busy = share of time with an iteration running. Time is that of 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.energy import PowerModel, energy_joules, idle_joules
 from hwmodels.iteration import IterationModel, IterationShape
 from sim.metrics.window import Window
 from sim.records import RunRecords
@@ -32,8 +35,7 @@ def hardware_use(
 
     An iteration that the window cuts counts by the part of its time inside.
     """
-    duration_s = _column(records.iterations, "duration_s")
-    part = np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
+    part = _part_inside(records.iterations, inside_s)
     flops = moved_bytes = 0.0
     for rows in _pieces(len(part)):
         shape = iteration_shape(records.iterations.iloc[rows])
@@ -45,6 +47,45 @@ def hardware_use(
         "mfu": _share(flops, replica_s * model.peak_flops_per_s),
         "mbu": _share(moved_bytes, replica_s * model.peak_bytes_per_s),
     }
+
+
+class EnergyUse(NamedTuple):
+    """Of the boards of all replicas, inside the window."""
+
+    busy_joules: float
+    idle_joules: float
+    device_s: float
+    """Seconds of the window, times devices."""
+
+
+def energy_use(
+    records: RunRecords,
+    window: Window,
+    inside_s: NDArray[np.float64],
+    model: IterationModel,
+    power: PowerModel,
+    num_devices_per_replica: int,
+) -> EnergyUse:
+    """Joules by each iteration's utilisation (`hwmodels.energy`), and of the time between iterations.
+
+    An iteration that the window cuts counts by the part of its time inside.
+    """
+    part = _part_inside(records.iterations, inside_s)
+    duration_s = _column(records.iterations, "duration_s")
+    busy_joules = 0.0
+    for rows in _pieces(len(part)):
+        # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
+        seconds = np.where(duration_s[rows] > 0, duration_s[rows], 1.0)
+        shape = iteration_shape(records.iterations.iloc[rows])
+        joules = energy_joules(power, model, shape, seconds, num_devices=num_devices_per_replica)
+        busy_joules += float(np.dot(joules, part[rows]))
+    replica_s = records.num_replicas * window.duration_s
+    idle_s = max(replica_s - float(inside_s.sum()), 0.0)
+    return EnergyUse(
+        busy_joules=busy_joules,
+        idle_joules=idle_joules(power, idle_s, num_devices=num_devices_per_replica),
+        device_s=num_devices_per_replica * replica_s,
+    )
 
 
 def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
@@ -109,6 +150,12 @@ def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
 def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
     """The table's columns as the hardware model wants them, one value an iteration."""
     return IterationShape(**{name: _column(iterations, name) for name in IterationShape._fields})
+
+
+def _part_inside(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each iteration, the share of its time that lies in the window; 0 for one without any time."""
+    duration_s = _column(iterations, "duration_s")
+    return np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
 
 
 def _column(table: pd.DataFrame, name: str) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from experiments.cli import main
 from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
-from experiments.simulate import build_run
+from experiments.simulate import build_run, build_scenario
 from sim.simulation import Simulation
 from sim.workload.arrivals import Poisson
 
@@ -113,11 +113,17 @@ def test_every_policy_choice_runs(group):
         assert scenario.run(source).summary["requests"]["finished"] == 10, choice
 
 
+WHOLE_PROMPTS_FIRST = ("vllm_v0", "sglang", "tgi")
+FIXED_BATCHES = ("static", "faster_transformer", "hf_static")
+
+
 @pytest.mark.parametrize("engine", choices("engine"))
 def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
     own = build(*SMALL, f"engine={engine}")[0].batching
-    expected = {"vllm": "Chunked", "vllm_v0": "PrefillFirst", "sglang": "PrefillFirst", "static": "Static"}
-    assert type(own).__name__ == expected[engine]
+    if engine.startswith(WHOLE_PROMPTS_FIRST):
+        assert type(own).__name__ == "PrefillFirst"
+    else:
+        assert type(own).__name__ == ("Static" if engine in FIXED_BATCHES else "Chunked")
     asked_for = build(*SMALL, f"engine={engine}", "batching=chunked", "caching=paged")[0]
     assert type(asked_for.batching).__name__ == "Chunked"
 
@@ -130,7 +136,12 @@ def test_every_hardware_runs_a_small_model(hardware):
 
 @pytest.mark.parametrize("model", [name for name in choices("model") if name != "hf"])
 def test_every_model_runs_on_hardware_that_holds_it(model):
-    scenario, source, _ = build(*SMALL, f"model={model}", "hardware=mi300x")
+    """On 8 devices, cut as far as its heads allow; what that leaves is a pipeline."""
+    asked = (*SMALL, f"model={model}", "hardware=mi300x")
+    spec = build_scenario(SOURCE.compose(list(asked))).model
+    tensor = max(size for size in (1, 2, 4, 8) if spec.divides(size))
+    layout = (f"tensor_parallel_size={tensor}", f"pipeline_parallel_size={8 // tensor}")
+    scenario, source, _ = build(*asked, *layout)
     assert scenario.run(source).summary["requests"]["finished"] == 60
 
 
@@ -169,7 +180,13 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["caching.watermark=1"], "caching.watermark=1: must be >= 0 and < 1"),
         (["batching.max_num_batched_tokens=0"], "batching.max_num_batched_tokens=0: must be >= 1"),
         (["tensor_parallel_size=3"], "tensor_parallel_size=3: must divide"),
-        (["tensor_parallel_size=0"], "tensor_parallel_size=0: must be >= 1"),
+        (["tensor_parallel_size=0"], "tensor_parallel_size=0: must be a whole number >= 1"),
+        (["pipeline_parallel_size=33"], "pipeline_parallel_size=33: must be <= 32, the layers of"),
+        (["expert_parallel_size=2"], "expert_parallel_size=2: must divide the 1 devices of a stage"),
+        (
+            ["tensor_parallel_size=2", "expert_parallel_size=2"],
+            "expert_parallel_size=2: llama-3.1-8b has no experts",
+        ),
         (["replicas=0"], "replicas=0: must be >= 1"),
         (["seed=-1"], "seed=-1: must be >= 0"),
         (["sim.until_s=0"], "sim.until_s=0: must be > 0 s"),
@@ -272,3 +289,31 @@ def test_a_single_run_reads_its_trace_once(monkeypatch, tmp_path):
     monkeypatch.setattr(Poisson, "times_s", lambda *a, **k: reads.append(1) or source(*a, **k))
     assert run(tmp_path, monkeypatch, f"hydra.run.dir={tmp_path}/out", "output.report=false") == 0
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_leaping_changes_nothing_behind_a_frontend_and_an_overlapped_host(overlapped):
+    engine = (f"engine.host.overlapped={overlapped}", "engine.frontend_s=0.003")
+    leapt, stepped = (
+        scenario.run(source).requests
+        for scenario, source, _ in (build(*SMALL, *engine, f"sim.leap={leap}") for leap in (True, False))
+    )
+    assert leapt.equals(stepped)
+
+
+def test_a_frontend_adds_its_time_to_the_first_token_of_an_idle_engine():
+    with_it, without = (
+        scenario.run(source).requests["ttft_s"][0]
+        for scenario, source, _ in (build(*SMALL, f"engine.frontend_s={s}") for s in (0.01, 0))
+    )
+    assert with_it - without == pytest.approx(0.01)
+
+
+def test_an_overlapped_host_sees_arrivals_a_step_later():
+    """No host time at all and room for everything: a request waits for half a step, or for one more."""
+    none = ("engine.host.iteration_s=0", "engine.host.sequence_s=0", "engine.frontend_s=0")
+    waits = {}
+    for overlapped in (True, False):
+        scenario, source, _ = build(*SMALL[:2], *none, f"engine.host.overlapped={overlapped}")
+        waits[overlapped] = scenario.run(source).requests["queue_s"].mean()
+    assert waits[True] > 2 * waits[False] > 0

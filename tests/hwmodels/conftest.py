@@ -1,4 +1,4 @@
-"""Presets of the project's own configuration, built as Hydra would build them."""
+"""Presets of the project's own configuration, built as Hydra builds them, and what many tests ask about."""
 
 from pathlib import Path
 
@@ -6,11 +6,69 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from hwmodels.device import Device
+from hwmodels.interconnect import Link
+from hwmodels.iteration import IterationShape, causal_pairs
+from hwmodels.layout import ParallelLayout
+from hwmodels.roofline import Roofline
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+KINDS = {
+    "dense": ("llama3_1_8b", "h100_sxm", {}),
+    "tp": ("llama3_1_70b", "h100_sxm", {"tensor_parallel_size": 8}),
+    "sp": ("llama3_1_70b", "h100_sxm", {"tensor_parallel_size": 4, "sequence_parallel": True}),
+    "pp": ("qwen3_8b", "l40s", {"pipeline_parallel_size": 3, "num_micro_batches": 5}),
+    "tp pp": ("llama3_1_70b", "h100_sxm", {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}),
+    "cp": ("llama3_1_8b", "h100_sxm", {"context_parallel_size": 4}),
+    "window": ("gemma3_27b", "h100_sxm", {"tensor_parallel_size": 2}),
+    "moe window": ("gpt_oss_20b", "h100_sxm", {}),
+    "moe dp": ("qwen3_30b_a3b", "h100_sxm", {"attention_data_parallel_size": 4}),
+    "moe cp ep": (
+        "qwen3_30b_a3b",
+        "h100_sxm",
+        {"tensor_parallel_size": 4, "context_parallel_size": 4, "expert_parallel_size": 16},
+    ),
+    "mla": ("deepseek_v2_lite", "h100_sxm", {}),
+    "mla dp ep": (
+        "deepseek_r1",
+        "h200_sxm",
+        {"attention_data_parallel_size": 8, "expert_parallel_size": 8},
+    ),
+    "dsa": ("glm_5", "b200_sxm", {"tensor_parallel_size": 8}),
+    "hybrid": (
+        "qwen3_5_397b_a17b",
+        "b200_sxm",
+        {"tensor_parallel_size": 2, "attention_data_parallel_size": 4, "expert_parallel_size": 8},
+    ),
+}
+"""Every kind of model and of layout at least once: preset of the model, of the device, layout."""
 
 
 def build_preset(path: Path):
-    return instantiate(OmegaConf.load(path), _convert_="all")
+    node = OmegaConf.load(path)
+    node.pop("defaults", None)  # the calibration that a device brings along
+    return instantiate(node, _convert_="all")
+
+
+def _make_shape(contexts=(), chunks=(), completed=True):
+    """Decodes with these contexts and chunks of (new, cached) tokens; completed: they end their prompts."""
+    new = [n for n, _ in chunks]
+    return IterationShape(
+        decode_seqs=len(contexts),
+        decode_context_tokens=sum(contexts),
+        prefill_seqs=len(chunks),
+        prefill_tokens=sum(new),
+        prefill_pairs=sum(causal_pairs(n, c) for n, c in chunks),
+        prefill_context_tokens=sum(n + c for n, c in chunks),
+        sampled_seqs=len(contexts) + (len(chunks) if completed else 0),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_shape():
+    """IterationShape of (contexts of decodes, (new, cached) of chunks)."""
+    return _make_shape
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +81,38 @@ def models():
 def devices():
     """Device by preset name."""
     return {p.stem: build_preset(p) for p in (CONFIGS / "hardware").glob("*.yaml")}
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request, models, devices):
+    """Settings of a Roofline: every kind of model and of layout, one after the other."""
+    model, device, layout = KINDS[request.param]
+    return {"model": models[model], "device": devices[device], "layout": ParallelLayout(**layout)}
+
+
+@pytest.fixture(scope="session")
+def roofline(kind):
+    """The Roofline of each kind."""
+    return Roofline(**kind)
+
+
+@pytest.fixture(scope="session")
+def toy_device():
+    """Round figures: 1e15 FLOP/s, 1e12 bytes/s, 100 SMs, 8 a node, 1e11 bytes/s in the node, 1e10 between."""
+    return Device(
+        name="toy",
+        memory_bytes=64 * 2.0**30,
+        memory_bandwidth_bytes_per_s=1e12,
+        peak_flops_per_s={"bf16": 1e15, "fp16": 1e15},
+        num_sms=100,
+        l2_bytes=50e6,
+        tdp_w=500,
+        idle_w=50,
+        pcie=Link(name="PCIe", bandwidth_bytes_per_s=2e10, latency_s=2e-6),
+        scale_up=Link(name="NVLink", bandwidth_bytes_per_s=1e11, latency_s=1e-6),
+        inter_node=Link(name="InfiniBand", bandwidth_bytes_per_s=1e10, latency_s=1e-5),
+        gpus_per_node=8,
+        price_usd_per_hour=1.0,
+        price_source="test, 2026",
+        source="test",
+    )

@@ -1,10 +1,10 @@
-"""What a Device and an Efficiency refuse."""
+"""What a Device refuses."""
 
 import math
 
 import pytest
 
-from hwmodels.device import Device, Efficiency
+from hwmodels.device import Device
 from hwmodels.interconnect import Link
 
 PCIE = Link(name="PCIe 4.0 x16", bandwidth_bytes_per_s=32e9, latency_s=2.5e-6)
@@ -18,7 +18,9 @@ def make_device(**given):
         "memory_bandwidth_bytes_per_s": 2e12,
         "peak_flops_per_s": {"bf16": 312e12},
         "num_sms": 108,
+        "l2_bytes": 40 * 2**20,
         "tdp_w": 400,
+        "idle_w": 55,
         "pcie": PCIE,
         "price_usd_per_hour": 1.5,
         "price_source": "test",
@@ -42,6 +44,9 @@ def test_devices_talk_over_pcie_where_there_is_no_better_link():
             "memory_bandwidth_bytes_per_s=nan: must be a finite number > 0 bytes/s",
         ),
         ({"tdp_w": math.inf}, "tdp_w=inf: must be a finite number > 0 W"),
+        ({"l2_bytes": 0}, "l2_bytes=0: must be a finite number > 0 bytes"),
+        ({"idle_w": math.nan}, "idle_w=nan: must be a finite number >= 0 W"),
+        ({"idle_w": 400}, "idle_w=400: must be below tdp_w=400 W"),
         ({"num_sms": math.nan}, "num_sms=nan: must be a whole number >= 1"),
         ({"gpus_per_node": 0}, "gpus_per_node=0: must be a whole number >= 1"),
         ({"peak_flops_per_s": {"bf61": 1e12}}, "peak_flops_per_s.bf61: unknown dtype; known: fp32"),
@@ -66,13 +71,8 @@ def test_device_rejects_more_ranks_than_a_node_has():
         make_device().check_node_holds(16)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.01, -0.5, math.nan])
-def test_efficiency_rejects_shares_outside_zero_to_one(value):
-    with pytest.raises(ValueError, match=f"gemm_flops_share={value}: must be a share"):
-        Efficiency(gemm_flops_share=value)
-
-
-@pytest.mark.parametrize("value", [-1e-6, math.nan, math.inf])
-def test_efficiency_rejects_seconds_that_are_negative_or_not_finite(value):
-    with pytest.raises(ValueError, match=f"kernel_s={value}: must be a finite number >= 0 s"):
-        Efficiency(kernel_s=value)
+def test_a_device_before_ampere_computes_bf16_checkpoints_in_fp16():
+    turing = make_device(name="T4", peak_flops_per_s={"fp16": 65e12})
+    assert turing.compute_dtype("bf16") == turing.compute_dtype("fp16") == "fp16"
+    with pytest.raises(ValueError, match="dtype=fp32: T4 does not compute in it; it has fp16"):
+        turing.compute_dtype("fp32")

@@ -30,6 +30,7 @@ def _make_core(
     num_blocks=100,
     block_size=4,
     watermark=0.0,
+    presume_cached=False,
     max_num_seqs=8,
     max_model_len=4096,
 ):
@@ -39,7 +40,9 @@ def _make_core(
     return EngineCore(
         batching=batching or Chunked(),
         scheduling=scheduling or Fcfs(),
-        pool=Paged(block_size=block_size, watermark=watermark).pool(num_blocks),
+        pool=Paged(block_size=block_size, watermark=watermark, presume_cached=presume_cached).pool(
+            num_blocks
+        ),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
     )

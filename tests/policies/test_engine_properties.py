@@ -103,12 +103,16 @@ def check_block_ids(core, plan):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed):
+@given(st.integers(0, 2**32), st.booleans())
+def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed, presume_cached):
     rng = random.Random(seed)
     num_blocks = rng.randint(4, 14)
     core = make_core(
-        batching=Whim(rng), num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=rng.randint(1, 6)
+        batching=Whim(rng),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=rng.randint(1, 6),
+        presume_cached=presume_cached,
     )
     naive = Naive()
     num_requests = finished = aborted = 0
@@ -130,6 +134,9 @@ def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed):
             continue
         for seq in plan.preempted:
             naive.computed[seq.request_id] = 0
+        if presume_cached:
+            for seq in plan.admitted:
+                naive.computed[seq.request_id] = (seq.num_prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         check_block_ids(core, plan)
         assert plan.num_decode_context_tokens == sum(seq.num_known for seq in plan.decodes)
         ended = naive.run(plan.tokens_by_request)

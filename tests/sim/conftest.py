@@ -190,6 +190,8 @@ class World:
     think_s: float = 0.0
     patience_s: float | None = None
     until_s: float | None = None
+    frontend_s: float = 0.0
+    plans_ahead: bool = False
     on_end: Callable[[int], None] | None = None
     """Called with the number of requests that have ended, whenever one more has."""
 
@@ -219,6 +221,8 @@ class World:
             routing=self.routing(),
             leap=leap,
             until_s=self.until_s,
+            frontend_s=self.frontend_s,
+            plans_ahead=self.plans_ahead,
         )
         return Flown(simulation.run(report), cores, source)
 
@@ -275,7 +279,11 @@ def draw_worlds(draw):
         asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(batching),
         scheduling=draw(st.sampled_from([Fcfs(), Priority()])),
-        paged=Paged(block_size=block_size, watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))),
+        paged=Paged(
+            block_size=block_size,
+            watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.3])),
+            presume_cached=draw(st.sampled_from([False, False, True])),
+        ),
         num_blocks=num_blocks,
         max_num_seqs=draw(st.integers(2 if storm else 1, 8)),
         max_model_len=draw(st.sampled_from([4096, 4096, 90, 30])),
@@ -286,6 +294,8 @@ def draw_worlds(draw):
         think_s=draw(st.integers(0, 8)) * tick_s / 2,
         patience_s=draw(st.none() | st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2)),
         until_s=draw(st.none() | st.none() | st.integers(1, 300).map(lambda n: n * tick_s / 2)),
+        frontend_s=draw(st.just(0.0) | st.integers(0, 5).map(lambda n: n * tick_s / 2)),
+        plans_ahead=draw(st.booleans()),
     )
 
 

@@ -88,10 +88,9 @@ def test_leap_equals_step_on_a_roofline(data, worlds, same_records, roofline):
 
 @pytest.fixture(scope="module")
 def roofline():
-    model, device = (
-        instantiate(OmegaConf.load(CONFIGS / path), _convert_="all")
-        for path in ("model/smollm2_135m.yaml", "hardware/l4.yaml")
-    )
+    nodes = [OmegaConf.load(CONFIGS / path) for path in ("model/smollm2_135m.yaml", "hardware/l4.yaml")]
+    nodes[1].pop("defaults")  # the calibration that a device brings along
+    model, device = (instantiate(node, _convert_="all") for node in nodes)
     return Roofline(model=model, device=device)
 
 
@@ -154,6 +153,68 @@ def test_an_arrival_is_seen_at_the_first_boundary_not_before_it(
     assert requests.scheduled_s[1] == seen_at_ticks * TICK_S
     assert requests.first_token_s[1] == (seen_at_ticks + 1) * TICK_S
     assert requests.finished_s[0] == 30 * TICK_S
+
+
+@pytest.mark.parametrize(
+    ("arrival_ticks", "seen_at_ticks"),
+    [
+        (4.5, 6),  # in the middle of an iteration: behind it, and behind the one that is planned already
+        (5.0, 6),  # at the very end of one: behind the next
+        (5.0 + 1e-9, 7),
+        (29.5, 30),  # the last iteration runs and nothing is planned
+        (30.0, 30),
+        (31.5, 31.5),  # the engine is idle: at once
+    ],
+)
+def test_an_engine_that_plans_ahead_sees_an_arrival_one_iteration_later(
+    make_world, ask, same_records, arrival_ticks, seen_at_ticks
+):
+    world = make_world(ask(0.0, 4, 30), ask(arrival_ticks * TICK_S, 4, 2), plans_ahead=True)
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.scheduled_s.tolist() == [0.0, seen_at_ticks * TICK_S]
+    assert requests.first_token_s[1] == (seen_at_ticks + 1) * TICK_S
+    assert requests.finished_s[0] == 30 * TICK_S
+
+
+def test_a_frontend_delays_the_first_token_and_no_other(make_world, ask, same_records):
+    """It knows the request at 2.5 ticks; 4 iterations. The next, to an idle engine, waits 2.5 ticks, too."""
+    world = make_world(ask(0.0, 4, 4), ask(10 * TICK_S, 4, 1), frontend_s=2.5 * TICK_S)
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.arrival_s.tolist() == [0.0, 10 * TICK_S]
+    assert requests.scheduled_s.tolist() == [2.5 * TICK_S, 12.5 * TICK_S]
+    assert requests.first_token_s.tolist() == [3.5 * TICK_S, 13.5 * TICK_S]
+    assert requests.finished_s.tolist() == [6.5 * TICK_S, 13.5 * TICK_S]
+
+
+def test_behind_the_frontend_a_request_waits_for_the_plan_made_ahead(make_world, ask, same_records):
+    """The first runs from tick 3 on: boundaries are whole ticks. The second, sent at 3.75, is known at 6.75,
+    in the iteration that ends at 7, with the one up to 8 planned."""
+    world = make_world(ask(0.0, 4, 30), ask(3.75 * TICK_S, 4, 2), frontend_s=3 * TICK_S, plans_ahead=True)
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.scheduled_s.tolist() == [3 * TICK_S, 8 * TICK_S]
+
+
+def test_a_closed_loop_waits_for_the_frontend_each_time(make_world, ask, same_records):
+    """One user, two requests of 3 tokens: 1 + 3 ticks, one of thinking, 1 + 3 ticks."""
+    world = make_world(
+        ask(0.0, 4, 3), ask(0.0, 4, 3), num_users=1, think_s=TICK_S, frontend_s=TICK_S, plans_ahead=True
+    )
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.finished_s.tolist() == [4 * TICK_S, 9 * TICK_S]
+
+
+def test_a_request_that_can_never_be_served_is_rejected_on_arrival(make_world, ask, same_records):
+    """No frontend's time, no plan made ahead: the record closes at once."""
+    world = make_world(
+        ask(0.0, 4, 30),
+        ask(4.5 * TICK_S, 50, 2),
+        max_model_len=40,
+        frontend_s=TICK_S,
+        plans_ahead=True,
+    )
+    requests = assert_leap_equals_step(world, same_records).records.requests
+    assert requests.status.tolist() == ["finished", "rejected"]
+    assert requests.finished_s[1] == 4.5 * TICK_S
 
 
 def test_a_second_arrival_can_cut_a_leap_shorter_but_never_longer(make_world, ask, same_records):

@@ -1,0 +1,165 @@
+"""`windtunnel calibrate`: from measured operators of a device to the parameters of its hardware model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import hydra
+import pandas as pd
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from experiments.build import build_as
+from experiments.calibrate.fit import (
+    error_table,
+    fit_calibration,
+    fitted_curves,
+    fitted_figures,
+    residuals,
+)
+from experiments.calibrate.operators import OPERATORS
+from experiments.calibrate.residual_plots import drawn, residual_figure, write_page
+from experiments.calibrate.tables import Measured, read_tables
+from experiments.calibrate.yaml_file import calibration_yaml
+from experiments.config_groups import CONFIG_DIR
+from hwmodels.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.operators.gemm import GemmCurve
+
+COLUMNS = {
+    "rows fitted": "fitted_rows",
+    "median": "fitted_median",
+    "p90": "fitted_p90",
+    "bias": "fitted_bias",
+    "rows kept back": "rows",
+    "answered": "coverage",
+    "median ": "median",
+    "p90 ": "p90",
+    "bias ": "bias",
+}
+"""Of the printed table, and the keys of `error_table` that they show."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateSettings:
+    """Settings of `windtunnel calibrate`."""
+
+    hardware: Device
+    ops: str
+    out: str
+    report: str | None = None
+    gpu: str | None = None
+    """As the tables' column gpu has it; null: by the names of the presets."""
+    compute_capability: str | None = None
+    """sm80, sm90, ...; null: by the kernels that the rows name."""
+    source: str | None = None
+    """Who measured; null: the folder's name."""
+
+    def __post_init__(self) -> None:
+        for name in ("out", "report"):
+            value = getattr(self, name)
+            if value is not None and not Path(value).resolve().parent.is_dir():
+                raise ValueError(f"{name}={value}: no folder {Path(value).resolve().parent}")
+        if self.compute_capability is not None:
+            GemmCurve(compute_capability=self.compute_capability)  # raises for one that it does not know
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises ConfigError for settings and for tables that cannot be right."""
+    _read(_settings(cfg))
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="calibrate")
+def main(cfg: DictConfig) -> None:
+    """Fit, write, print."""
+    settings = _settings(cfg)
+    tables, device, console = _read(settings), settings.hardware, Console()
+    num_rows = sum(len(table.sound) for table in tables.values())
+    if not console.is_terminal:
+        console.width = 100  # a file or a pipe: what the tables were made for
+    calibration = fit_calibration(
+        tables,
+        device,
+        compute_capability=settings.compute_capability,
+        source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
+    )
+    lines = {name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()}
+    figures = {name: error_table(found) for name, found in lines.items()}
+    for name, found in figures.items():
+        console.print(printed(OPERATORS[name].title, found))
+    notes = remarks(tables, calibration)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+    count = len(fitted_figures(calibration))
+    description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured calls of operators"
+    text = calibration_yaml(calibration, fitted_curves(tables), description)
+    Path(settings.out).write_text(text, encoding="utf-8")
+    console.print(settings.out, style="dim", soft_wrap=True, highlight=False)
+    if settings.report is not None:
+        _write_report(Path(settings.report), device, lines, figures, notes)
+        console.print(settings.report, style="dim", soft_wrap=True, highlight=False)
+
+
+def _settings(cfg: DictConfig) -> CalibrateSettings:
+    # Every hardware preset brings the calibration that it has now; the fit does not start from it.
+    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("hydra", "calibration")])
+    settings: CalibrateSettings = build_as(CalibrateSettings, given, "")
+    return settings
+
+
+def _read(settings: CalibrateSettings) -> dict[str, Measured]:
+    return read_tables(Path(settings.ops), settings.hardware, settings.gpu)
+
+
+def source_of(num_rows: int, source: str) -> str:
+    """What the calibration says of its measurements."""
+    kept_back = "one group of shapes in four kept back for validation"
+    return f"{source}; {num_rows:,} rows, {kept_back}; fitted {date.today().isoformat()}"
+
+
+def remarks(tables: Mapping[str, Measured], calibration: Calibration) -> list[str]:
+    """What the figures alone do not say."""
+    count = len(fitted_figures(calibration))
+    notes = [f"{count} figures fitted to {calibration.measured_on}, errors in percent of the measured time."]
+    missing = [OPERATORS[name].title for name in OPERATORS if name not in tables]
+    if missing:
+        notes.append(f"No rows of this device, defaults kept: {', '.join(missing)}.")
+    return notes + [
+        f"{OPERATORS[name].title}: {t.caveat}; left out." for name, t in tables.items() if t.caveat
+    ]
+
+
+def printed(title: str, figures: pd.DataFrame) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table.add_column("data type", no_wrap=True)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for line in figures.to_dict("records"):
+        table.add_row(line["data_type"], *(shown(key, line[key]) for key in COLUMNS.values()))
+    return table
+
+
+def shown(key: str, value: float) -> str:
+    if pd.isna(value):
+        return ""
+    return (
+        f"{value:,.0f}" if key.endswith("rows") else f"{value:.0%}" if key == "coverage" else f"{value:.1f}"
+    )
+
+
+def _write_report(
+    path: Path,
+    device: Device,
+    lines: Mapping[str, pd.DataFrame],
+    figures: Mapping[str, pd.DataFrame],
+    notes: list[str],
+) -> None:
+    sections = {}
+    for name, found in lines.items():
+        table = figures[name].round(2).to_html(index=False, border=0)
+        sections[OPERATORS[name].title] = table + drawn(residual_figure(found, OPERATORS[name].size_label))
+    write_page(path, f"Calibration of {device.name}", " ".join(notes), sections)

@@ -1,0 +1,108 @@
+"""Predicted against measured times, as figures and as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+from plotly.subplots import make_subplots
+
+from experiments.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+
+MAX_POINTS = 2000
+"""Of each colour in each figure."""
+
+_PAGE = Template(
+    """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>$title</title>
+<style>
+body { max-width: 1100px; margin: 24px auto; padding: 0 20px; color: #1f2733; }
+body { font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 24px; } h2 { font-size: 18px; margin-top: 36px; }
+table { border-collapse: collapse; } td, th { padding: 2px 12px; text-align: right; font-weight: 400; }
+th:first-child { text-align: left; } thead th { color: #647084; border-bottom: 1px solid #e1e5ec; }
+</style>
+<script>$plotly</script>
+</head>
+<body>
+<h1>$title</h1>
+<p>$introduction</p>
+$sections
+</body>
+</html>
+"""
+)
+
+
+def write_page(path: Path, title: str, introduction: str, sections: Mapping[str, str]) -> None:
+    """One HTML file that opens offline. sections: HTML by heading."""
+    body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
+    page = _PAGE.substitute(
+        title=html.escape(title),
+        introduction=html.escape(introduction),
+        sections=body,
+        plotly=get_plotlyjs(),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def drawn(figure: go.Figure) -> str:
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+
+
+def residual_figure(lines: pd.DataFrame, size_label: str, seed: int = 0) -> go.Figure:
+    """Left: predicted against measured. Right: error against size, with medians by factors of 4 in size.
+
+    lines: of `experiments.calibrate.fit.residuals`; those without an answer are not drawn.
+    """
+    answered = lines[lines["predicted_s"].notna()]
+    error = 100 * (answered["predicted_s"] / answered["measured_s"] - 1)
+    figure = make_subplots(1, 2, subplot_titles=["predicted against measured, us", "error, %"])
+    for name, colour, part in (
+        ("fitted", BLUE, answered[~answered["validation"]]),
+        ("validation", ORANGE, answered[answered["validation"]]),
+    ):
+        shown = part.sample(min(len(part), MAX_POINTS), random_state=seed)
+        marker = {"color": colour, "size": 3, "opacity": 0.4}
+        common = {"mode": "markers", "marker": marker, "name": name, "legendgroup": name}
+        figure.add_scatter(
+            x=1e6 * shown["measured_s"], y=1e6 * shown["predicted_s"], text=shown["data_type"], **common
+        )
+        figure.add_scatter(
+            x=shown["size"],
+            y=error[shown.index],
+            text=shown["data_type"],
+            showlegend=False,
+            row=1,
+            col=2,
+            **common,
+        )
+    limits = 1e6 * answered["measured_s"].agg(["min", "max"]).to_numpy()
+    equal = {"mode": "lines", "line": LIMIT, "showlegend": False, "hoverinfo": "skip"}
+    figure.add_scatter(x=limits, y=limits, row=1, col=1, **equal)
+    steps = np.floor(np.log2(answered["size"].to_numpy(dtype=np.float64)) / 2)
+    medians = error.groupby(steps).median()
+    figure.add_scatter(
+        x=2.0 ** (2 * medians.index.to_numpy() + 1),
+        y=medians,
+        mode="lines",
+        line={"color": GREY, "width": 2},
+        name="median error",
+        row=1,
+        col=2,
+    )
+    figure.update_xaxes(type="log")
+    figure.update_xaxes(title="measured, us", row=1, col=1)
+    figure.update_xaxes(title=size_label, row=1, col=2)
+    figure.update_yaxes(type="log", title="predicted, us", row=1, col=1)
+    figure.update_yaxes(range=[-100, 150], row=1, col=2)
+    return styled(figure, height_px=420)

@@ -1,0 +1,112 @@
+"""Reading the measured tables of one device, and refusing what cannot be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
+from experiments.config_groups import CONFIG_DIR, find_groups
+from experiments.errors import ConfigError, suggest
+from experiments.score.presets import NotSimulatedError, plain, preset
+from hwmodels.device import Device
+
+LEAST_SHARE = 0.5
+"""A row that took less than this share of the shortest possible time has another unit than it should."""
+
+
+class Measured(NamedTuple):
+    """What one table says of the device."""
+
+    rows: Rows
+    """Columns as numpy arrays."""
+    sound: Bools
+    """False: faster than the data sheet allows; neither fitted nor counted as predicted."""
+    caveat: str
+    """About those rows; empty: there are none."""
+
+
+def read_tables(ops: Path, device: Device, gpu: str | None = None) -> dict[str, Measured]:
+    """The rows of the device in each of its tables that the folder has, by name of the operator.
+
+    gpu: what the column gpu calls it; None: whatever stands for the preset of that device.
+    Raises ConfigError naming file, row, and column.
+    """
+    if not ops.is_dir():
+        raise ConfigError(f"ops={ops}: no such folder")
+    paths = {name: ops / f"{name}.parquet" for name in OPERATORS}
+    tables = {name: read(path, OPERATORS[name]) for name, path in paths.items() if path.exists()}
+    if not tables:
+        known = ", ".join(path.name for path in paths.values())
+        raise ConfigError(f"ops={ops}: none of the tables is there: {known}")
+    names = {name for table in tables.values() for name in table["gpu"].unique().tolist()}
+    ours = {name for name in names if (name == gpu if gpu is not None else is_called(device, name))}
+    if not ours:
+        asked = device.name if gpu is None else gpu
+        raise ConfigError(f"ops={ops}: no rows of {asked}; {suggest(asked, sorted(names))}; give gpu=NAME")
+    chosen = {name: table[table["gpu"].isin(ours)] for name, table in tables.items()}
+    return {
+        name: checked(paths[name], table, OPERATORS[name], device)
+        for name, table in chosen.items()
+        if len(table)
+    }
+
+
+def is_called(device: Device, gpu: str) -> bool:
+    """Whether a table's name of a GPU stands for the device: by the preset of that name, or by its own."""
+    try:
+        choice = preset("hardware", gpu)
+    except NotSimulatedError:
+        return plain(gpu) == plain(device.name)
+    files = {found.name: found.file for found in find_groups([CONFIG_DIR])["hardware"]}
+    return bool(OmegaConf.select(OmegaConf.load(files[choice]), "name") == device.name)
+
+
+def read(path: Path, operator: Operator) -> pd.DataFrame:
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"ops: {path}: cannot be read: {error}") from error
+    for name in operator.columns:
+        if name not in table:
+            raise ConfigError(f"ops: {path}: no column {name}; {suggest(name, map(str, table.columns))}")
+    for name, value in operator.optional.items():
+        table[name] = table[name].fillna(value) if name in table else value
+    return table
+
+
+def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device) -> Measured:
+    """The table as arrays. Raises ConfigError."""
+    for name in (*operator.sizes, "latency_us"):
+        values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        refuse(path, table, ~(np.isfinite(values) & (values > 0)), name, "must be a finite number > 0")
+    rows = {name: table[name].fillna("").to_numpy(dtype=str) for name in ("id", "gpu", *operator.choices)}
+    for name, allowed in operator.choices.items():
+        if allowed:
+            wrong = ~np.isin(rows[name], allowed)
+            refuse(path, table, wrong, name, f"must be one of {', '.join(filter(None, allowed))}")
+    rows |= {
+        name: table[name].to_numpy(dtype=np.float64 if name == "latency_us" else np.int64)
+        for name in (*operator.sizes, *operator.optional, "latency_us")
+    }
+    least_us = 1e6 * operator.least_seconds(rows, device)
+    share = rows["latency_us"] / np.maximum(least_us, 1e-9)
+    worst = int(np.argmin(share))
+    found = f"id={rows['id'][worst]}: latency_us={rows['latency_us'][worst]:g}"
+    reason = f"{found}: {device.name} cannot do it in less than {least_us[worst]:.4g} us"
+    if share[worst] < LEAST_SHARE:
+        raise ConfigError(f"ops: {path}: {reason}, says its data sheet; is the unit us?")
+    sound = share >= 1
+    caveat = f"{(~sound).sum():,} rows faster than the data sheet allows, such as {reason}"
+    return Measured(rows, sound, "" if sound.all() else caveat)
+
+
+def refuse(path: Path, table: pd.DataFrame, wrong: Bools, name: str, rule: str) -> None:
+    """Raise ConfigError for the first wrong row."""
+    if wrong.any():
+        row = table.iloc[int(np.argmax(wrong))]
+        raise ConfigError(f"ops: {path}: id={row['id']}: {name}={row[name]}: {rule}")

@@ -1,0 +1,84 @@
+"""A calibration as a file of the config group `calibration`, every figure with its meaning beside it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hwmodels.calibration import Calibration
+
+MAX_WIDTH = 120
+
+
+def calibration_yaml(calibration: Calibration, curves: Sequence[str], description: str) -> str:
+    """The text of the file. curves: those that were fitted; the others are left to their defaults."""
+    lines = [
+        f"# {description}",
+        "# Written by `windtunnel calibrate`; figures beside which nothing else is said were fitted.",
+        f"_target_: {path_of(Calibration)}",
+        f"measured_on: {quoted(str(calibration.measured_on))}",
+        *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
+    ]
+    for curve in curves:
+        lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
+    default = [field.name for field in fields(Calibration)[2:] if field.name not in curves]
+    lines.append(f"# Not measured, as by default: {', '.join(default)}")
+    return "\n".join(lines) + "\n"
+
+
+def curve_lines(curve: Any) -> Iterator[str]:
+    yield f"  _target_: {path_of(type(curve))}"
+    meanings, default = field_meanings(type(curve)), type(curve)()
+    for field in fields(curve):
+        value = getattr(curve, field.name)
+        by_default = isinstance(value, float) and value == getattr(default, field.name)
+        remark = "; default, no fitted row decides it" if by_default else ""
+        shown = figure(value) if isinstance(value, float) else str(value)
+        yield commented(f"  {field.name}: {shown}", meanings[field.name], remark)
+
+
+def commented(setting: str, meaning: str, remark: str) -> str:
+    """The meaning behind the setting, where `--help` looks for it: less of it where it is long."""
+    clauses = meaning.split("; ")
+    while len(clauses) > 1 and len(f"{setting}  # {'; '.join(clauses)}{remark}") > MAX_WIDTH:
+        clauses.pop()
+    return f"{setting}  # {'; '.join(clauses)}{remark}"
+
+
+def figure(value: float) -> str:
+    """Four digits, with an exponent of three: 2.431e-6."""
+    if value == 0 or 1e-2 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    rounded = float(f"{value:.4g}")
+    exponent = 3 * math.floor(math.log10(abs(rounded)) / 3)
+    return f"{rounded / 10**exponent:.4g}e{exponent}"
+
+
+def field_meanings(settings: type) -> dict[str, str]:
+    """The first sentence of the docstring below each field of a dataclass."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
+    assert isinstance(definition, ast.ClassDef)
+    meanings = {field.name: "" for field in fields(settings)}
+    for entry, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            text = (
+                below.value.value
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                else ""
+            )
+            meanings[entry.target.id] = " ".join(str(text).split()).split(". ")[0].rstrip(".")
+    return meanings
+
+
+def path_of(target: type) -> str:
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+def quoted(text: str) -> str:
+    """As a YAML string, whatever is in it."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,44 @@
+"""`windtunnel roofline`: where a model's prefill and decode lie under the roofline of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.build import build_as
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.roofline.chart import write_chart
+from experiments.roofline.survey import RooflineSettings, Survey, survey
+from experiments.roofline.tables import print_survey
+
+
+def build_survey(cfg: DictConfig) -> Survey:
+    """Raises ConfigError for whatever a user can mend."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    settings: RooflineSettings = build_as(RooflineSettings, own, "")
+    try:
+        return survey(settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises ConfigError for whatever a user can mend."""
+    build_survey(cfg)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="roofline")
+def main(cfg: DictConfig) -> None:
+    """Compute, print, draw."""
+    found = build_survey(cfg)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 100  # a file or a pipe: what the tables were made for
+    print_survey(found, console)
+    if found.settings.out is not None:
+        write_chart(Path(found.settings.out), found)
+        console.print(found.settings.out, style="dim", soft_wrap=True, highlight=False)

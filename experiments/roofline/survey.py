@@ -1,0 +1,181 @@
+"""What `windtunnel roofline` is asked for, and what it finds out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hwmodels.assembly.site import Lora
+from hwmodels.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.iteration import Explained, IterationShape
+from hwmodels.layout import ParallelLayout
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
+from hwmodels.memory import MemoryPlan, plan_memory
+from hwmodels.model_spec import ModelSpec
+from hwmodels.operating_point import (
+    LargestBatch,
+    OperatingPoint,
+    decode_shape,
+    largest_batch,
+    operating_point,
+    prefill_shape,
+)
+from hwmodels.precision import precision_notes
+from policies.batching import Batching
+from policies.caching.paged import Paged
+from policies.scheduling import Scheduling
+from sim.engine_profile import EngineProfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflineSettings:
+    """Settings of `windtunnel roofline`."""
+
+    model: ModelSpec
+    hardware: Device
+    engine: EngineProfile
+    batching: Batching
+    scheduling: Scheduling
+    caching: Paged
+    calibration: Calibration = field(default_factory=Calibration)
+    latency: LatencyLevel = field(default_factory=Calibrated)
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    sequence_parallel: bool = False
+    lora: Lora | None = None
+    batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
+    """Sequences in an iteration."""
+    context: int = 1024
+    """Tokens that each decoding sequence attends to."""
+    prompt: int = 2048
+    """Tokens of each prompt in a prefill."""
+    phase: Literal["decode", "prefill"] = "decode"
+    """Of the iteration whose operators are listed."""
+    batch_size: int | None = None
+    """Of that iteration; None: the middle one of batch_sizes (prefill: the first)."""
+    out: str | None = "roofline.html"
+    """The chart; None: none is written."""
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes:
+            raise ValueError("batch_sizes=[]: must name a size, for example batch_sizes=[1,8,32]")
+        if min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes={min(self.batch_sizes)}: must be >= 1 sequence")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: must be >= 1 sequence")
+        limit = self.model.max_position_embeddings
+        for name in ("context", "prompt"):
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: must be 1 to {limit} tokens, "
+                    f"the context of {self.model.name}"
+                )
+        if self.out is not None and not Path(self.out).resolve().parent.is_dir():
+            raise ValueError(f"out={self.out}: no folder {Path(self.out).resolve().parent}")
+        self.layout.check(self.model, self.hardware)
+
+    @property
+    def layout(self) -> ParallelLayout:
+        return ParallelLayout(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+            attention_data_parallel_size=self.attention_data_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+    @property
+    def replica(self) -> Replica:
+        return Replica(
+            model=self.model,
+            device=self.hardware,
+            layout=self.layout,
+            calibration=self.calibration,
+            host=self.engine.host,
+            cuda_graphs=self.engine.cuda_graphs,
+            kernels=self.engine.kernels,
+            lora=self.lora,
+        )
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one iteration: the batching policy's own limit, the engine's if it has none."""
+        limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
+        return limit
+
+    def plan_memory(self) -> MemoryPlan:
+        return plan_memory(
+            model=self.model,
+            device=self.hardware,
+            layout=self.layout,
+            gpu_memory_utilization=self.engine.gpu_memory_utilization,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.engine.max_num_seqs,
+            max_model_len=self.engine.max_model_len,
+            block_size=self.caching.block_size,
+            num_kv_blocks=self.engine.num_kv_blocks,
+            cuda_graphs=self.engine.cuda_graphs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """What was found out, to be printed and drawn."""
+
+    settings: RooflineSettings
+    memory: MemoryPlan
+    largest: LargestBatch
+    points: list[OperatingPoint]
+    explained: OperatingPoint
+    """The iteration whose operators are listed."""
+    operators: list[Explained]
+    compute_dtype: str
+    """Of most matrices; MFU refers to its peak."""
+    notes: list[str]
+
+
+def survey(settings: RooflineSettings) -> Survey:
+    """Raises ValueError where the model does not fit, or the level cannot price an iteration."""
+    memory = settings.plan_memory()
+    model = settings.latency.iteration_model(settings.replica)
+    sizes = settings.batch_sizes
+    # Prompts that exceed the token budget would be read in several iterations.
+    at_once = max(settings.max_num_batched_tokens // settings.prompt, 1)
+    shapes = [decode_shape(size, settings.context) for size in sizes]
+    within = sorted({size for size in sizes if size < at_once} | {at_once})
+    shapes += [prefill_shape(size, settings.prompt) for size in within]
+    chosen = _chosen_shape(settings)
+    notes = [
+        settings.latency.basis(settings.replica),
+        *settings.model.notes,
+        *precision_notes(settings.model, settings.hardware),
+    ]
+    beyond = [size for size in sizes if size > at_once]
+    if beyond:
+        notes.append(
+            f"No prefill of {', '.join(map(str, beyond))} prompts: more than the engine's "
+            f"{settings.max_num_batched_tokens:,} tokens an iteration."
+        )
+    return Survey(
+        settings=settings,
+        memory=memory,
+        largest=largest_batch(memory, settings.context, settings.engine.max_num_seqs),
+        points=[operating_point(model, shape) for shape in shapes],
+        explained=operating_point(model, chosen),
+        operators=model.explain(chosen),
+        compute_dtype=settings.replica.roofline(settings.calibration).compute_dtype,
+        notes=notes,
+    )
+
+
+def _chosen_shape(settings: RooflineSettings) -> IterationShape:
+    sizes = settings.batch_sizes
+    if settings.phase == "decode":
+        return decode_shape(settings.batch_size or sizes[len(sizes) // 2], settings.context)
+    return prefill_shape(settings.batch_size or sizes[0], settings.prompt)

@@ -1,0 +1,159 @@
+"""`windtunnel score`: simulate every row of a measured table, and say how far off we are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hydra
+import pandas as pd
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
+
+from experiments.build import build_as
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError, suggest
+from experiments.score import per_request, runs, silicon
+from experiments.score.presets import NotSimulatedError, preset
+from experiments.score.report import concurrency_band, errors_by_group, print_errors
+from experiments.score.table import read_table
+
+
+class Kind(NamedTuple):
+    """One kind of measured table."""
+
+    columns: tuple[str, ...]
+    positive: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """That are predicted, in the order of the output."""
+    groups: tuple[str, ...]
+    predict: Callable[[dict[str, Any], str], dict[str, float]]
+    rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
+    """From the table as read, and its path, to one row a prediction; None: it is so already."""
+
+
+KINDS = {
+    "silicon": Kind(
+        silicon.COLUMNS,
+        silicon.POSITIVE,
+        ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s_per_gpu"),
+        ("arch", "model", "gpu", "backend", "weights", "concurrency_band"),
+        silicon.predict,
+    ),
+    "experiments": Kind(
+        runs.COLUMNS,
+        runs.POSITIVE,
+        runs.METRICS,
+        ("set", "model", "gpu", "workload"),
+        runs.predict,
+    ),
+    "requests": Kind(
+        per_request.COLUMNS,
+        per_request.POSITIVE,
+        per_request.METRICS,
+        ("run",),
+        per_request.predict,
+        per_request.by_run,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSettings:
+    """Settings of `windtunnel score`."""
+
+    measured: str
+    out: str
+    kind: str = "silicon"
+    latency: str = "calibrated"
+    jobs: int | None = None
+    """Processes; null: one a core."""
+    where: str | None = None
+    """Only rows for which this holds, in the language of pandas' query."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind}: no such kind of table; {suggest(self.kind, KINDS)}")
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null for one a core")
+        if not Path(self.out).resolve().parent.is_dir():
+            raise ValueError(f"out={self.out}: no folder {Path(self.out).resolve().parent}")
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises ConfigError for settings and for tables that cannot be right."""
+    _read(_settings(cfg))
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="score")
+def main(cfg: DictConfig) -> None:
+    """Predict, write, print."""
+    settings = _settings(cfg)
+    GlobalHydra.instance().clear()  # the rows' presets are composed from here on
+    table, console = _read(settings), Console()
+    kind = KINDS[settings.kind]
+    columns = ["id", *kind.metrics, "status"]
+    predicted = pd.DataFrame(list(_predictions(settings, table, console))).reindex(columns=columns)
+    predicted.to_csv(settings.out, index=False)
+    renamed = predicted.rename(columns={metric: f"{metric}_predicted" for metric in kind.metrics})
+    scored = table.merge(renamed.drop(columns="status"), on="id")
+    if "concurrency" in scored:
+        scored["concurrency_band"] = scored["concurrency"].map(concurrency_band)
+    print_errors(errors_by_group(scored, kind.metrics, kind.groups), console)
+    reasons = predicted.loc[predicted["status"] != "ok", "status"].value_counts()
+    console.print(
+        f"{(predicted['status'] == 'ok').sum():,} of {len(predicted):,} rows predicted: {settings.out}"
+    )
+    for reason, count in reasons.items():
+        console.print(f"  {count:,} not: {reason}", highlight=False)
+
+
+def _settings(cfg: DictConfig) -> ScoreSettings:
+    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    settings: ScoreSettings = build_as(ScoreSettings, given, "")
+    try:
+        preset("latency", settings.latency)
+    except NotSimulatedError as error:
+        raise ConfigError(str(error)) from None
+    return settings
+
+
+def _read(settings: ScoreSettings) -> pd.DataFrame:
+    kind = KINDS[settings.kind]
+    table = read_table(Path(settings.measured), kind.columns, kind.positive)
+    if settings.where is not None:
+        try:
+            table = table.query(settings.where)
+        except Exception as error:  # pandas' query raises what the expression makes it raise
+            raise ConfigError(f"where={settings.where}: {error}") from error
+        if table.empty:
+            raise ConfigError(f"where={settings.where}: no row is left")
+    return table if kind.rows is None else kind.rows(table, Path(settings.measured))
+
+
+def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console) -> Iterator[dict[str, Any]]:
+    """One prediction a row, in the order of the table; the longest rows are begun first."""
+    rows = table.to_dict("records")
+    one = partial(predict_row, settings.kind, settings.latency)
+    jobs = min(settings.jobs or os.cpu_count() or 1, len(rows))
+    if jobs == 1:
+        yield from track(map(one, rows), total=len(rows), console=console, description=settings.kind)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        results = pool.map(one, rows, chunksize=8)
+        yield from track(results, total=len(rows), console=console, description=settings.kind)
+
+
+def predict_row(kind: str, latency: str, row: dict[str, Any]) -> dict[str, Any]:
+    """The row's id, its predictions and status ok, or no prediction and the reason as status."""
+    try:
+        return {"id": row["id"], **KINDS[kind].predict(row, latency), "status": "ok"}
+    except (NotSimulatedError, ValueError) as error:
+        return {"id": row["id"], "status": str(error)}

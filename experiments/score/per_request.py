@@ -1,0 +1,96 @@
+"""kind=requests: runs with every request's timestamps; columns as in vllm_requests/requests.csv.gz.
+
+The arrivals are replayed open loop with the output lengths that were forced. What the table does not say of a
+run (GPU, model, engine limits) stands in runs.csv beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.errors import ConfigError
+from experiments.score.presets import base_scenario
+from sim.metrics.summary import request_metrics
+from sim.scenario import Scenario
+from sim.workload.base import Source, WorkloadNotes
+from sim.workload.distributions import FloatArray, IntArray
+from sim.workload.table import TableSource
+
+COLUMNS = ("id", "run", "arrival_s", "input_tokens", "output_tokens")
+METRICS = ("ttft_mean_ms", "tpot_mean_ms", "e2e_mean_ms")
+POSITIVE = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "e2e_ms")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Replayed:
+    """A workload: the rows of a table."""
+
+    arrival_s: FloatArray
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        return TableSource(
+            arrival_s=self.arrival_s,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            notes=WorkloadNotes(),
+        )
+
+
+def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """One row a run: its settings from runs.csv, its requests as arrays, and the means that were measured."""
+    settings_path = path.parent / "runs.csv"
+    try:
+        settings = pd.read_csv(settings_path).set_index("run")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"measured={path}: its runs' settings, {settings_path}, cannot be read: {error}"
+        ) from error
+    rows = []
+    for run, requests in table.sort_values("arrival_s").groupby("run"):
+        if run not in settings.index:
+            raise ConfigError(f"measured={path}: run={run}: no such run in {settings_path}")
+        measured = {
+            f"{name}_mean_ms": float(requests[f"{name}_ms"].mean())
+            for name in ("ttft", "tpot", "e2e")
+            if f"{name}_ms" in requests
+        }
+        rows.append({"id": run, "run": run, **settings.loc[run].to_dict(), **measured, "requests": requests})
+    return pd.DataFrame(rows)
+
+
+def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+    """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
+    scenario = scenario_of(row, latency)
+    records = scenario.simulate(scenario.source())
+    table = request_metrics(records.requests, None)
+    return {f"{name}_mean_ms": 1e3 * float(table[f"{name}_s"].mean()) for name in ("ttft", "tpot", "e2e")}
+
+
+def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
+    base = base_scenario(row["model"], row["gpu"], "vllm", latency)
+    requests: pd.DataFrame = row["requests"]
+    engine = replace(
+        base.engine,
+        max_num_seqs=int(row["max_num_seqs"]),
+        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
+        max_model_len=None if pd.isna(row["max_model_len"]) else int(row["max_model_len"]),
+        num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else int(row["num_gpu_blocks"]),
+    )
+    return replace(
+        base,
+        engine=engine,
+        tensor_parallel_size=int(row["tp"]),
+        workload=Replayed(
+            arrival_s=requests["arrival_s"].to_numpy(dtype=np.float64),
+            prompt_tokens=requests["input_tokens"].to_numpy(dtype=np.int64),
+            output_tokens=requests["output_tokens"].to_numpy(dtype=np.int64),
+        ),
+    )

@@ -1,0 +1,70 @@
+"""How far predictions are from what was measured: absolute percentage errors, by groups of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+BANDS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+"""Borders of the concurrency bands."""
+
+
+def errors_by_group(
+    scored: pd.DataFrame, metrics: Sequence[str], groups: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """For each metric with a measured column NAME and a predicted one NAME_predicted: a row a group.
+
+    Columns: rows (with truth), coverage (share of them with a prediction), mean, median and p90 of the
+    absolute percentage error, and bias, the median of predicted / measured - 1 in percent.
+    """
+    tables = {}
+    for metric in metrics:
+        if metric not in scored:
+            continue
+        known = scored[scored[metric].notna()]
+        lines = [_line("all", "", known, metric)]
+        for group in groups:
+            if group in known:
+                lines += [_line(group, str(value), part, metric) for value, part in known.groupby(group)]
+        tables[metric] = pd.DataFrame([line for line in lines if line["rows"]])
+    return tables
+
+
+def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, object]:
+    answered = rows[rows[f"{metric}_predicted"].notna()]
+    error = 100 * (answered[f"{metric}_predicted"] / answered[metric] - 1).to_numpy(dtype=np.float64)
+    figures = {"mean": np.nan, "median": np.nan, "p90": np.nan, "bias": np.nan}
+    if len(error):
+        absolute = np.abs(error)
+        median, p90 = np.percentile(absolute, [50, 90])
+        figures = {"mean": absolute.mean(), "median": median, "p90": p90, "bias": np.median(error)}
+    coverage = len(answered) / len(rows) if len(rows) else 0.0
+    return {"by": group, "value": value, "rows": len(rows), "coverage": coverage, **figures}
+
+
+def concurrency_band(concurrency: float) -> str:
+    """1-3, 4-15, 16-63, ..."""
+    for low, high in zip(BANDS, BANDS[1:], strict=False):
+        if low <= concurrency < high:
+            return f"{low:>5}-{high - 1}"
+    return f"{BANDS[-1]:>5}-"
+
+
+def print_errors(tables: dict[str, pd.DataFrame], console: Console) -> None:
+    for metric, errors in tables.items():
+        table = Table(title=f"{metric}: absolute percentage error", title_justify="left")
+        for column in errors.columns:
+            table.add_column(str(column), justify="left" if column in ("by", "value") else "right")
+        for line in errors.itertuples(index=False):
+            table.add_row(
+                line.by,
+                line.value,
+                f"{line.rows:,}",
+                f"{100 * line.coverage:.0f} %",
+                *(f"{getattr(line, name):.1f}" for name in ("mean", "median", "p90", "bias")),
+            )
+        console.print(table)

@@ -1,0 +1,127 @@
+"""kind=experiments: open-loop runs of vLLM; columns as in vllm_experiments/experiments.csv.
+
+Requests come at constant rates, stage by stage. A few prompts are sent over and over with prefix caching on,
+so all their full blocks but the last are presumed cached (`policies.caching.paged.Paged.presume_cached`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.score.presets import NotSimulatedError, base_scenario
+from sim.metrics.definitions import describe
+from sim.metrics.summary import request_metrics
+from sim.scenario import Scenario
+from sim.workload.base import Source, WorkloadNotes
+from sim.workload.table import TableSource
+
+COLUMNS = (
+    "id",
+    "model",
+    "gpu",
+    "tp",
+    "precision",
+    "stages",
+    "system_prompt_len",
+    "question_len",
+    "output_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "prefix_caching",
+)
+METRICS = (
+    "ttft_mean_ms",
+    "ttft_p90_ms",
+    "ttft_p99_ms",
+    "itl_mean_ms",
+    "e2e_mean_ms",
+    "e2e_p90_ms",
+    "e2e_p99_ms",
+)
+POSITIVE = ("tp", "system_prompt_len", "question_len", "output_len", *METRICS)
+
+WEIGHTS = {"FP16": None, "BF16": None, "FP8": "fp8"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """A workload: constant rates, one stage after the other; all requests alike."""
+
+    stages: tuple[tuple[float, float], ...]
+    """(requests a second, seconds)."""
+    prompt_tokens: int
+    output_tokens: int
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        starts = np.cumsum([0.0, *(seconds for _, seconds in self.stages)])
+        times = [
+            start + np.arange(int(rate * seconds)) / rate
+            for start, (rate, seconds) in zip(starts, self.stages, strict=False)
+        ]
+        arrival_s = np.concatenate(times)
+        count = len(arrival_s)
+        return TableSource(
+            arrival_s=arrival_s,
+            prompt_tokens=np.full(count, self.prompt_tokens, dtype=np.int64),
+            output_tokens=np.full(count, self.output_tokens, dtype=np.int64),
+            notes=WorkloadNotes(),
+        )
+
+
+def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+    """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
+    scenario = scenario_of(row, latency)
+    records = scenario.simulate(scenario.source())
+    table = request_metrics(records.requests, None)
+    figures = {name: describe(table[f"{name}_s"].to_numpy(dtype=np.float64)) for name in ("ttft", "e2e")}
+    predicted = {
+        f"{name}_{statistic}_ms": 1e3 * figures[name][f"{statistic}_s"]
+        for name in figures
+        for statistic in ("mean", "p90", "p99")
+    }
+    return {**predicted, "itl_mean_ms": 1e3 * describe(records.gap_s, records.gap_count)["mean_s"]}
+
+
+def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
+    base = base_scenario(row["model"], row["gpu"], "vllm", latency)
+    if row["precision"] not in WEIGHTS:
+        raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
+    known_blocks = row.get("total_kv_blocks")
+    output = row.get("mean_output_tokens_est")
+    engine = replace(
+        base.engine,
+        max_num_seqs=int(row["max_num_seqs"]),
+        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
+        max_model_len=min(4096, base.model.max_position_embeddings),
+        num_kv_blocks=None if known_blocks is None or pd.isna(known_blocks) else int(known_blocks),
+    )
+    return replace(
+        base,
+        model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
+        engine=engine,
+        caching=replace(base.caching, presume_cached=bool(row["prefix_caching"])),
+        tensor_parallel_size=int(row["tp"]),
+        workload=Stages(
+            stages=tuple(stage_of(text, row["id"]) for text in str(row["stages"]).split(";")),
+            prompt_tokens=int(row["system_prompt_len"] + row["question_len"]),
+            output_tokens=round(row["output_len"] if output is None or pd.isna(output) else output),
+        ),
+    )
+
+
+def stage_of(text: str, row_id: str) -> tuple[float, float]:
+    """8x600: 8 requests a second for 600 s."""
+    rate, _, seconds = text.partition("x")
+    try:
+        stage = float(rate), float(seconds)
+    except ValueError:
+        raise NotSimulatedError(f"stages: {text}: must be RATExSECONDS") from None
+    if not min(stage) > 0:
+        raise NotSimulatedError(f"stages: {text}: rate and seconds must be > 0 (row {row_id})")
+    return stage

@@ -1,0 +1,176 @@
+"""kind=silicon: whole engines at a fixed number of clients; columns as in silicon_e2e.csv.gz.
+
+A row is a closed loop: `concurrency` clients start at once, each asks again when its answer is complete, ten
+requests each on average. Lengths are drawn evenly from 0.8 to 1.0 of the nominal ones (InferenceMAX); of
+other sources inputs are nominal and outputs drawn likewise, or nominal, too (`IN_STEP`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from experiments.score.presets import NotSimulatedError, base_scenario
+from sim.metrics.summary import request_metrics
+from sim.scenario import Scenario
+from sim.workload.arrivals import ClosedLoop
+from sim.workload.distributions import Distribution, Fixed, Uniform
+from sim.workload.lengths import Lengths
+from sim.workload.synthetic import Synthetic
+
+COLUMNS = (
+    "id",
+    "source",
+    "backend",
+    "model",
+    "gpu",
+    "weights",
+    "mode",
+    "isl",
+    "osl",
+    "concurrency",
+    "tp_size",
+    "pp_size",
+    "attention_dp_size",
+    "moe_tp_size",
+    "moe_ep_size",
+    "gpus",
+)
+POSITIVE = ("isl", "osl", "concurrency", "tp_size", "ttft_ms", "tpot_ms")
+
+REQUESTS_PER_CLIENT = 10
+
+OWN_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
+"""Models whose experts exist in one number format only, which tables label as they like."""
+
+DEFAULT_BATCHED_TOKENS = {("nvidia-lab", "vllm"): 2048}
+"""By source and engine, where engines were not started with the profile's budget: measured TTFT says so."""
+
+IN_STEP = {("nvidia-lab", "sglang")}
+"""Sources and engines whose answers all had the nominal length: clients march in step, TTFT says so."""
+
+SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensorrt_llm_1_0")}
+"""By engine: from which version on the profile of its name holds, and the profile for older ones."""
+
+
+def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+    """ttft_ms, tpot_ms, e2e_ms (means over requests) and output tokens/s a GPU.
+
+    Raises NotSimulatedError or ValueError for a row that cannot be simulated.
+    """
+    scenario = scenario_of(row, latency)
+    records = scenario.simulate(scenario.source())
+    table = request_metrics(records.requests, None)
+    finished = table[table["status"] == "finished"]
+    if len(finished) < len(table):
+        raise NotSimulatedError(
+            f"{len(table) - len(finished)} of {len(table)} requests do not fit the KV cache"
+        )
+    num_devices = scenario.layout.num_devices * scenario.replicas
+    return {
+        "ttft_ms": 1e3 * float(table["ttft_s"].mean()),
+        "tpot_ms": 1e3 * float(table["tpot_s"].mean()),
+        "e2e_ms": 1e3 * float(table["e2e_s"].mean()),
+        "output_tokens_per_s_per_gpu": float(table["output_tokens"].sum()) / records.end_s / num_devices,
+    }
+
+
+def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
+    """The row as settings. Raises NotSimulatedError, or ValueError for a layout that the model forbids."""
+    if row["mode"] != "agg":
+        raise NotSimulatedError(f"mode={row['mode']}: separate prefill and decode workers are not simulated")
+    if not row["concurrency"] >= 1:
+        raise NotSimulatedError("concurrency is missing")
+    base = base_scenario(row["model"], row["gpu"], engine_of(row), latency)
+    model, layout = base.model, layout_of(row, base)
+    if row["model"] in OWN_FORMATS:
+        moe = OWN_FORMATS[row["model"]]
+        if "fp4" in base.hardware.peak_flops_per_s:
+            moe = "mxfp4_mxfp8"  # what engines run on Blackwell
+        model = model.with_weights(model.weights, moe)
+    else:
+        weights, moe = (checkpoint_format(row.get(name), base) for name in ("weights", "moe_weights"))
+        model = model.with_weights(weights, moe if model.has_experts else None, kv_cache_dtype(row))
+    devices = layout["tensor_parallel_size"] * layout["pipeline_parallel_size"]
+    devices *= layout["attention_data_parallel_size"]
+    gpus = devices if pd.isna(row["gpus"]) else int(row["gpus"])
+    if gpus % devices:
+        raise NotSimulatedError(f"gpus={gpus}: not a multiple of the {devices} that one replica takes")
+    clients = int(row["concurrency"])
+    share = layout["attention_data_parallel_size"]
+    budget = share * DEFAULT_BATCHED_TOKENS.get((row["source"], row["backend"]), base.max_num_batched_tokens)
+    engine = replace(
+        base.engine,
+        max_num_batched_tokens=budget,
+        max_num_seqs=base.engine.max_num_seqs * share,
+        max_model_len=min(model.max_position_embeddings, int(row["isl"] + row["osl"]) + 256),
+    )
+    return replace(
+        base,
+        model=model,
+        engine=engine,
+        batching=replace(base.batching, max_num_batched_tokens=budget),
+        replicas=gpus // devices,
+        workload=Synthetic(
+            arrivals=ClosedLoop(num_users=clients, think_time_s=Fixed(value=0.0), ramp_up_s=0.0),
+            lengths=lengths_of(row),
+            num_requests=REQUESTS_PER_CLIENT * clients,
+        ),
+        **layout,
+    )
+
+
+def engine_of(row: dict[str, Any]) -> str:
+    """Name of the engine's profile for the row's version; without one (InferenceMAX, 2025): an older one."""
+    engine = str(row["backend"])
+    if engine not in SYNCHRONOUS_BEFORE:
+        return engine
+    since, older = SYNCHRONOUS_BEFORE[engine]
+    found = re.match(r"(\d+)\.(\d+)", str(row.get("backend_version")))
+    if engine == "trtllm" and not found:
+        return engine
+    return engine if found and (int(found[1]), int(found[2])) >= since else older
+
+
+def lengths_of(row: dict[str, Any]) -> Lengths:
+    if row["source"] == "inferencemax":
+        return Lengths(
+            prompt_tokens=Uniform(low=round(0.8 * row["isl"]), high=round(row["isl"])),
+            output_tokens=Uniform(low=round(0.8 * row["osl"]), high=round(row["osl"])),
+        )
+    answers: Distribution = Uniform(low=round(0.8 * row["osl"]), high=round(row["osl"]))
+    if (row["source"], row["backend"]) in IN_STEP:
+        answers = Fixed(value=row["osl"])
+    return Lengths(prompt_tokens=Fixed(value=row["isl"]), output_tokens=answers)
+
+
+def layout_of(row: dict[str, Any], base: Scenario) -> dict[str, int]:
+    """Sizes as `Scenario` names them; a dense model has no experts, whatever its row says of them."""
+    tensor, data = int(row["tp_size"]), int(row["attention_dp_size"])
+    expert = int(row["moe_ep_size"]) if base.model.has_experts else 1
+    if base.model.has_experts and int(row["moe_tp_size"]) * expert != tensor * data:
+        raise NotSimulatedError(
+            f"moe_tp_size={row['moe_tp_size']} x moe_ep_size={expert}: must be "
+            f"tp_size={tensor} x attention_dp_size={data}"
+        )
+    return {
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": int(row["pp_size"]),
+        "attention_data_parallel_size": data,
+        "expert_parallel_size": max(1, expert),
+    }
+
+
+def checkpoint_format(label: Any, base: Scenario) -> str | None:
+    """Format of the weights that a label means: fp8 checkpoints of mixtures of experts are scaled by block."""
+    if not isinstance(label, str):
+        return None
+    return "fp8_block" if label == "fp8" and base.model.has_experts else label
+
+
+def kv_cache_dtype(row: dict[str, Any]) -> str:
+    """Recipes of fp8 and nvfp4 checkpoints store keys and values in fp8."""
+    return "auto" if row["weights"] in ("bf16", "int4_wo") else "fp8"

@@ -1,0 +1,40 @@
+"""Measured tables: reading them, and refusing what cannot be right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from experiments.errors import ConfigError, suggest
+
+
+def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd.DataFrame:
+    """A CSV (also .gz) or parquet file with these columns.
+
+    positive: those of its columns, where it has them, whose numbers must be finite and > 0; empty cells pass.
+    Raises ConfigError naming the file, the row and the column.
+    """
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError, pd.errors.ParserError) as error:
+        raise ConfigError(f"measured={path}: cannot be read: {error}") from error
+    for name in needed:
+        if name not in table.columns:
+            columns = [str(column) for column in table.columns]
+            raise ConfigError(f"measured={path}: no column {name}; {suggest(name, columns)}")
+    for name in positive:
+        if name in table.columns:
+            check_positive(path, table, name)
+    return table
+
+
+def check_positive(path: Path, table: pd.DataFrame, name: str) -> None:
+    values = pd.to_numeric(table[name], errors="coerce")
+    wrong = np.flatnonzero(table[name].notna() & ~(np.isfinite(values) & (values > 0)))
+    if len(wrong):
+        row = table.iloc[int(wrong[0])]
+        label = f"id={row['id']}" if "id" in table.columns else f"row {int(wrong[0]) + 1}"
+        raise ConfigError(f"measured={path}: {label}: {name}={row[name]}: must be a finite number > 0")

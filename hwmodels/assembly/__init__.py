@@ -1,0 +1,112 @@
+"""From a model on a layout of devices to the operators of an iteration on one of them, priced.
+
+Per layer, as vLLM and SGLang fuse it; an arrow is a message between devices:
+
+    norm  QKV  rotary  KV write  attention  output projection ->  norm  gate and up  activation  down ->
+    norm  router -> experts -> , beside them the shared ones ->
+
+b = bytes of an element, t = tensor parallel size:
+
+                            FLOPs                               bytes
+    GEMM x[m, k] w[k, n]    2 m k n                             k n b_w + (m k + m n) b
+    attention, decode       4 heads/t head_dim a context token  2 kv_heads/t head_dim b a context token
+    attention, prefill      4 heads/t head_dim a query-key pair the same, for each chunk's context once
+    latent attention        2 heads/t (2 rank + rope) a token   (rank + rope) b, decode, absorbed
+                            2 heads/t (nope + rope + v) a pair  (rank + rope) b, prefill
+    delta net               6 heads/t d_k d_v a token           its state, read and written, a decode
+    experts                 6 top_k hidden width a token        weights of the experts that get any
+    norms, rotary, SwiGLU   not counted                         every tensor read and written once
+
+Attention's queries and outputs are counted where the neighbouring operators write and read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hwmodels.assembly.attention import attention_operators
+from hwmodels.assembly.mlp import mlp_operators
+from hwmodels.assembly.site import Site
+from hwmodels.layers.block import Block
+from hwmodels.layers.matrices import Matrix, Role, share_of
+from hwmodels.operators.stream import stream_seconds
+from hwmodels.ops import Operator, Per, per_row, per_token
+
+SAMPLING_KERNELS = 4
+
+
+def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operator]:
+    """In the order of an iteration; with_draft: the model's draft heads run once, too."""
+    model, layout = site.model, site.layout
+    batches = layout.micro_batches
+    # Micro-batches follow each other at the pace of the stage with the most layers.
+    slowest = share_of(model.num_layers, layout.pipeline_parallel_size) / model.num_layers
+    passes = 1 + (batches - 1) * slowest
+    return [
+        site.stream("embedding", batches, 2 * site.hidden_bytes),
+        *site.reduced("embedding", batches),
+        *(op for block in model.blocks for op in layer_operators(site, block, block.count * passes)),
+        *between_stages(site),
+        site.stream("final_norm", batches, 4 * site.hidden_bytes),
+        *head_operators(site, batches),
+        *(draft_operators(site) if with_draft else ()),
+    ]
+
+
+def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
+    """Of `calls` layers. Norms behind attention and MLP, where there are any, are counted with those before."""
+    yield site.norm("attention_norm", calls, block.num_norms / 2)
+    yield from attention_operators(site, block.attention, calls)
+    yield from site.reduced("attention", calls)
+    yield site.norm("mlp_norm", calls, block.num_norms / 2)
+    yield from mlp_operators(site, block.mlp, calls)
+
+
+def between_stages(site: Site) -> Iterator[Operator]:
+    """Each micro-batch is sent on, stage by stage; all but the first wait for one transfer only."""
+    layout = site.layout
+    stages = layout.pipeline_parallel_size
+    if stages > 1:
+        crosses = (layout.num_devices > site.device.gpus_per_node) + 1
+        size = per_token(site.hidden_bytes)
+        sent = stages + layout.micro_batches - 2
+        yield site.message("send_recv", "stage_send_recv", sent, size, 2, nodes=crosses)
+
+
+def head_operators(site: Site, calls: float) -> Iterator[Operator]:
+    """Logits of the sampled rows, gathered from all ranks, and sampling over them in fp32."""
+    model, b = site.model, site.model.element_bytes
+    vocab = share_of(model.vocab_size, site.tp)
+    yield from site.gemm(Matrix("lm_head", model.hidden_size, vocab, role=Role.plain), calls, Per.row)
+    if site.tp > 1:
+        gathered = per_row(site.tp * vocab * b)
+        yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")
+    # Reads the logits, writes them in fp32, then reads them for the softmax and again for the draw.
+    row_bytes = model.vocab_size * (b + 4.0 + 4.0 + 4.0)
+    yield Operator(
+        name="sampling",
+        component="lm_head",
+        per=Per.row,
+        calls=calls,
+        seconds=lambda batch: stream_seconds(
+            row_bytes * batch.rows, site.device, site.calibration.stream, kernels=SAMPLING_KERNELS
+        ),
+        bytes_moved=per_row(row_bytes),
+        dtype=site.dtype,
+        kernels=SAMPLING_KERNELS,
+    )
+
+
+def draft_operators(site: Site) -> Iterator[Operator]:
+    """Medusa: each head a residual layer and an LM head. MTP: each a projection and a layer, the LM head shared."""
+    model, draft = site.model, site.model.draft
+    if draft is None:
+        raise ValueError(f"with_draft=True: {model.name} has no draft heads")
+    if draft.kind == "medusa":
+        for matrix in draft.matrices(model.blocks[-1], model.hidden_size, model.vocab_size, site.ranks):
+            yield from site.gemm(matrix, draft.num_heads, Per.row)
+        return
+    projection = Matrix("mtp_proj", 2 * model.hidden_size, model.hidden_size)
+    yield from site.gemm(projection, draft.num_heads)
+    yield from layer_operators(site, model.blocks[-1], draft.num_heads)
+    yield from head_operators(site, draft.num_heads)

@@ -1,0 +1,110 @@
+"""The operators of each kind of MLP, of one layer on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hwmodels.assembly.site import Site
+from hwmodels.layers.matrices import Matrix, Role
+from hwmodels.layers.mlp import DenseMlp, MixtureOfExperts
+from hwmodels.layout import RankBatch
+from hwmodels.operators.moe import ExpertLayer, moe_flops, moe_seconds, moe_weight_bytes
+from hwmodels.ops import Operator, Per, per_token
+from hwmodels.quantization import WEIGHT_FORMATS
+
+EXPERT_KERNELS = 8
+"""Launches of a fused layer of experts: top-k, sort and count tokens, two grouped GEMMs, activation, sum."""
+
+
+def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) -> Iterator[Operator]:
+    if isinstance(mlp, MixtureOfExperts):
+        yield from experts(site, mlp, calls)
+    else:
+        up, down = mlp.matrices(site.model.hidden_size, site.ranks)
+        yield from dense(site, up, down, calls)
+        yield from site.reduced("mlp", calls)
+
+
+def dense(site: Site, up: Matrix, down: Matrix, calls: float) -> Iterator[Operator]:
+    yield from site.gemm(up, calls)
+    yield site.stream("activation", calls, (up.n + down.k) * site.model.element_bytes)
+    yield from site.gemm(down, calls)
+
+
+def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operator]:
+    router, _, down, *shared = mlp.matrices(site.model.hidden_size, site.ranks)
+    yield from site.gemm(router, calls)
+    yield from to_experts(site, mlp, "dispatch", calls)
+    yield routed(site, mlp, down.k, calls)
+    yield from to_experts(site, mlp, "combine", calls)
+    if shared:
+        yield from dense(site, shared[0], shared[1], calls)
+    if site.layout.num_token_groups == 1:
+        yield from site.reduced("mlp", calls)
+
+
+def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Operator:
+    """All routed experts of this rank, in one fused layer. width: of an expert, as this rank holds it."""
+    layer = ExpertLayer(
+        hidden_size=site.model.hidden_size,
+        intermediate_size=width,
+        top_k=mlp.top_k,
+        num_experts=mlp.num_experts,
+        ep_size=site.ranks.expert,
+        gated=mlp.gated,
+    )
+    weights, device = site.stored(Role.routed)
+    if weights.name == "fp8":
+        # One scale a tensor: the kernels that were measured so on Hopper take five times as long as those for
+        # blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms a token, not 87).
+        weights = WEIGHT_FORMATS["fp8_block"]
+    curve, library, routing = site.calibration.moe, site.kernels.library, site.kernels.routing
+
+    def seconds(batch: RankBatch) -> Any:
+        tokens = batch.all_tokens
+        return moe_seconds(
+            tokens, layer, weights, device, curve, dtype=site.dtype, kernels=library, routing=routing
+        )
+
+    def stored(batch: RankBatch) -> Any:
+        return moe_weight_bytes(batch.all_tokens, layer, weights, routing=routing)
+
+    return Operator(
+        name="experts",
+        component="gemm",
+        per=Per.any_token,
+        calls=calls,
+        seconds=seconds,
+        flops=lambda batch: moe_flops(batch.all_tokens, layer) / layer.ep_size,
+        stored_bytes=stored,
+        bytes_moved=lambda batch: stored(batch) + 2 * site.hidden_bytes * batch.all_tokens,
+        dtype=weights.compute_dtype(device, site.model.dtype),
+        kernels=EXPERT_KERNELS,
+    )
+
+
+def to_experts(site: Site, mlp: MixtureOfExperts, way: str, calls: float) -> Iterator[Operator]:
+    """With attention data or context parallel tokens travel to the devices that hold their experts, and back.
+
+    Every device holds some experts whole: an all-to-all of top_k copies of each token (dispatch, combine).
+    Each holds a slice of all: every token goes everywhere (all-gather), slices are summed (reduce-scatter).
+    """
+    layout, hidden_bytes = site.layout, site.hidden_bytes
+    if layout.num_token_groups == 1:
+        return
+    if layout.expert_parallel_size > 1:
+        copies = min(mlp.top_k, layout.expert_parallel_size)
+        yield site.message(
+            "all_to_all",
+            f"expert_{way}",
+            calls,
+            per_token(copies * hidden_bytes / site.tp),
+            layout.stage_size,
+        )
+    else:
+        ranks = layout.num_token_groups
+        collective = "all_gather" if way == "dispatch" else "reduce_scatter"
+        whole = per_token(ranks * hidden_bytes)
+        nodes = layout.nodes_spanned(ranks, site.device, stride=site.tp)
+        yield site.message(collective, f"expert_{way}", calls, whole, ranks, nodes=nodes)

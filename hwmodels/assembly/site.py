@@ -1,0 +1,246 @@
+"""Where operators run, and the kinds of operators that every layer is made of: GEMMs, streams, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hwmodels.calibration import Calibration
+from hwmodels.checks import check_whole
+from hwmodels.device import Device
+from hwmodels.exact import larger, smaller
+from hwmodels.layers.matrices import Matrix, Ranks, Role
+from hwmodels.layout import ParallelLayout, RankBatch
+from hwmodels.model_spec import ModelSpec
+from hwmodels.operators.collectives import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    reduce_scatter_seconds,
+    send_recv_seconds,
+)
+from hwmodels.operators.gemm import gemm_seconds
+from hwmodels.operators.moe import Routing
+from hwmodels.operators.stream import stream_seconds
+from hwmodels.ops import Operator, Per, Quantity, per_row, per_token
+from hwmodels.quantization import WeightFormat, weight_format
+
+COLLECTIVES = {
+    "all_reduce": all_reduce_seconds,
+    "all_gather": all_gather_seconds,
+    "reduce_scatter": reduce_scatter_seconds,
+    "all_to_all": all_to_all_seconds,
+    "send_recv": send_recv_seconds,
+}
+
+LORA_PEAK_SHARE = 0.25
+"""Of the dense peak that adapters of rank 8 to 64 can reach: they fill so many of a tile's 64 or 128 columns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """Low-rank adapters on every matrix of attention and dense MLPs (S-LoRA, Punica: segmented kernels)."""
+
+    rank: int
+    num_active: int = 1
+    """Different adapters in a batch; each of them is read once."""
+
+    def __post_init__(self) -> None:
+        check_whole("rank", self.rank)
+        check_whole("num_active", self.num_active)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """Which kernels the engine runs, as far as prices depend on it."""
+
+    library: str = "vllm"
+    """Whose kernels: vllm (SGLang's are much the same), or trtllm."""
+    gemm_library: str = "vllm"
+    """Whose GEMM kernels."""
+    fused_quantisation: bool = False
+    """Where a tensor has one scale (fp8, int8), the operator that makes it quantises it; else a kernel of its own."""
+    absorbed_latent_decode: bool = True
+    """Decode over latent vectors attends to them as they are cached; false expands keys and values first."""
+    routing: Routing = Routing(kind="power_law", exponent=1.2)
+    """How evenly tokens choose experts; benchmarks with random prompts, too, find them skewed."""
+
+    def __post_init__(self) -> None:
+        for name in ("library", "gemm_library"):
+            if getattr(self, name) not in ("vllm", "trtllm"):
+                raise ValueError(f"{name}={getattr(self, name)}: must be vllm or trtllm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A model's rank on a device. Its methods make the operators that all kinds of layers share."""
+
+    model: ModelSpec
+    device: Device
+    layout: ParallelLayout
+    calibration: Calibration
+    kernels: Kernels
+    lora: Lora | None = None
+
+    @property
+    def tp(self) -> int:
+        return self.layout.tensor_parallel_size
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(
+            tensor=self.tp,
+            moe_tensor=self.layout.expert_tensor_parallel_size,
+            expert=self.layout.expert_parallel_size,
+        )
+
+    @property
+    def dtype(self) -> str:
+        return self.device.compute_dtype(self.model.dtype)
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Of one token's hidden state."""
+        return self.model.hidden_size * self.model.element_bytes
+
+    def stream(self, name: str, calls: float, bytes_per_token: float) -> Operator:
+        """A memory-bound operator over the activations of all tokens."""
+        return Operator(
+            name=name,
+            component="elementwise",
+            per=Per.token,
+            calls=calls,
+            seconds=lambda b: stream_seconds(
+                bytes_per_token * b.tokens, self.device, self.calibration.stream
+            ),
+            bytes_moved=per_token(bytes_per_token),
+            dtype=self.dtype,
+        )
+
+    def norm(self, name: str, calls: float, num_norms: float = 1) -> Operator:
+        """Adds the residual: reads two hidden states, writes two. Cut over tokens where sequence parallel."""
+        split = self.tp if self.layout.sequence_parallel else 1
+        return self.stream(name, calls, num_norms * 4 * self.hidden_bytes / split)
+
+    def gemm(self, matrix: Matrix, calls: float, per: Per = Per.token) -> Iterator[Operator]:
+        """x[m, k] w[k, n] for each token (or sampled row), and what adapters add to it."""
+        weights, device = self.stored(matrix.role)
+        k, n, b = matrix.k, matrix.n, self.model.element_bytes
+        rows = per.value
+        weight_bytes = k * n * self.model.bytes_per_weight(matrix.role)
+
+        def seconds(batch: RankBatch) -> Any:
+            m = getattr(batch, rows)
+            curve, library = self.calibration.gemm, self.kernels.gemm_library
+            fused = self.kernels.fused_quantisation and weights.name in ("fp8", "int8")
+            return gemm_seconds(
+                m, n, k, weights, device, curve, dtype=self.dtype, kernels=library, fused_input=fused
+            )
+
+        def stored_bytes(batch: RankBatch) -> Any:
+            return weight_bytes * smaller(getattr(batch, rows), 1)
+
+        yield Operator(
+            name=matrix.name,
+            component="lm_head" if per is Per.row else "gemm",
+            per=per,
+            calls=calls * matrix.count,
+            seconds=seconds,
+            flops=per_row(2 * k * n) if per is Per.row else per_token(2 * k * n),
+            stored_bytes=stored_bytes,
+            bytes_moved=lambda batch: stored_bytes(batch) + (k + n) * b * getattr(batch, rows),
+            dtype=weights.compute_dtype(device, self.model.dtype),
+        )
+        if self.lora is not None and matrix.role is Role.dense:
+            yield self._adapters(matrix, calls, self.lora)
+
+    def stored(self, role: Role) -> tuple[WeightFormat, Device]:
+        """How matrices of that role are stored, and the device as they see it.
+
+        2:4 sparse ones have half of the values and two bits of position each, and twice the peak where the
+        chip has the units.
+        """
+        weights = weight_format(self.model.weight_format_of(role))
+        if self.model.sparsity is None or role is Role.plain:
+            return weights, self.device
+        scales = weights.scale_bytes_per_weight / 2
+        halved = replace(weights, bits=weights.bits / 2 + 1, scale_bytes_per_weight=scales)
+        if not self.device.sparse_tensor_cores:
+            return halved, self.device
+        peaks = {dtype: 2 * peak for dtype, peak in self.device.peak_flops_per_s.items()}
+        return halved, replace(self.device, peak_flops_per_s=peaks)
+
+    def _adapters(self, matrix: Matrix, calls: float, lora: Lora) -> Operator:
+        """Shrink x[m, k] a[k, r], then expand by b[r, n]: 2 m r (k + n) FLOPs; an adapter is read once."""
+        r, k, n, b = lora.rank, matrix.k, matrix.n, self.model.element_bytes
+        peak = self.device.peak_flops_per_s[self.dtype] * LORA_PEAK_SHARE
+
+        def read(batch: RankBatch) -> Any:
+            return r * (k + n) * b * smaller(batch.tokens, lora.num_active)
+
+        def moved(batch: RankBatch) -> Any:
+            return read(batch) + (k + 2 * n + 2 * r) * b * batch.tokens
+
+        def seconds(batch: RankBatch) -> Any:
+            stream_s = stream_seconds(moved(batch), self.device, self.calibration.stream, kernels=2)
+            return larger(2 * r * (k + n) * batch.tokens / peak, stream_s)
+
+        return Operator(
+            name="lora",
+            component="gemm",
+            per=Per.token,
+            calls=calls * matrix.count,
+            seconds=seconds,
+            flops=per_token(2 * r * (k + n)),
+            stored_bytes=read,
+            bytes_moved=moved,
+            dtype=self.dtype,
+            kernels=2,
+        )
+
+    def message(
+        self,
+        collective: str,
+        name: str,
+        calls: float,
+        message_bytes: Quantity,
+        num_ranks: int,
+        per: Per = Per.token,
+        component: str = "communication",
+        nodes: int | None = None,
+    ) -> Operator:
+        """A collective among num_ranks devices; message_bytes as `operators.collectives` counts them.
+
+        nodes: over which they are spread; None: as few as hold them.
+        """
+        nodes = nodes or self.layout.nodes_spanned(num_ranks, self.device)
+        device, curve, library = self.device, self.calibration.collectives, self.kernels.library
+
+        price = COLLECTIVES[collective]
+
+        def seconds(batch: RankBatch) -> Any:
+            size = message_bytes(batch)
+            return price(size, num_ranks, device, curve, kernels=library, nodes=nodes)
+
+        return Operator(
+            name=name,
+            component=component,
+            per=per,
+            calls=calls,
+            seconds=seconds,
+            bytes_moved=message_bytes,
+            dtype=self.dtype,
+            is_message=True,
+        )
+
+    def reduced(self, of: str, calls: float) -> Iterator[Operator]:
+        """The sum of all tensor-parallel ranks' hidden states, on every rank."""
+        if self.tp == 1:
+            return
+        size = per_token(self.hidden_bytes)
+        if self.layout.sequence_parallel:
+            yield self.message("reduce_scatter", f"{of}_reduce_scatter", calls, size, self.tp)
+            yield self.message("all_gather", f"{of}_all_gather", calls, size, self.tp)
+        else:
+            yield self.message("all_reduce", f"{of}_all_reduce", calls, size, self.tp)

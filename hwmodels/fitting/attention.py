@@ -1,0 +1,232 @@
+"""Fits `AttentionCurve` of one device to measured rows, and predicts rows.
+
+Columns of both tables: framework (vllm, trtllm), kernel, kv_dtype (bfloat16, fp8), batch_size, num_heads,
+num_kv_heads, head_dim, window_size (0 or missing: full), latency_us. Decode: kv_len, tokens in the cache of
+each sequence. Prefill: attn_dtype, and seq_len, new tokens of each sequence, with nothing cached before.
+
+Rows were timed by repeating one call, so that what the L2 cache holds is still there from the time before. In
+an engine other layers come in between. Predictions of rows know this; the operator does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.device import Device
+from hwmodels.fitting.robust import Floats, fit
+from hwmodels.operators.attention import (
+    AttentionCurve,
+    DecodeAttention,
+    HeadLayout,
+    PrefillAttention,
+    kernels_of,
+)
+
+Rows = Mapping[str, Any]
+
+GROUP_BY = ("num_heads", "num_kv_heads", "head_dim")
+"""Columns whose values a validation group shares (`robust.validation_rows`)."""
+
+CAPABILITY_OF_KERNEL = {
+    "vllm_flash_attn": "sm80",
+    "vllm_flash_attn_fa3": "sm90",
+    "vllm_flashinfer_trtllmdecode": "sm100",
+    "vllm_flash_attn_fa2": "sm120",
+}
+"""What vLLM chooses for decode in bf16 tells the compute capability."""
+
+FALL_BACKS = ("vllm_triton_attn", "vllm_flash_attn_fa4", "torch_flow_flashinfer")
+"""Kernels for head dimensions that the usual ones do not support: predicted as those, not fitted."""
+
+L2_BYTES_PER_SM_S = 19e9
+"""That one SM streams out of the L2 cache: on RTX PRO 6000 2.2 times what memory gives it, elsewhere less."""
+
+DECODE_FIELDS = ("decode_start_s", "decode_item_s", "kv_bandwidth_share")
+DECODE_LOWER = np.array([1e-6, 0.1e-6, 0.2])
+DECODE_UPPER = np.array([50e-6, 50e-6, 1.0])
+PREFILL_FIELDS = ("prefill_start_s", "flops_share", "tile_s")
+PREFILL_LOWER = np.array([1e-6, 0.1, 0.2e-6])
+PREFILL_UPPER = np.array([50e-6, 1.0, 50e-6])
+
+
+def fit_attention(
+    decode: Rows, prefill: Rows, device: Device, *, compute_capability: str | None = None
+) -> AttentionCurve:
+    """The curve of the device that all rows are of, whichever library ran them.
+
+    compute_capability None: read off the kernels of vLLM's decode rows. Raises ValueError if there are none.
+    """
+    capability = compute_capability or capability_of(decode["kernel"])
+    curve = AttentionCurve(compute_capability=capability)
+    decode = chosen_rows(decode, fitted_rows(decode, device))
+    prefill = chosen_rows(prefill, fitted_rows(prefill, device))
+    curve = fit_fields(
+        curve, DECODE_FIELDS, DECODE_LOWER, DECODE_UPPER, decode, lambda c: predict_decode(decode, device, c)
+    )
+    return fit_fields(
+        curve,
+        PREFILL_FIELDS,
+        PREFILL_LOWER,
+        PREFILL_UPPER,
+        prefill,
+        lambda c: predict_prefill(prefill, device, c),
+    )
+
+
+def fit_fields(
+    curve: AttentionCurve,
+    names: tuple[str, ...],
+    lower: Floats,
+    upper: Floats,
+    rows: Rows,
+    predict: Callable[[AttentionCurve], Floats],
+) -> AttentionCurve:
+    """The curve with the named fields fitted, in units of their start values."""
+    unit = np.array([getattr(curve, name) for name in names])
+
+    def curve_of(parameters: Floats) -> AttentionCurve:
+        return replace(curve, **dict(zip(names, (unit * parameters).tolist(), strict=True)))
+
+    measured_s = np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6
+    best = fit(
+        lambda parameters: predict(curve_of(parameters)),
+        measured_s,
+        np.ones(len(names)),
+        lower / unit,
+        upper / unit,
+    )
+    return curve_of(best)
+
+
+def capability_of(kernels: Any) -> str:
+    """Compute capability of the chip on which vLLM chose these kernels. Raises ValueError."""
+    found = {
+        CAPABILITY_OF_KERNEL[name] for name in set(np.asarray(kernels).tolist()) & set(CAPABILITY_OF_KERNEL)
+    }
+    if len(found) != 1:
+        raise ValueError(
+            f"compute_capability: rows name kernels of {sorted(found) or 'no'} chip; give the one to fit"
+        )
+    return found.pop()
+
+
+def fitted_rows(rows: Rows, device: Device) -> NDArray[np.bool_]:
+    """Rows of the usual kernels, and slower than memory allows.
+
+    TensorRT-LLM 1.0 on A100 decodes contexts far beyond the L2 cache at up to 1.4 times the bandwidth of
+    memory: whatever was timed there, it did not read those bytes.
+    """
+    usual = ~np.isin(np.asarray(rows["kernel"]), FALL_BACKS)
+    if "kv_len" not in rows:
+        return usual
+    measured_s = np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6
+    num_bytes = np.empty(len(measured_s))
+    for heads, _, _, chosen in layouts(rows, lambda framework: True):
+        num_bytes[chosen] = heads.kv_bytes_per_token * decode_context(rows)[chosen]
+    too_fast = num_bytes > 1.05 * measured_s * device.memory_bandwidth_bytes_per_s
+    return np.asarray(usual & ~(too_fast & (num_bytes > 2 * device.l2_bytes)))
+
+
+def predict_decode(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
+    """Seconds of each row."""
+    num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
+    context_tokens = decode_context(rows)
+    seconds = np.empty(len(num_seqs))
+
+    def packs_windows(framework: str) -> bool:
+        return kernels_of(framework, curve).decode.packs_windows
+
+    for heads, framework, _, chosen in layouts(rows, packs_windows):
+        attention = DecodeAttention(heads, device, curve, framework)
+        from_memory = memory_tokens(context_tokens[chosen], heads, device)
+        seconds[chosen] = attention.seconds(num_seqs[chosen], from_memory)
+    return seconds
+
+
+def predict_prefill(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
+    """Seconds of each row."""
+    num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
+    new_tokens = np.asarray(rows["seq_len"], dtype=np.float64)
+    seen = np.minimum(windows(rows), new_tokens)
+    pairs = seen * (seen + 1) / 2 + (new_tokens - seen) * seen
+    seconds = np.empty(len(num_seqs))
+    for heads, framework, compute_dtype, chosen in layouts(rows, lambda framework: True):
+        attention = PrefillAttention(heads, device, curve, framework, compute_dtype)
+        n = num_seqs[chosen]
+        tokens = n * new_tokens[chosen]
+        seconds[chosen] = attention.seconds(n, tokens, n * pairs[chosen], tokens)
+    return seconds
+
+
+def decode_context(rows: Rows) -> Floats:
+    """Tokens attended to, all sequences together."""
+    kv_len = np.asarray(rows["kv_len"], dtype=np.float64)
+    return np.asarray(np.asarray(rows["batch_size"], dtype=np.float64) * np.minimum(kv_len, windows(rows)))
+
+
+def memory_tokens(context_tokens: Floats, heads: HeadLayout, device: Device) -> Floats:
+    """Tokens that take as long from memory as these take where the L2 cache may hold them still.
+
+    Contexts up to 0.7 of the cache stay in it; from 1.5 on each repeat has evicted what the next one needs.
+    """
+    gain = max(1.0, device.num_sms * L2_BYTES_PER_SM_S / device.memory_bandwidth_bytes_per_s)
+    size = context_tokens * heads.kv_bytes_per_token / device.l2_bytes
+    missed = np.clip((size - 0.7) / 0.8, 0.0, 1.0)
+    return np.asarray(context_tokens * (missed + (1 - missed) / gain))
+
+
+def layouts(
+    rows: Rows, packs_windows: Callable[[str], bool]
+) -> list[tuple[HeadLayout, str, str, NDArray[np.intp]]]:
+    """Head layout, framework, dtype of the arithmetic, and the rows that share them.
+
+    A window longer than the context is none, except to kernels whose choice it changes (packs_windows False).
+    """
+    frameworks = np.asarray(rows["framework"]).tolist()
+    lengths = np.asarray(rows["kv_len"] if "kv_len" in rows else rows["seq_len"])
+    limited = windows(rows)
+    packs = {framework: packs_windows(framework) for framework in set(frameworks)}
+    windowed = [
+        bool(window < length or (np.isfinite(window) and not packs[framework]))
+        for window, length, framework in zip(limited, lengths, frameworks, strict=True)
+    ]
+    dtypes = np.asarray(rows["attn_dtype"]).tolist() if "attn_dtype" in rows else [""] * len(windowed)
+    shapes = [
+        np.asarray(rows[name]).tolist() for name in ("num_heads", "num_kv_heads", "head_dim", "kv_dtype")
+    ]
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for row, key in enumerate(zip(frameworks, dtypes, windowed, *shapes, strict=True)):
+        found.setdefault(key, []).append(row)
+    return [
+        (
+            HeadLayout(
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                kv_bytes_per_element=1.0 if kv_dtype == "fp8" else 2.0,
+                windowed=inside,
+            ),
+            framework,
+            "fp8" if dtype == "fp8" else "bf16",
+            np.array(indices, dtype=np.intp),
+        )
+        for (framework, dtype, inside, num_heads, num_kv_heads, head_dim, kv_dtype), indices in found.items()
+    ]
+
+
+def windows(rows: Rows) -> Floats:
+    """Tokens that a query sees at most: infinite where window_size is 0 or missing."""
+    sizes = np.asarray(rows["window_size"]).tolist()
+    return np.array(
+        [size if isinstance(size, int | float) and size > 0 else np.inf for size in sizes], dtype=np.float64
+    )
+
+
+def chosen_rows(rows: Rows, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+    """The same columns, those rows only."""
+    return {name: np.asarray(rows[name])[chosen] for name in rows}

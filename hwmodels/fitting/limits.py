@@ -1,0 +1,113 @@
+"""The shortest time that each measured row can take on the data sheet's own figures.
+
+    t >= max(FLOPs / peak, (bytes - L2) / memory bandwidth, bytes on the link / link bandwidth)
+
+What fits the L2 cache may never come from memory: benchmarks repeat one call. Rows below are wrong, in their
+unit more often than not; what else they have to say is not asked. Bounds leave out whatever depends on the
+kernel, so that none of them can be beaten: of a module with projections only the attention, of expert
+parallelism a rank's even share. Columns as the fits of the same kinds have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.fitting import gemm, moe
+from hwmodels.fitting.attention import decode_context, windows
+from hwmodels.fitting.robust import Floats
+from hwmodels.operators.mla import MlaHeads
+from hwmodels.quantization import WEIGHT_FORMATS
+
+Rows = Mapping[str, Any]
+
+
+def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
+    """2 m n k FLOPs; weights, activations and outputs once each."""
+    m, n, k = (numbers(rows, name) for name in ("m", "n", "k"))
+    formats = [WEIGHT_FORMATS[gemm.FORMATS.get(name, name)] for name in texts(rows, "dtype")]
+    compute = [weights.compute_dtype(device, "bf16") for weights in formats]
+    weight_bytes = np.array([weights.bytes_per_weight for weights in formats])
+    input_bytes = np.array([DTYPE_BYTES[dtype] for dtype in compute])
+    out_bytes = DTYPE_BYTES[device.compute_dtype("bf16")]
+    moved = n * k * weight_bytes + m * k * input_bytes + m * n * out_bytes
+    return np.maximum(at_peak(2 * m * n * k, compute, device), from_memory(moved, device))
+
+
+def least_decode_seconds(rows: Rows, device: Device) -> Floats:
+    """Keys and values of all contexts once: tokens KV heads 2 head_dim bytes."""
+    width = 2 * numbers(rows, "num_kv_heads") * numbers(rows, "head_dim")
+    return from_memory(decode_context(rows) * width * cache_bytes(rows), device)
+
+
+def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
+    """4 head_dim FLOPs for each head and each pair of a query and a key that it sees."""
+    length = numbers(rows, "seq_len")
+    seen = np.minimum(windows(rows), length)
+    pairs = numbers(rows, "batch_size") * (seen * (seen + 1) / 2 + (length - seen) * seen)
+    compute = attention_dtypes(rows, "attn_dtype", device)
+    return at_peak(4 * numbers(rows, "num_heads") * numbers(rows, "head_dim") * pairs, compute, device)
+
+
+def least_mla_seconds(rows: Rows, device: Device) -> Floats:
+    """Decode: latent vectors of all contexts once. Prefill: 2 (d + R + v) FLOPs for each head and pair."""
+    heads = MlaHeads(num_heads=1)
+    num_seqs, new, context = (numbers(rows, name) for name in ("batch_size", "seq_len", "kv_len"))
+    latent = num_seqs * context * (heads.kv_lora_rank + heads.rope_head_dim) * cache_bytes(rows)
+    pairs = num_seqs * new * (context - new + (new + 1) / 2)
+    width = heads.nope_head_dim + heads.rope_head_dim + heads.v_head_dim
+    compute = attention_dtypes(rows, "mla_dtype", device)
+    prefill_s = at_peak(2 * numbers(rows, "num_heads") * width * pairs, compute, device)
+    is_prefill = np.array([phase == "prefill" for phase in texts(rows, "phase")])
+    return np.where(is_prefill, prefill_s, from_memory(latent, device))
+
+
+def least_moe_seconds(rows: Rows, device: Device) -> Floats:
+    """FLOPs of the tokens' experts, an even share of them on each rank."""
+    compute = [moe.FORMATS[name].compute_dtype(device, "bf16") for name in texts(rows, "dtype")]
+    gated = [
+        pair not in moe.PLAIN_UP
+        for pair in zip(numbers(rows, "hidden_size"), numbers(rows, "inter_size"), strict=True)
+    ]
+    weights = numbers(rows, "hidden_size") * numbers(rows, "inter_size") * np.where(gated, 3, 2)
+    ranks = numbers(rows, "moe_tp_size") * numbers(rows, "moe_ep_size")
+    return at_peak(2 * numbers(rows, "num_tokens") * numbers(rows, "topk") * weights / ranks, compute, device)
+
+
+def least_collective_seconds(rows: Rows, device: Device) -> Floats:
+    """What a rank has to receive of the others: (p - 1) / p of n bytes, over its link."""
+    ranks = numbers(rows, "num_gpus")
+    return (ranks - 1) / ranks * numbers(rows, "bytes") / device.link.bandwidth_bytes_per_s
+
+
+def at_peak(flops: Floats, compute: list[str], device: Device) -> Floats:
+    """Seconds at the peak of each row's dtype."""
+    return np.asarray(flops / np.array([device.peak_flops_per_s[dtype] for dtype in compute]))
+
+
+def from_memory(num_bytes: Floats, device: Device) -> Floats:
+    """Seconds for what does not fit the L2 cache, at the full bandwidth of memory."""
+    return np.maximum(num_bytes - device.l2_bytes, 0) / device.memory_bandwidth_bytes_per_s
+
+
+def attention_dtypes(rows: Rows, name: str, device: Device) -> list[str]:
+    """dtype of each row's arithmetic; with keys and values in fp8 kernels may compute in it, too."""
+    fp8 = "fp8" if "fp8" in device.peak_flops_per_s else device.compute_dtype("bf16")
+    either = zip(texts(rows, name), texts(rows, "kv_dtype"), strict=True)
+    return [fp8 if "fp8" in pair else device.compute_dtype("bf16") for pair in either]
+
+
+def cache_bytes(rows: Rows) -> Floats:
+    """Of one element of the KV cache."""
+    return np.array([1.0 if name == "fp8" else 2.0 for name in texts(rows, "kv_dtype")])
+
+
+def numbers(rows: Rows, name: str) -> Floats:
+    return np.asarray(rows[name], dtype=np.float64)
+
+
+def texts(rows: Rows, name: str) -> list[str]:
+    return [str(value) for value in np.asarray(rows[name]).tolist()]

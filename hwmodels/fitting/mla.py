@@ -1,0 +1,235 @@
+"""Fits the curve of MLA attention on one device to measured rows, and predicts rows.
+
+Columns: framework (vllm, trtllm), version, scope, phase (decode, prefill), mla_dtype, kv_dtype, gemm_type,
+num_heads, batch_size, seq_len (new tokens a sequence), kv_len (cached and new ones), latency_us.
+
+scope `kernel` is the attention alone. scope `module` is what DeepSeek-V3 does between two residual additions:
+
+    both      qkv_a_proj (7168 to 1536 + 512 + 64), norms of queries and latents, q_b_proj (1536 to h 192),
+              rotary embedding, cache write
+    decode    W_UK of each head (128 to 512, bf16), absorbed attention, W_UV of each head (512 to 128, bf16)
+    prefill   kv_b_proj (512 to h 256), attention over expanded heads
+    both      o_proj (h 128 to 7168)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.device import Device
+from hwmodels.fitting.robust import Floats, fit
+from hwmodels.operators.gemm import GemmCurve, gemm_seconds
+from hwmodels.operators.mla import (
+    MlaCurve,
+    MlaHeads,
+    has_big_tensor_cores,
+    mla_decode_seconds,
+    mla_prefill_seconds,
+)
+from hwmodels.operators.stream import StreamCurve, stream_seconds
+from hwmodels.quantization import KV_BYTES, WeightFormat, weight_format
+
+Rows = Mapping[str, Any]
+
+GROUP_BY = ("num_heads",)
+
+HIDDEN_SIZE = 7168
+Q_LORA_RANK = 1536
+BF16 = weight_format("bf16")
+
+DTYPES = {"bfloat16": "bf16"}
+"""Names in the rows that differ from ours."""
+
+NAMES = ("start_s", "bandwidth_share", "flops_share")
+LOWER = np.array([2e-6, 0.1, 0.1])
+UPPER = np.array([50e-6, 1.0, 1.0])
+
+HOST_S = {"decode": 330e-6, "prefill": 270e-6}
+"""vLLM 0.14 (A100) was timed outside CUDA graphs: no row is faster than the host launches it."""
+
+
+class Elementwise(NamedTuple):
+    """Kernels of a module that are neither GEMM nor attention."""
+
+    kernels: int
+    latent_passes: float
+    """Over compressed queries and latents, 2 bytes an element."""
+
+
+FUSED = Elementwise(kernels=1, latent_passes=2.0)
+CHAINED = Elementwise(kernels=28, latent_passes=20.0)
+CHAINED_PORTABLE = Elementwise(kernels=12, latent_passes=12.0)
+"""Norms and rotary embedding as chains of small fp32 kernels, which the compiler of an engine would fuse.
+
+So vLLM's modules were timed, but for B200: 30 to 60 us slower, whatever the batch.
+"""
+
+
+class Attention(NamedTuple):
+    """What the rows of one group have in common."""
+
+    framework: str
+    version: str
+    scope: str
+    phase: str
+    mla_dtype: str
+    kv_dtype: str
+    gemm_type: str
+    num_heads: int
+
+    @property
+    def kernels(self) -> str:
+        return "vllm_0.14" if self.outside_graphs else self.framework
+
+    @property
+    def outside_graphs(self) -> bool:
+        return self.framework == "vllm" and self.version.startswith("0.14")
+
+    @property
+    def heads(self) -> MlaHeads:
+        kv_bytes = KV_BYTES[DTYPES.get(self.kv_dtype, self.kv_dtype)]
+        return MlaHeads(num_heads=int(self.num_heads), kv_bytes_per_element=kv_bytes)
+
+
+def predict_mla(
+    rows: Rows,
+    device: Device,
+    curve: MlaCurve,
+    gemm: GemmCurve | None = None,
+    stream: StreamCurve | None = None,
+) -> Floats:
+    """Seconds of each row on that device; gemm and stream price what a module has besides the attention."""
+    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve())
+    return attention_and(rest_s, rows, device, curve)
+
+
+def fit_mla(
+    rows: Rows, device: Device, gemm: GemmCurve | None = None, stream: StreamCurve | None = None
+) -> MlaCurve:
+    """The curve that fits the rows of one device, kernels and modules alike."""
+    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve())
+    start = MlaCurve()
+    parameters = fit(
+        lambda p: attention_and(rest_s, rows, device, curve_of(p)),
+        np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6,
+        np.array([getattr(start, name) for name in NAMES]),
+        LOWER,
+        UPPER,
+    )
+    return curve_of(parameters)
+
+
+def curve_of(parameters: Floats) -> MlaCurve:
+    return MlaCurve(**dict(zip(NAMES, parameters.tolist(), strict=True)))
+
+
+def other_seconds(rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCurve) -> Floats:
+    """What each row takes besides the attention: nothing where that alone was measured."""
+    num_seqs, new_tokens, _ = lengths(rows)
+    seconds = np.zeros_like(num_seqs)
+    for group, chosen in groups(rows):
+        if group.scope == "module":
+            num_tokens = (num_seqs * new_tokens)[chosen]
+            seconds[chosen] = projection_seconds(group, num_tokens, device, gemm)
+            seconds[chosen] += elementwise_seconds(group, num_tokens, device, stream)
+    return seconds
+
+
+def attention_and(rest_s: Floats, rows: Rows, device: Device, curve: MlaCurve) -> Floats:
+    num_seqs, new_tokens, kv_len = lengths(rows)
+    seconds = rest_s.copy()
+    for group, chosen in groups(rows):
+        shape = num_seqs[chosen], new_tokens[chosen], kv_len[chosen]
+        seconds[chosen] += attention_seconds(group, *shape, device, curve)
+        if group.outside_graphs:
+            seconds[chosen] = np.maximum(seconds[chosen], HOST_S[group.phase])
+    return seconds
+
+
+def lengths(rows: Rows) -> tuple[Floats, Floats, Floats]:
+    """Sequences, new tokens of each, cached and new tokens of each."""
+    num_seqs, new_tokens, kv_len = (
+        np.asarray(rows[name], dtype=np.float64) for name in ("batch_size", "seq_len", "kv_len")
+    )
+    return num_seqs, new_tokens, kv_len
+
+
+def groups(rows: Rows) -> Iterator[tuple[Attention, NDArray[np.intp]]]:
+    """Rows that differ in their lengths only, and where they stand."""
+    members: dict[Attention, list[int]] = {}
+    columns = (rows[name] for name in Attention._fields)
+    for index, values in enumerate(zip(*columns, strict=True)):
+        group = Attention(*values)
+        if group.scope == "kernel":
+            group = group._replace(gemm_type="")  # has none; NaN in tables, which equals nothing
+        members.setdefault(group, []).append(index)
+    for group, indices in members.items():
+        yield group, np.array(indices, dtype=np.intp)
+
+
+def attention_seconds(
+    group: Attention, num_seqs: Floats, new_tokens: Floats, kv_len: Floats, device: Device, curve: MlaCurve
+) -> Floats:
+    kernels, heads, context = group.kernels, group.heads, num_seqs * kv_len
+    if group.phase == "decode":
+        return np.asarray(
+            mla_decode_seconds(num_seqs, context, heads, device, curve, kernels=kernels), dtype=np.float64
+        )
+    pairs = num_seqs * new_tokens * (kv_len - new_tokens + (new_tokens + 1) / 2)
+    dtype = DTYPES.get(group.mla_dtype, group.mla_dtype)
+    return np.asarray(
+        mla_prefill_seconds(
+            num_seqs,
+            num_seqs * new_tokens,
+            pairs,
+            context,
+            heads,
+            device,
+            curve,
+            kernels=kernels,
+            compute_dtype=dtype,
+        ),
+        dtype=np.float64,
+    )
+
+
+def projection_seconds(group: Attention, num_tokens: Floats, device: Device, gemm: GemmCurve) -> Floats:
+    """The GEMMs of the module; those of each head are priced as one over all heads."""
+    weights = weight_format(DTYPES.get(group.gemm_type, group.gemm_type))
+    seconds = np.zeros_like(num_tokens)
+    for n, k, stored in projections(group.heads, weights, absorbed=group.phase == "decode"):
+        seconds = seconds + gemm_seconds(
+            num_tokens, n, k, stored, device, gemm, dtype="bf16", kernels=group.framework
+        )
+    return seconds
+
+
+def projections(
+    heads: MlaHeads, weights: WeightFormat, *, absorbed: bool
+) -> list[tuple[int, int, WeightFormat]]:
+    """(outputs, inputs, how stored)."""
+    h, latent = heads.num_heads, heads.kv_lora_rank
+    shapes = [
+        (Q_LORA_RANK + latent + heads.rope_head_dim, HIDDEN_SIZE, weights),
+        (h * (heads.nope_head_dim + heads.rope_head_dim), Q_LORA_RANK, weights),
+        (HIDDEN_SIZE, h * heads.v_head_dim, weights),
+    ]
+    if absorbed:
+        return [*shapes, (h * latent, heads.nope_head_dim, BF16), (h * heads.v_head_dim, latent, BF16)]
+    return [*shapes, (h * (heads.nope_head_dim + heads.v_head_dim), latent, weights)]
+
+
+def elementwise_seconds(group: Attention, num_tokens: Floats, device: Device, stream: StreamCurve) -> Floats:
+    work = FUSED
+    if group.framework == "vllm" and not has_big_tensor_cores(device):
+        work = CHAINED_PORTABLE
+    elif group.framework == "vllm" and "fp4" not in device.peak_flops_per_s:
+        work = CHAINED
+    heads = group.heads
+    width = Q_LORA_RANK + heads.kv_lora_rank + heads.rope_head_dim
+    num_bytes = work.latent_passes * 2.0 * width * num_tokens
+    return np.asarray(stream_seconds(num_bytes, device, stream, kernels=work.kernels), dtype=np.float64)

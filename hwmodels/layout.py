@@ -1,0 +1,168 @@
+"""How one replica of a model is cut over devices, and the share of an iteration that each device gets.
+
+    tensor     heads, MLP columns and vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
+    sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
+               (Korthikanti 2022)
+    pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019)
+    context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or the queries do where
+               they are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
+    attention data   every group of tensor-parallel devices has sequences of its own; the experts are shared
+    expert     routed experts are shared out; tokens travel to them and back (GShard, Lepikhin 2020)
+
+tensor x context x attention data x pipeline = devices of a replica; of a stage's devices, expert-parallel
+ones hold different experts and the rest cut each expert's matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hwmodels.checks import check_whole
+from hwmodels.device import Device
+from hwmodels.exact import divided_up, larger, smaller
+from hwmodels.iteration import IterationShape, Num
+from hwmodels.model_spec import MixtureOfExperts, ModelSpec
+
+
+class RankBatch(NamedTuple):
+    """What one device computes of an iteration, or, of each micro-batch of it. Numbers or arrays.
+
+    The fullest device counts: sequences are shared out whole.
+    """
+
+    tokens: Num
+    """Rows of its projections; with a CUDA graph, the captured size."""
+    all_tokens: Num
+    """Tokens entering a layer of experts, from all devices of the stage."""
+    rows: Num
+    """Sampled."""
+    decode_seqs: Num
+    decode_context_tokens: Num
+    prefill_seqs: Num
+    prefill_tokens: Num
+    prefill_pairs: Num
+    prefill_context_tokens: Num
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelLayout:
+    """Devices of one replica. The sizes are those of vLLM and SGLang."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    """Groups among which routed experts are shared out; 1: every device holds a slice of every expert."""
+    sequence_parallel: bool = False
+    num_micro_batches: int | None = None
+    """Into which a pipeline cuts each iteration's batch; None: as many as stages."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "context_parallel_size",
+            "attention_data_parallel_size",
+            "expert_parallel_size",
+        ):
+            check_whole(name, getattr(self, name))
+        if self.num_micro_batches is not None:
+            check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one a stage")
+        if self.stage_size % self.expert_parallel_size:
+            raise ValueError(
+                f"expert_parallel_size={self.expert_parallel_size}: must divide the {self.stage_size} "
+                "devices of a stage, tensor x context x attention data parallel"
+            )
+
+    @property
+    def stage_size(self) -> int:
+        """Devices that hold the same layers."""
+        return self.tensor_parallel_size * self.num_token_groups
+
+    @property
+    def num_token_groups(self) -> int:
+        """Tensor-parallel groups of a stage; each has tokens of its own."""
+        return self.context_parallel_size * self.attention_data_parallel_size
+
+    @property
+    def num_devices(self) -> int:
+        """Of one replica."""
+        return self.stage_size * self.pipeline_parallel_size
+
+    @property
+    def expert_tensor_parallel_size(self) -> int:
+        """Devices that share one expert's matrices."""
+        return self.stage_size // self.expert_parallel_size
+
+    @property
+    def micro_batches(self) -> int:
+        return self.num_micro_batches or self.pipeline_parallel_size
+
+    @property
+    def num_batch_shares(self) -> int:
+        """Among how many attention groups and micro-batches an iteration's sequences are shared out."""
+        return self.attention_data_parallel_size * self.micro_batches
+
+    def nodes_spanned(self, num_ranks: int, device: Device, stride: int = 1) -> int:
+        """Nodes that num_ranks devices lie in, every stride-th of a row; each node holds as many of them.
+
+        Eight to a node: 2 ranks 8 apart in 2 nodes, 4 ranks 4 apart in 2, 9 neighbours in 3.
+        """
+        least = min(num_ranks, divided_up(num_ranks * stride, device.gpus_per_node))
+        return next(nodes for nodes in range(least, num_ranks + 1) if num_ranks % nodes == 0)
+
+    def check(self, model: ModelSpec, device: Device) -> None:
+        """Raise ValueError where the model or the node does not allow this layout."""
+        device.check_node_holds(self.tensor_parallel_size)
+        model.check_tensor_parallel_size(self.tensor_parallel_size)
+        if self.pipeline_parallel_size > model.num_layers:
+            raise ValueError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size}: must be <= {model.num_layers}, "
+                f"the layers of {model.name}"
+            )
+        experts = [b.mlp for b in model.blocks if isinstance(b.mlp, MixtureOfExperts)]
+        if self.expert_parallel_size > 1 and not experts:
+            raise ValueError(
+                f"expert_parallel_size={self.expert_parallel_size}: {model.name} has no experts; must be 1"
+            )
+        for mlp in experts:
+            if mlp.num_experts % self.expert_parallel_size:
+                divisors = [n for n in range(1, mlp.num_experts + 1) if mlp.num_experts % n == 0]
+                nearest = min(divisors, key=lambda n: abs(n - self.expert_parallel_size))
+                raise ValueError(
+                    f"expert_parallel_size={self.expert_parallel_size}: must divide the {mlp.num_experts} "
+                    f"experts of {model.name}; nearest: {nearest}"
+                )
+        if self.num_devices > device.gpus_per_node and device.inter_node is None:
+            raise ValueError(
+                f"{self.num_devices} devices a replica: a node holds {device.gpus_per_node} {device.name}, "
+                "and inter_node says nothing of a link between nodes"
+            )
+
+    def rank_batch(self, shape: IterationShape) -> RankBatch:
+        """The fullest device's share of an iteration (of each of its micro-batches)."""
+        decodes, context, chunks, new, pairs, prefill_context, rows = shape
+        shares, ring = self.num_batch_shares, self.context_parallel_size
+        if shares == 1 and ring == 1:
+            tokens = decodes + new
+            return RankBatch(tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+        own_decodes = divided_up(decodes, shares)
+        own_chunks = divided_up(chunks, self.attention_data_parallel_size)
+        of_decodes = own_decodes / larger(decodes, 1)
+        of_chunks = own_chunks / larger(chunks, 1)
+        own_new = divided_up(divided_up(new * of_chunks, self.micro_batches), ring)
+        # Each chunk takes a token at least; the context is that of the chunks that are here.
+        own_chunks = smaller(own_chunks, own_new)
+        return RankBatch(
+            tokens=own_decodes + own_new,
+            all_tokens=divided_up(decodes + new, self.micro_batches),
+            rows=divided_up(rows, shares),
+            decode_seqs=own_decodes,
+            decode_context_tokens=context * of_decodes / ring,
+            prefill_seqs=own_chunks,
+            prefill_tokens=own_new,
+            prefill_pairs=pairs * of_chunks / (self.micro_batches * ring),
+            prefill_context_tokens=prefill_context * (own_chunks / larger(chunks, 1)),
+        )

@@ -1,0 +1,1 @@
+"""Iteration models that answer from measurements instead of formulas."""

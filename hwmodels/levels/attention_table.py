@@ -1,0 +1,92 @@
+"""Seconds of attention from a measured table: decodes alone, one prompt chunk alone, both in one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hwmodels.exact import larger, smaller
+from hwmodels.iteration import IterationShape
+from hwmodels.levels.grid import Floats, Grid
+
+
+class AttentionTable:
+    """Attention of one layer, or of as many as the times given are for.
+
+    The table knows sequences of equal length and one chunk; an iteration tells sums over sequences and
+    chunks. Decodes count as so many of the mean length. Chunks, T tokens in s chunks with Q query-key pairs,
+    count as the cheaper of two readings, both upper bounds and equal for s = 1:
+
+        one chunk of T tokens            behind  max(Q / T - (T + 1) / 2, 0)      cached ones
+        s chunks of T / s, one by one,   behind  max(Q / T - (T / s + 1) / 2, 0)  each
+
+    The first is right where cached tokens prevail, the second where long prompts are computed from scratch.
+    """
+
+    def __init__(self, *, decode: Grid, prefill: Grid, mixed: Grid | None) -> None:
+        """decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
+
+        Without `mixed` a mixed batch takes the sum of both. Engines that run both in one kernel need more:
+        1.2 to 1.4 times the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
+        """
+        self._decode = decode
+        self._prefill = prefill
+        self._mixed = mixed
+
+    def seconds(self, shape: IterationShape) -> float:
+        """Of one iteration."""
+        fields: tuple[Any, ...] = shape
+        num_seqs, context, chunks, tokens, pairs, _, _ = fields
+        if tokens == 0:
+            return self._decode.at(num_seqs, context / num_seqs)
+        cached, together, best = self._chunks(self._prefill.at, tokens, chunks, pairs)
+        if num_seqs == 0:
+            return float(best)
+        if self._mixed is None:
+            return float(best + self._decode.at(num_seqs, context / num_seqs))
+        both = self._mixed.at(tokens, cached, num_seqs, context / num_seqs)
+        return float(larger(both - (together - best), best))
+
+    def seconds_many(self, shape: IterationShape) -> Floats:
+        """Of many; the fields are float arrays of one length."""
+        fields: tuple[Any, ...] = shape
+        decodes, prefills = fields[0] > 0, fields[3] > 0
+        seconds = np.zeros(len(decodes))
+        for rows, price in (
+            (decodes & ~prefills, self._decodes_many),
+            (prefills & ~decodes, self._prefills_many),
+            (decodes & prefills, self._mixed_many),
+        ):
+            if rows.any():
+                seconds[rows] = price(*(field[rows] for field in fields[:5]))
+        return seconds
+
+    def decode_seconds_many(self, num_seqs: int, context: Floats) -> Floats:
+        """Of decodes alone, num_seqs of them in every iteration."""
+        return self._decode.at_many(np.float64(num_seqs), context / num_seqs)
+
+    def _decodes_many(self, num_seqs: Floats, context: Floats, *_: Floats) -> Floats:
+        return self._decode.at_many(num_seqs, context / num_seqs)
+
+    def _prefills_many(self, _: Floats, __: Floats, chunks: Floats, tokens: Floats, pairs: Floats) -> Any:
+        return self._chunks(self._prefill.at_many, tokens, chunks, pairs)[2]
+
+    def _mixed_many(
+        self, num_seqs: Floats, context: Floats, chunks: Floats, tokens: Floats, pairs: Floats
+    ) -> Any:
+        cached, together, best = self._chunks(self._prefill.at_many, tokens, chunks, pairs)
+        if self._mixed is None:
+            return best + self._decode.at_many(num_seqs, context / num_seqs)
+        both = self._mixed.at_many(tokens, cached, num_seqs, context / num_seqs)
+        return larger(both - (together - best), best)
+
+    @staticmethod
+    def _chunks(at: Any, tokens: Any, chunks: Any, pairs: Any) -> tuple[Any, Any, Any]:
+        """Cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
+        cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
+        cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
+        together = at(tokens, cached)
+        if not isinstance(chunks, np.ndarray) and chunks == 1:
+            return cached, together, together
+        return cached, together, smaller(together, chunks * at(tokens / chunks, cached_each))

@@ -1,0 +1,234 @@
+"""Measured latencies of the operators of one model on one device: one tidy table, checked.
+
+A table is a mapping of column names to arrays (of a parquet or CSV file, say), one row a measurement:
+
+    operator            qkv_proj, attention, lm_head, ...: any names, equal for the rows of one operator
+    component           gemm, elementwise, attention, communication or lm_head (`iteration.COMPONENTS`)
+    calls               how often one iteration runs it: num_layers, 2 * num_layers (norms), 1 (embedding)
+    latency_us          of one call, microseconds
+    num_tokens          gemm, elementwise, communication: tokens in the batch
+    num_seqs            lm_head: rows that are sampled
+    prefill_tokens      attention: new tokens of one prompt chunk, 0 for decodes alone
+    cached_tokens       attention: tokens before them
+    decode_seqs         attention: sequences that decode one token each, 0 for a chunk alone
+    decode_kv_tokens    attention: KV tokens that each of them attends to
+
+Columns that no component in the table needs may be absent. Attention is measured on a grid (holes are
+interpolated): decodes alone, a chunk alone and, for engines that batch both, both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.levels.attention_table import AttentionTable
+from hwmodels.levels.grid import Floats, Grid, fill_holes
+
+Rows = Mapping[str, Any]
+"""Columns of a table, all of one length."""
+
+ATTENTION_SIZES = ("prefill_tokens", "cached_tokens", "decode_seqs", "decode_kv_tokens")
+SIZES = {
+    "gemm": ("num_tokens",),
+    "elementwise": ("num_tokens",),
+    "communication": ("num_tokens",),
+    "lm_head": ("num_seqs",),
+    "attention": ATTENTION_SIZES,
+}
+"""By component: the columns that say how much is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorTimes:
+    """One operator against the number of tokens or of sampled rows."""
+
+    name: str
+    component: str
+    calls: int
+    counts: Floats
+    """Rising."""
+    call_s: Floats
+
+    def iteration_seconds(self, counts: Floats) -> Floats:
+        """All its calls in an iteration: linear between points, in proportion beyond the last."""
+        beyond = np.maximum(counts / self.counts[-1], 1.0)
+        seconds: Floats = self.calls * np.interp(counts, self.counts, self.call_s) * beyond
+        return seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """A checked table. Times are in seconds."""
+
+    operators: tuple[OperatorTimes, ...]
+    attention: AttentionTable | None
+    attention_calls: int
+
+    @property
+    def components(self) -> set[str]:
+        """Those that the table has times for."""
+        measured = {operator.component for operator in self.operators}
+        return measured if self.attention is None else measured | {"attention"}
+
+    @property
+    def num_kernels(self) -> int:
+        """Calls in one iteration."""
+        return sum(operator.calls for operator in self.operators) + self.attention_calls
+
+    def grid(self, components: Sequence[str]) -> Grid | None:
+        """Seconds an iteration spends in these components together, against their one size."""
+        operators = [operator for operator in self.operators if operator.component in components]
+        if not operators:
+            return None
+        counts = np.unique(np.concatenate([operator.counts for operator in operators]))
+        return Grid([counts], np.sum([operator.iteration_seconds(counts) for operator in operators], axis=0))
+
+    @classmethod
+    def from_rows(cls, rows: Rows) -> Profile:
+        """Raises ValueError naming columns that are missing, or the row and what is wrong with it."""
+        columns = _columns(rows)
+        operators = []
+        attention, attention_calls = None, 0
+        for name in dict.fromkeys(columns["operator"].tolist()):
+            own = np.flatnonzero(columns["operator"] == name)
+            component, calls = _constant(columns, own, "component"), int(_constant(columns, own, "calls"))
+            if component == "attention":
+                if attention is not None:
+                    raise ValueError(
+                        f"profile, row {own[0]}: operator={name}: a second operator of component attention; "
+                        "a table holds one kind of layer"
+                    )
+                attention, attention_calls = _attention(columns, own, calls), calls
+            else:
+                operators.append(_operator(columns, own, str(name), str(component), calls))
+        return cls(operators=tuple(operators), attention=attention, attention_calls=attention_calls)
+
+
+def _columns(rows: Rows) -> dict[str, NDArray[Any]]:
+    needed = ["operator", "component", "calls", "latency_us"]
+    check_columns("profile", rows, needed)
+    columns = {name: np.asarray(rows[name]) for name in needed}
+    if not len(columns["operator"]):
+        raise ValueError("profile: holds no row")
+    components = columns["component"].tolist()
+    for row, component in enumerate(components):
+        if component not in SIZES:
+            raise ValueError(f"profile, row {row}: component={component}: must be one of {', '.join(SIZES)}")
+    sizes = sorted({size for component in set(components) for size in SIZES[component]})
+    check_columns("profile", rows, sizes)
+    for name in ("calls", "latency_us", *sizes):
+        columns[name] = np.asarray(rows[name], dtype=np.float64)
+    _check_values(columns, sizes)
+    return columns
+
+
+def check_columns(table: str, rows: Rows, needed: Sequence[str]) -> None:
+    """Raises ValueError with the columns that are missing and those there are, or whose lengths differ."""
+    missing = [name for name in needed if name not in rows]
+    if missing:
+        raise ValueError(f"{table}: has no column {', '.join(missing)}; it has {', '.join(rows)}")
+    lengths = {name: len(rows[name]) for name in needed}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{table}: columns differ in length: {lengths}")
+
+
+def _check_values(columns: Mapping[str, NDArray[Any]], sizes: Sequence[str]) -> None:
+    latency, calls = columns["latency_us"], columns["calls"]
+    _refuse(columns, ~(np.isfinite(latency) & (latency > 0)), "latency_us", "must be finite and > 0 us")
+    _refuse(columns, ~((calls >= 1) & (calls == np.floor(calls))), "calls", "must be a whole number >= 1")
+    for name in sizes:
+        used = np.array([name in SIZES[component] for component in columns["component"].tolist()])
+        lowest = 0 if name in ATTENTION_SIZES else 1
+        size = columns[name]
+        wrong = used & ~(np.isfinite(size) & (size >= lowest))
+        _refuse(columns, wrong, name, f"must be a number >= {lowest}")
+
+
+def _refuse(columns: Mapping[str, NDArray[Any]], wrong: NDArray[np.bool_], name: str, rule: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"profile, row {row} ({columns['operator'][row]}): {name}={columns[name][row]:g}: {rule}"
+        )
+
+
+def _constant(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], name: str) -> Any:
+    values = columns[name][own]
+    if (differs := values != values[0]).any():
+        row = own[int(np.argmax(differs))]
+        raise ValueError(
+            f"profile, row {row} ({columns['operator'][row]}): {name}={columns[name][row]}: "
+            f"row {own[0]} of the same operator says {values[0]}"
+        )
+    return values[0]
+
+
+def _operator(
+    columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], name: str, component: str, calls: int
+) -> OperatorTimes:
+    (size,) = SIZES[component]
+    own = own[np.argsort(columns[size][own], kind="stable")]
+    _refuse_repeats(columns, own, (size,))
+    if len(own) < 2:
+        raise ValueError(f"profile: {name} has a single row; two sizes or more are needed")
+    return OperatorTimes(
+        name=name,
+        component=component,
+        calls=calls,
+        counts=columns[size][own],
+        call_s=columns["latency_us"][own] * 1e-6,
+    )
+
+
+def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls: int) -> AttentionTable:
+    _refuse_repeats(columns, own, ATTENTION_SIZES)
+    chunk, decodes = columns["prefill_tokens"][own] > 0, columns["decode_seqs"][own] > 0
+    _refuse(
+        {name: column[own] for name, column in columns.items()},
+        ~(chunk | decodes),
+        "decode_seqs",
+        "attention needs decode_seqs or prefill_tokens > 0",
+    )
+    decode = _attention_grid(columns, own[decodes & ~chunk], ATTENTION_SIZES[2:], calls)
+    prefill = _attention_grid(columns, own[chunk & ~decodes], ATTENTION_SIZES[:2], calls)
+    mixed = _attention_grid(columns, own[chunk & decodes], ATTENTION_SIZES, calls)
+    if decode is None or prefill is None:
+        lacking = "decodes alone" if decode is None else "a prompt chunk alone"
+        raise ValueError(f"profile: attention has no rows of {lacking}; both kinds are needed")
+    return AttentionTable(decode=decode, prefill=prefill, mixed=mixed)
+
+
+def _attention_grid(
+    columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], sizes: Sequence[str], calls: int
+) -> Grid | None:
+    """All layers' seconds on the grid of the sizes that occur; None without rows."""
+    if not len(own):
+        return None
+    axes, places = zip(*(np.unique(columns[name][own], return_inverse=True) for name in sizes), strict=True)
+    for name, axis in zip(sizes, axes, strict=True):
+        if len(axis) < 2:
+            raise ValueError(f"profile: attention knows one {name} only, {axis[0]:g}; two or more are needed")
+    values = np.full([len(axis) for axis in axes], np.nan)
+    values[places] = calls * columns["latency_us"][own] * 1e-6
+    values = fill_holes(axes, values)
+    if np.isnan(values).any():
+        hole = np.argwhere(np.isnan(values))[0]
+        where = ", ".join(f"{n}={axis[i]:g}" for n, axis, i in zip(sizes, axes, hole, strict=True))
+        raise ValueError(f"profile: attention has no row at {where} and none around it; measure a full grid")
+    return Grid(axes, values)
+
+
+def _refuse_repeats(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], sizes: Sequence[str]) -> None:
+    shapes = np.column_stack([columns[name][own] for name in sizes])
+    _, first = np.unique(shapes, axis=0, return_index=True)
+    if len(first) < len(own):
+        row = own[np.setdiff1d(np.arange(len(own)), first)[0]]
+        shape = ", ".join(f"{name}={columns[name][row]:g}" for name in sizes)
+        raise ValueError(
+            f"profile, row {row} ({columns['operator'][row]}): {shape} occurs twice; keep the median"
+        )

@@ -1,0 +1,159 @@
+"""Level `recorded`: replays the durations of a run that was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.iteration import Explained, IterationModel, IterationShape, Num, UnknownIterationError
+from hwmodels.levels.explained import share_out
+from hwmodels.levels.profile import check_columns
+
+PHYSICAL_SHARE = 0.8
+"""Of the data sheet's limit: what is faster still is refused. Boost clocks shorten real limits a bit."""
+
+
+class Recorded:
+    """An `IterationModel` that looks iterations up by their shape.
+
+    A shape that was recorded several times takes the median: a model is asked for a shape, not for the n-th
+    iteration, so the order of the recording and the scatter of equal iterations are lost. A shape that was
+    never recorded is unknown, or, with allow_missing, the base's. FLOPs, bytes, peaks and the shares of the
+    components are always the base's.
+    """
+
+    def __init__(
+        self,
+        *,
+        shapes: IterationShape,
+        durations_s: Any,
+        base: IterationModel,
+        allow_missing: bool = False,
+        cached_bytes: float = 0.0,
+    ) -> None:
+        """shapes: arrays, one value an iteration; durations_s: as many seconds.
+
+        cached_bytes: what the caches of all devices may hold from one iteration to the next. Raises
+        ValueError naming the first iteration whose duration is not finite and > 0, or too short for the
+        base's FLOPs and bytes at the peaks.
+        """
+        durations = np.asarray(durations_s, dtype=np.float64)
+        wrong = ~(np.isfinite(durations) & (durations > 0))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(f"recorded, row {row}: duration_s={durations[row]:g}: must be finite and > 0 s")
+        fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in shapes), durations)
+        _check_physical(IterationShape(*fields[:-1]), durations, base, cached_bytes)
+        by_shape: dict[tuple[float, ...], list[float]] = {}
+        for key, duration in zip(_keys(fields[:-1]), durations.tolist(), strict=True):
+            by_shape.setdefault(key, []).append(duration)
+        self._seconds = {key: float(np.median(times)) for key, times in by_shape.items()}
+        self._base = base
+        self._allow_missing = allow_missing
+        self.peak_flops_per_s = base.peak_flops_per_s
+        self.peak_bytes_per_s = base.peak_bytes_per_s
+
+    @classmethod
+    def from_iterations(
+        cls,
+        iterations: Mapping[str, Any],
+        *,
+        base: IterationModel,
+        allow_missing: bool = False,
+        cached_bytes: float = 0.0,
+    ) -> Recorded:
+        """From the columns of a run's iterations.parquet: the fields of `IterationShape`, duration_s."""
+        check_columns("iterations", iterations, (*IterationShape._fields, "duration_s"))
+        shapes = IterationShape(*(np.asarray(iterations[name]) for name in IterationShape._fields))
+        return cls(
+            shapes=shapes,
+            durations_s=iterations["duration_s"],
+            base=base,
+            allow_missing=allow_missing,
+            cached_bytes=cached_bytes,
+        )
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """The recorded wall time; for arrays of each, NaN where there is none.
+
+        Raises UnknownIterationError for a single shape that is not there.
+        """
+        if not any(isinstance(field, np.ndarray) for field in shape):
+            return self._known(tuple(float(field) for field in shape))
+        fields = np.broadcast_arrays(*shape)
+        seconds = np.array([self._look_up(key) for key in _keys(fields)], dtype=np.float64)
+        return seconds.reshape(fields[0].shape)
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+        last = num_context_tokens + num_seqs * num_iterations
+        keys = [
+            (float(num_seqs), float(context), 0.0, 0.0, 0.0, 0.0, float(num_seqs))
+            for context in range(num_context_tokens, last, num_seqs)
+        ]
+        return [self._known(keys[0]), *(self._look_up(key) for key in keys[1:])]
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Seconds by component: the recorded time, shared out as the base shares its own."""
+        parts = self._base.breakdown(shape)
+        scale = self.seconds(shape) / sum(parts.values())
+        return {name: part * scale for name, part in parts.items()}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """The base's operators, longer or shorter by one factor: they sum to what was recorded."""
+        lines = self._base.explain(shape)
+        factor = float(self.seconds(shape)) / sum(line.seconds for line in lines)
+        recorded_s = dict.fromkeys((line.component for line in lines), 0.0)
+        for line in lines:
+            recorded_s[line.component] += factor * line.seconds
+        return share_out(lines, recorded_s)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """See `IterationModel`; as the base counts them."""
+        return self._base.flops(shape)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """See `IterationModel`; as the base counts them."""
+        return self._base.bytes_moved(shape)
+
+    def _known(self, key: tuple[float, ...]) -> float:
+        seconds = self._look_up(key)
+        if math.isnan(seconds):
+            sizes = zip(IterationShape._fields, key, strict=True)
+            shape = ", ".join(f"{name}={size:g}" for name, size in sizes)
+            raise UnknownIterationError(
+                f"recorded: no iteration of {shape}; allow_missing=true asks the base model then"
+            )
+        return seconds
+
+    def _look_up(self, key: tuple[float, ...]) -> float:
+        """NaN if it is not there."""
+        if key not in self._seconds and self._allow_missing:
+            return float(self._base.seconds(IterationShape(*key)))
+        return self._seconds.get(key, math.nan)
+
+
+def _check_physical(
+    shapes: IterationShape, durations_s: NDArray[np.float64], base: IterationModel, cached_bytes: float
+) -> None:
+    compute_s = base.flops(shapes) / base.peak_flops_per_s
+    memory_s = (base.bytes_moved(shapes) - cached_bytes) / base.peak_bytes_per_s
+    limit_s = np.broadcast_to(np.maximum(compute_s, memory_s), durations_s.shape)
+    wrong = durations_s < PHYSICAL_SHARE * limit_s
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"recorded, row {row}: duration_s={durations_s[row]:g}: the devices cannot do it in less than "
+            f"{limit_s[row]:.3g} s; check the unit, the hardware and the model"
+        )
+
+
+def _keys(fields: Any) -> list[tuple[float, ...]]:
+    """Seven floats an iteration."""
+    return [
+        tuple(row) for row in np.stack([np.ravel(field) for field in fields], axis=1).astype(float).tolist()
+    ]

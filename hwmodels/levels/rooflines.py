@@ -1,0 +1,90 @@
+"""Levels of detail: how a replica's iterations are priced, as chosen by `latency=`.
+
+spec         the data sheet, and one set of shares that kernels reach for all devices
+calibrated   the shares of this device, or of its nearest measured relative
+table        a measured profile, interpolated
+recorded     the durations of a run, played back
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hwmodels.assembly.site import Kernels, Lora
+from hwmodels.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iteration import IterationModel
+from hwmodels.layout import ParallelLayout
+from hwmodels.model_spec import ModelSpec
+from hwmodels.roofline import Roofline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """What an iteration model is made for."""
+
+    model: ModelSpec
+    device: Device
+    layout: ParallelLayout
+    calibration: Calibration
+    host: HostOverhead
+    cuda_graphs: CudaGraphs
+    kernels: Kernels
+    lora: Lora | None = None
+
+    def roofline(self, calibration: Calibration) -> Roofline:
+        return Roofline(
+            model=self.model,
+            device=self.device,
+            layout=self.layout,
+            calibration=calibration,
+            host=self.host,
+            cuda_graphs=self.cuda_graphs,
+            kernels=self.kernels,
+            lora=self.lora,
+        )
+
+
+class LatencyLevel(Protocol):
+    """Makes the iteration model of a replica, and says what it rests on."""
+
+    def iteration_model(self, replica: Replica) -> IterationModel:
+        """Raises ValueError where the level cannot price the replica."""
+
+    def basis(self, replica: Replica) -> str:
+        """One line for every output: what the prices rest on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """Data sheet and default shares."""
+
+    def iteration_model(self, replica: Replica) -> IterationModel:
+        return replica.roofline(Calibration())
+
+    def basis(self, replica: Replica) -> str:
+        return "Iteration times: data sheet and one set of efficiencies for all devices; not fitted."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibrated:
+    """Shares fitted to measured operators, of this device or of its relative."""
+
+    def iteration_model(self, replica: Replica) -> IterationModel:
+        return replica.roofline(replica.calibration)
+
+    def basis(self, replica: Replica) -> str:
+        measured_on, name = replica.calibration.measured_on, replica.device.name
+        if measured_on is None:
+            return (
+                f"Iteration times: no measurements of {name} or a relative; "
+                "data sheet and efficiencies typical of other devices."
+            )
+        if measured_on != name:
+            return (
+                f"Iteration times: {name} was not measured; efficiencies of {measured_on}, "
+                f"scaled by the data sheet of {name}."
+            )
+        return f"Iteration times: fitted to operators measured on {name}."

@@ -1,0 +1,167 @@
+"""Level `table`: an iteration is the sum of measured operators, interpolated.
+
+    gpu        sum over operators of calls * latency(tokens or rows) + attention (`AttentionTable`)
+    iteration  with launches and the host's work as everywhere: see `HostOverhead`
+
+Between measured sizes times are linear, beyond the largest in proportion to it. What a table lacks (the
+all-reduces of tensor parallelism, often attention) comes from another model. An operator is measured alone:
+what neighbours do to clocks and caches is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hwmodels.by_count import ByCount
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num
+from hwmodels.levels.explained import share_out
+from hwmodels.levels.grid import Floats
+from hwmodels.levels.profile import Profile
+
+COUNTED = ("gemm", "elementwise", "communication", "lm_head")
+"""Components that depend on one number: of tokens, the last of sampled rows."""
+
+
+class MeasuredTable:
+    """An `IterationModel` of one replica from the profile of one of its devices.
+
+    FLOPs, bytes and peaks are those of `base`, the model that also answers for components that the profile
+    has no times for (`missing`). Communication is missing where there are several devices and no such rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        base: IterationModel,
+        num_devices: int = 1,
+        host: HostOverhead | None = None,
+        cuda_graphs: CudaGraphs | None = None,
+    ) -> None:
+        needed = {"gemm", "attention", "elementwise", "lm_head"} | (
+            {"communication"} if num_devices > 1 else set()
+        )
+        self.missing = tuple(sorted(needed - profile.components))
+        self.peak_flops_per_s = base.peak_flops_per_s
+        self.peak_bytes_per_s = base.peak_bytes_per_s
+        self._base = base
+        self._by_component = {name: profile.grid((name,)) for name in COUNTED}
+        self._tokens_s = ByCount(self._tokens_seconds)
+        self._rows_s = ByCount(self._rows_seconds)
+        self._attention = profile.attention
+        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), profile.num_kernels)
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Wall time of the iteration; for arrays, of each."""
+        if any(isinstance(field, np.ndarray) for field in shape):
+            return self._seconds_many(shape)
+        fields: tuple[Any, ...] = shape
+        num_seqs, _, chunks, tokens, _, _, sampled = fields
+        replays = self._host.replays(int(num_seqs + tokens), tokens)
+        gpu_s = self._counted(int(num_seqs + tokens), replays, int(sampled))
+        if self._attention is not None:
+            gpu_s = gpu_s + self._attention.seconds(shape)
+        else:
+            # One-element arrays: then numbers and arrays take the same path through the base.
+            gpu_s = gpu_s + float(self._attention_of_base(_flat(shape)[0])[0])
+        return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks)
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+        last = num_context_tokens + num_seqs * num_iterations
+        contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
+        replays = self._host.replays(num_seqs, 0)
+        gpu_s: Any = self._counted(num_seqs, replays, num_seqs)
+        if self._attention is not None:
+            gpu_s = gpu_s + self._attention.decode_seconds_many(num_seqs, contexts)
+        else:
+            shape = IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs)
+            gpu_s = gpu_s + self._attention_of_base(_flat(shape)[0])
+        wall_s = self._host.wall_seconds(np.broadcast_to(gpu_s, contexts.shape), replays, num_seqs)
+        times_s: list[float] = wall_s.tolist()
+        return times_s
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Seconds by component; those that the table lacks are the base's."""
+        fields, answer_shape = _flat(shape)
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, np.zeros(len(fields.decode_seqs)))
+        tokens = (fields.decode_seqs + fields.prefill_tokens).astype(np.intp)
+        replays = self._host.replays(tokens, fields.prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays).astype(np.float64)
+        for name in COUNTED:
+            counts = fields.sampled_seqs if name == "lm_head" else computed
+            parts[name] = self._component_seconds(name, counts)
+        parts["attention"] = self._attention_many(fields)
+        gpu_s = sum(parts.values())
+        num_seqs = fields.decode_seqs + fields.prefill_seqs
+        parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs)
+        return {name: part.reshape(answer_shape)[()] for name, part in parts.items()}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """The base's operators, those of each component longer or shorter by one factor, as measured."""
+        lines = self._base.explain(shape)
+        measured = {name: float(np.sum(part)) for name, part in self.breakdown(shape).items()}
+        # The base calls host what no operator takes: launches are part of it.
+        measured["host"] += measured.pop("launch")
+        return share_out(lines, measured)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """See `IterationModel`; as the base counts them."""
+        return self._base.flops(shape)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """See `IterationModel`; as the base counts them."""
+        return self._base.bytes_moved(shape)
+
+    def _seconds_many(self, shape: IterationShape) -> Any:
+        fields, answer_shape = _flat(shape)
+        num_seqs, _, chunks, prefill_tokens, _, _, sampled = fields
+        tokens = (num_seqs + prefill_tokens).astype(np.intp)
+        replays = self._host.replays(tokens, prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays)
+        gpu_s: Any = self._tokens_s.of_many(computed) + self._rows_s.of_many(sampled.astype(np.intp))
+        gpu_s = gpu_s + self._attention_many(fields)
+        return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks).reshape(answer_shape)
+
+    def _counted(self, tokens: int, replays: bool, sampled: int) -> float:
+        """GPU seconds of all that depends on the numbers of tokens and of sampled rows alone."""
+        return self._tokens_s.of(self._host.computed_tokens(tokens, replays)) + self._rows_s.of(sampled)
+
+    def _tokens_seconds(self, num_tokens: Floats) -> Floats:
+        return sum(
+            (self._component_seconds(name, num_tokens) for name in COUNTED if name != "lm_head"),
+            np.zeros_like(num_tokens),
+        )
+
+    def _rows_seconds(self, num_rows: Floats) -> Floats:
+        return self._component_seconds("lm_head", num_rows)
+
+    def _component_seconds(self, name: str, counts: Floats) -> Floats:
+        """As measured, or the base's; nothing is spent on no token and on no row."""
+        grid, some = self._by_component[name], np.maximum(counts, 1.0)
+        if grid is not None:
+            seconds: Any = grid.at_many(some)
+        elif name in self.missing:
+            # A prompt of so many tokens, all of them sampled: no other size enters these components.
+            prompt = IterationShape(0, 0, 1, some, some * (some + 1) / 2, some, some)
+            seconds = self._base.breakdown(prompt)[name]
+        else:
+            seconds = 0.0
+        return np.where(counts > 0, seconds, 0.0)
+
+    def _attention_many(self, fields: IterationShape) -> Any:
+        if self._attention is None:
+            return self._attention_of_base(fields)
+        return self._attention.seconds_many(fields)
+
+    def _attention_of_base(self, fields: IterationShape) -> Any:
+        return self._base.breakdown(fields)["attention"]
+
+
+def _flat(shape: IterationShape) -> tuple[Any, tuple[int, ...]]:
+    """The fields as arrays of one length, and the shape of the answer."""
+    fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in shape))
+    return IterationShape(*(field.ravel() for field in fields)), fields[0].shape

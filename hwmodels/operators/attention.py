@@ -1,0 +1,303 @@
+"""Attention over cached keys and values: one query token a sequence (decode), or chunks of prompts (prefill).
+
+Seconds of one call (one layer) on one device. Decode reads every key and value once; with few sequences
+their contexts are split so that all SMs take part (FlashDecoding: Dao et al., 2023), and the parts merged:
+
+    decode   t = start + max(items, merge + stream, merge + k (items + stream))
+             items   one KV head of one sequence keeps an SM busy for item_s, however short its context;
+                     in waves over the SMs, of which the first is in the start
+             stream  bytes of keys and values / (bandwidth share busy); k: how far the two hide each other
+             busy    share of the SMs that have a part of a context: min(1, items max_splits / SMs)
+
+Prefill is bound by arithmetic. Tiles of 128 queries are dealt out to the SMs (FlashAttention-2: Dao, 2023);
+each starts up, loads its queries and computes the masked half of its diagonal. A pair costs its products, and
+an exponential that tensor cores do not do (FlashAttention-3: Shah et al., 2024, section 3.1). The tile of the
+last queries of a prompt meets all its keys one after the other on one SM: half of that chain is the tail.
+
+    prefill  t = start + max(work + chain / 2, chain)
+             work = pairs heads (4 head_dim / (peak share) + 1 / exponentials per second)
+                    + heads tiles tile_s / SMs + bytes of keys and values / (bandwidth share)
+
+Figures of a device are in `AttentionCurve`; what differs between families of kernels, on every device alike,
+is in `hwmodels.operators.attention_kernels`. With the defaults of both, vLLM on an H100, 32 query and 8 KV
+heads of 128 in bf16, 64 sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with
+9.5 us of start and 2.5 us of merge 403 us.
+
+Numbers and arrays give the same bits (`hwmodels.exact`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Any
+
+from hwmodels.checks import check_finite
+from hwmodels.device import Device
+from hwmodels.exact import larger, smaller
+from hwmodels.operators.attention_kernels import KERNELS, Kernels
+
+TILE_QUERIES = 128
+"""Queries of one tile of prefill attention."""
+
+EXPONENTIALS_PER_SM_S = 45e9
+"""Of one SM, as far as they show: the unit does 16 a clock, 29e9 at 1.8 GHz; some hide behind products."""
+
+L2_OVER_MEMORY = 1.5
+"""Bandwidth of the L2 cache over that of memory, where query heads read the same keys one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadLayout:
+    """Attention heads of one rank."""
+
+    num_heads: float
+    num_kv_heads: float
+    head_dim: int
+    kv_bytes_per_element: float = 2.0
+    """2: bf16 cache; 1: fp8, whose kernels differ; less: as fp8."""
+    v_head_dim: int | None = None
+    """None: that of the keys."""
+    windowed: bool = False
+    """Sliding window: the caller passes the tokens and pairs inside it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim", "kv_bytes_per_element"):
+            check_finite(name, getattr(self, name))
+        if self.num_heads < self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads}: must be <= num_heads={self.num_heads}; "
+                "several query heads share a KV head, never the reverse"
+            )
+
+    @property
+    def group_size(self) -> float:
+        """Query heads that share a KV head."""
+        return self.num_heads / self.num_kv_heads
+
+    @property
+    def key_and_value_dim(self) -> int:
+        return self.head_dim + (self.head_dim if self.v_head_dim is None else self.v_head_dim)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return self.num_kv_heads * self.key_and_value_dim * self.kv_bytes_per_element
+
+    @property
+    def flops_per_pair(self) -> float:
+        """Of a query and a key token, all heads: 4 heads head_dim where keys and values are equally wide."""
+        return 2.0 * self.num_heads * self.key_and_value_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCurve:
+    """What tuned attention kernels reach on one device.
+
+    Defaults: medians over A100, H100, H200, B200 and RTX PRO 6000, kernels of an H100.
+    """
+
+    compute_capability: str = "sm90"
+    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
+    decode_start_s: float = 9.5e-6
+    """Call with few short sequences: launch, start and drain, in seconds."""
+    decode_item_s: float = 3.65e-6
+    """One KV head (128 wide, bf16) of one sequence on one SM, its context within a tile, in seconds."""
+    kv_bandwidth_share: float = 0.82
+    """Of the data sheet's bandwidth, streaming keys and values of long contexts."""
+    prefill_start_s: float = 10e-6
+    """Call with one short prompt, in seconds."""
+    flops_share: float = 0.9
+    """Of the peak, in the multiplications alone: exponentials are counted beside them."""
+    tile_s: float = 6.4e-6
+    """One tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs, in seconds."""
+
+    def __post_init__(self) -> None:
+        known = {capability for _, capability in KERNELS}
+        if self.compute_capability not in known:
+            raise ValueError(
+                f"compute_capability={self.compute_capability}: must be one of {', '.join(sorted(known))}; "
+                "take that of the nearest relative"
+            )
+        for field in fields(self):
+            if field.name != "compute_capability":
+                check_finite(field.name, getattr(self, field.name))
+
+
+def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
+    """What the library runs on such a chip. Raises ValueError."""
+    known = sorted({name for name, _ in KERNELS})
+    if library not in known:
+        raise ValueError(f"kernels={library}: must be one of {', '.join(known)}")
+    return KERNELS[library, curve.compute_capability]
+
+
+class DecodeAttention:
+    """Decode attention of one layer, with all that does not depend on the batch worked out before."""
+
+    def __init__(
+        self, heads: HeadLayout, device: Device, curve: AttentionCurve, kernels: str = "vllm"
+    ) -> None:
+        """Raises ValueError for an unknown library of kernels."""
+        chosen = kernels_of(kernels, curve)
+        call = chosen.decode if heads.kv_bytes_per_element >= 2 else chosen.decode_fp8
+        packed = heads.group_size <= call.max_group_size and (call.packs_windows or not heads.windowed)
+        alone = heads.group_size == 1 or not packed
+        item = call.single if alone and call.single is not None else call
+
+        width = heads.key_and_value_dim / 256
+        item_s = curve.decode_item_s * item.item * (item.fixed_share + (1 - item.fixed_share) * width)
+        if packed:
+            item_s *= 1 + item.group_share * (min(ceil(heads.group_size / 8), 4) - 1)
+        if heads.windowed:
+            item_s *= item.window_tiles
+        self._item_s = item_s
+        self._items_per_sm = (heads.num_kv_heads if packed else heads.num_heads) / device.num_sms
+        self._parts_per_sm = self._items_per_sm * item.max_splits
+
+        share = min(1.0, curve.kv_bandwidth_share * item.bandwidth)
+        passes = 1.0 if packed else max(1.0, heads.group_size / L2_OVER_MEMORY)
+        token_s = passes * heads.kv_bytes_per_token / (device.memory_bandwidth_bytes_per_s * share)
+        if item.sm_bytes_per_s is not None:
+            converted = heads.kv_bytes_per_token * (1.0 if packed else heads.group_size)
+            token_s = max(token_s, converted / (item.sm_bytes_per_s * device.num_sms))
+        self._token_s = token_s
+
+        self._start_s = curve.decode_start_s * call.start
+        gathers = packed and heads.group_size > 1 and heads.num_kv_heads > 1
+        self._gather_s = call.gather_s if gathers else 0.0
+        self._merge_s = item.merge_s
+        self._window_merge_s = item.window_merge_s
+        self._windowed = heads.windowed
+        self._overlap = item.overlap
+        self._known_lines: dict[float, tuple[tuple[Any, Any], ...]] = {}
+        self.beside_prefill = call.beside_prefill
+        """Times that decodes take longer in an iteration that prefills as well (1: no longer)."""
+
+    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
+        """Lines (seconds, seconds a context token); the largest is the time of num_seqs sequences."""
+        some = smaller(num_seqs, 1.0)  # 0 sequences: 0 seconds
+        waves = self._items_per_sm * num_seqs
+        # The first wave is in the start; half a wave more on average than the last one fills.
+        items_s = self._item_s * larger(waves - 0.5, 0.0)
+        start_s = self._start_s * some
+        if self._gather_s:
+            start_s = start_s + self._gather_s * smaller(larger(num_seqs - 1.0, 0.0), 1.0)
+        merged_s = start_s + self._merge_s * some
+        whole_s = start_s + items_s
+        if self._windowed:
+            whole_s = larger(merged_s + items_s, merged_s + self._window_merge_s * smaller(waves, 1.0))
+        busy = smaller(self._parts_per_sm * larger(num_seqs, 1.0), 1.0)
+        token_s = self._token_s / busy
+        return (
+            (whole_s, 0.0),
+            (merged_s, token_s),
+            (merged_s + self._overlap * items_s, self._overlap * token_s),
+        )
+
+    def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
+        """Time of num_seqs sequences with context_tokens tokens in all, those of the new queries included."""
+        # One number of sequences is asked about many times in a row: 1 us instead of 3.
+        if isinstance(num_seqs, int | float):
+            if num_seqs not in self._known_lines:
+                self._known_lines[num_seqs] = self.lines(num_seqs)
+            lines = self._known_lines[num_seqs]
+        else:
+            lines = self.lines(num_seqs)
+        (whole_s, _), (merged_s, token_s), (mixed_s, mixed_token_s) = lines
+        stream_s = merged_s + token_s * context_tokens
+        return larger(larger(whole_s, stream_s), mixed_s + mixed_token_s * context_tokens)
+
+
+class PrefillAttention:
+    """Prefill attention of one layer, with all that does not depend on the batch worked out before."""
+
+    def __init__(
+        self,
+        heads: HeadLayout,
+        device: Device,
+        curve: AttentionCurve,
+        kernels: str = "vllm",
+        compute_dtype: str = "bf16",
+    ) -> None:
+        """compute_dtype fp8: kernels for fp8 queries, which are also taken over fp8 keys and values.
+
+        Raises ValueError for an unknown library of kernels, or a dtype that the device does not compute in.
+        """
+        chosen = kernels_of(kernels, curve)
+        fp8 = compute_dtype == "fp8" or heads.kv_bytes_per_element < 2
+        family = chosen.prefill_fp8 if fp8 else chosen.prefill
+        # What fp8 arithmetic gains is in the family's factor, against the peak of bf16.
+        peak = device.peak_flops_per_s[
+            device.compute_dtype("bf16" if compute_dtype == "fp8" else compute_dtype)
+        ]
+        share = curve.flops_share * family.flops
+        pair_s = 2.0 * heads.key_and_value_dim / (peak * share) + 1 / (device.num_sms * EXPONENTIALS_PER_SM_S)
+        self._pair_s = heads.num_heads * pair_s
+        self._key_s = family.chain * TILE_QUERIES * device.num_sms * pair_s
+
+        width = heads.key_and_value_dim / 256
+        tile_s = (
+            curve.tile_s * family.tile * (family.tile_fixed_share + (1 - family.tile_fixed_share) * width)
+        )
+        tiles_s = heads.num_heads * tile_s / device.num_sms
+        self._seq_s = family.part_tile * tiles_s
+
+        bandwidth = device.memory_bandwidth_bytes_per_s * curve.kv_bandwidth_share
+        moved_s = family.kv_passes * 2.0 * heads.num_kv_heads * heads.key_and_value_dim / bandwidth
+        self._context_s = heads.kv_bytes_per_token / bandwidth
+        # The context includes the new tokens, whose passes are counted already.
+        self._token_s = tiles_s / TILE_QUERIES + moved_s - self._context_s
+        if heads.windowed:
+            self._token_s += family.window_keys * self._pair_s
+        self._start_s = curve.prefill_start_s * family.start
+
+    def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
+        """Time of num_seqs chunks: new tokens, causal query-key pairs and cached + new tokens, all summed."""
+        some = smaller(num_seqs, 1.0)  # 0 chunks: 0 seconds
+        # Keys that the last tile meets: the context, or under a window what a query sees on average, twice.
+        last_keys = smaller(context_tokens / (num_seqs + 1.0 - some), 2.0 * pairs / larger(new_tokens, 1.0))
+        chain_s = self._key_s * last_keys
+        work_s = (
+            self._seq_s * num_seqs
+            + self._token_s * new_tokens
+            + self._context_s * context_tokens
+            + self._pair_s * pairs
+        )
+        return self._start_s * some + larger(work_s + 0.5 * chain_s, chain_s)
+
+
+def decode_attention_lines(
+    num_seqs: Any, heads: HeadLayout, device: Device, curve: AttentionCurve, kernels: str = "vllm"
+) -> tuple[tuple[Any, Any], ...]:
+    """`DecodeAttention.lines`, for callers that ask once."""
+    return DecodeAttention(heads, device, curve, kernels).lines(num_seqs)
+
+
+def decode_attention_seconds(
+    num_seqs: Any,
+    context_tokens: Any,
+    heads: HeadLayout,
+    device: Device,
+    curve: AttentionCurve,
+    *,
+    kernels: str = "vllm",
+) -> Any:
+    """`DecodeAttention.seconds`, for callers that ask once."""
+    return DecodeAttention(heads, device, curve, kernels).seconds(num_seqs, context_tokens)
+
+
+def prefill_attention_seconds(
+    num_seqs: Any,
+    new_tokens: Any,
+    pairs: Any,
+    context_tokens: Any,
+    heads: HeadLayout,
+    device: Device,
+    curve: AttentionCurve,
+    *,
+    kernels: str = "vllm",
+    compute_dtype: str = "bf16",
+) -> Any:
+    """`PrefillAttention.seconds`, for callers that ask once."""
+    attention = PrefillAttention(heads, device, curve, kernels, compute_dtype)
+    return attention.seconds(num_seqs, new_tokens, pairs, context_tokens)

@@ -1,0 +1,316 @@
+"""Dense matrix multiplication: seconds of out[m, n] = x[m, k] w[k, n] on one device.
+
+The output is cut into tiles. Each SM computes one at a time, so they run in waves over the SMs; meanwhile
+weights and activations stream in from memory. The longer of the two hides most of the shorter:
+
+    t = start + input + (tiles^3 + stream^3)^(1/3)
+
+    tiles   waves x (k / splits x step + store) + merge, for the tile shape and the split of k that cost least
+    step    max(2 rows columns / FLOP/s, (rows x_bytes + columns w_bytes) / l2): one SM, one tile, one of k
+    waves   number of tiles x splits / SMs; how far it is rounded up is wave_share
+    store   output bytes of a tile / store: the SM computes nothing meanwhile
+    merge   adding up the parts of a split k
+    stream  0.4 us + (bytes of weights, and of what else does not fit in the L2) / (bandwidth share)
+    input   quantising x, where the tensor cores take the weights' type: kernels of their own
+
+Figures of a device are in `GemmCurve`. What differs between families of kernels (their tiles, whether they
+split k, what runs before them) is in `GemmKernels`: one set of values for all chips of a kind, from A100,
+H100, H200, B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
+
+H100, defaults, bf16, m = 16, n = 7168, k = 4096: 112 tiles of 64 x 64, less than one wave. step: 256 bytes at
+150e9 bytes/s, 1.71 ns; store 0.05 us; tiles 7.04 us. 58.95e6 bytes at 0.82 x 3.35e12 bytes/s: stream 21.9 us.
+t = 2.4 us + 22.1 us = 24.5 us; measured between m = 8 and 17: 22.4 us to 25.7 us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hwmodels.checks import check_finite
+from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.quantization import WeightFormat
+
+Floats = NDArray[np.float64]
+
+MEMORY_START_S = 0.4e-6
+"""Until the first operands arrive from memory."""
+
+CACHED_ACTIVATIONS_SHARE = 0.5
+"""Of the L2: what the operator before wrote there is still found, each half of the chip holding a copy."""
+
+CACHED_WEIGHTS_SHARE = 0.1
+"""Of the L2: weights that a repeated call finds there. Benchmarks repeat calls, models do not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmCurve:
+    """What tuned GEMM kernels reach on one device. Defaults: medians over five devices."""
+
+    compute_capability: str = "sm90"
+    """Of the chip, for the kernels that libraries choose: sm80, sm90, sm100, or sm120 (also Ada, sm89)."""
+    start_s: float = 2.4e-6
+    """Launch, start and drain of one kernel in a stream, in seconds."""
+    bandwidth_share: float = 0.82
+    """Of the data sheet's memory bandwidth, streaming large matrices."""
+    flops_share: float = 0.84
+    """Of the peak, once a tile's operands have arrived: bf16, fp16, tf32, fp32."""
+    flops_share_8bit: float = 0.77
+    """The same in fp8 and int8."""
+    flops_share_4bit: float = 0.70
+    """The same in fp4; two devices only, 0.53 (B200) and 0.88 (RTX PRO 6000)."""
+    l2_bytes_per_sm_s: float = 150e9
+    """Operands that one SM loads from the L2, in bytes/s; 50e9 where tiles cannot share loads (A100, RTX)."""
+    store_bytes_per_sm_s: float = 40e9
+    """Outputs that one SM stores into it, in bytes/s."""
+    wave_share: float = 0.27
+    """1: the last wave takes as long as a full one; 0: kernels spread its work over all SMs (stream-K)."""
+
+    def __post_init__(self) -> None:
+        if self.compute_capability not in CUBLAS:
+            raise ValueError(
+                f"compute_capability={self.compute_capability}: must be one of {', '.join(CUBLAS)}; "
+                "take that of the nearest relative"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "compute_capability":
+                continue
+            check_finite(field.name, value, zero_allowed=field.name == "wave_share")
+            if "_share" in field.name and value > 1:
+                raise ValueError(f"{field.name}={value}: must be a share, <= 1")
+
+
+class Tile(NamedTuple):
+    """Part of the output that one SM computes at a time, and for which m a library offers it."""
+
+    rows: int
+    columns: int
+    min_m: float = 0.0
+    max_m: float = np.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmKernels:
+    """How one family of kernels differs from another, on every device alike."""
+
+    tiles: tuple[Tile, ...] = (Tile(64, 64), Tile(64, 128), Tile(128, 128), Tile(128, 256))
+    """The fastest of those offered for this m is taken."""
+    splits: tuple[int, ...] = (1,)
+    """Parts that k may be cut into, each a tile of its own."""
+    merge_s: float = 2.8e-6
+    """Adding up the parts of a split k: a second kernel, or a wait for one another, in seconds."""
+    flops: float = 1.0
+    """Times the device's share of the peak."""
+    before_s: float = 0.0
+    """What starts before it, in seconds: kernels that quantise, or a TensorRT engine of a single layer."""
+    quantise_row_s: float = 0.0
+    """Of one row of activations on one SM, where each is a block of threads, in seconds."""
+    quantise_bytes_per_sm_s: float = 15e9
+    """Of activations, read in their own type and written quantised, on one SM, in bytes/s."""
+
+
+CUBLAS_SM80 = GemmKernels(splits=(1, 2, 4, 8, 16, 32))
+CUBLAS_SM90 = replace(CUBLAS_SM80, merge_s=3.2e-6)
+CUBLAS_SM100 = replace(CUBLAS_SM80, merge_s=3.7e-6)
+CUBLAS_SM120 = replace(CUBLAS_SM80, tiles=(Tile(64, 64), Tile(128, 128)), merge_s=2.4e-6)
+CUBLAS = {"sm80": CUBLAS_SM80, "sm90": CUBLAS_SM90, "sm100": CUBLAS_SM100, "sm120": CUBLAS_SM120}
+"""Activations and weights of one 16 or 32-bit type; also 8 and 4-bit tensor cores, where not measured."""
+CUBLAS_FP8_SM90 = replace(CUBLAS_SM90, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
+"""TensorRT-LLM as a PyTorch module: finds the scale, then quantises."""
+CUBLAS_FP8_SM100 = replace(CUBLAS_SM100, before_s=12.1e-6, quantise_bytes_per_sm_s=16e9)
+CUBLAS_FP8_SM120 = replace(CUBLAS_SM120, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
+CUTLASS_8BIT = GemmKernels(before_s=2.4e-6, quantise_row_s=0.85e-6)
+"""vLLM, a scale for each row of activations."""
+CUTLASS_8BIT_SM90 = replace(
+    CUTLASS_8BIT,
+    tiles=(Tile(64, 64, max_m=64), Tile(64, 128, min_m=64, max_m=128), Tile(128, 128, min_m=128)),
+)
+"""The tile follows from m alone."""
+CUTLASS_8BIT_SM100 = replace(CUTLASS_8BIT, before_s=3.5e-6)
+CUTLASS_8BIT_SM120 = replace(
+    CUTLASS_8BIT, tiles=(Tile(64, 64, max_m=256), Tile(128, 128, min_m=256)), quantise_row_s=0.57e-6
+)
+FP8_BLOCK_SM90 = GemmKernels(flops=0.73, before_s=2.2e-6, quantise_bytes_per_sm_s=12e9)
+"""Products of 128 values are scaled and added up outside the tensor cores (DeepSeek-V3, section 3.3.2)."""
+FP8_BLOCK_SM100 = GemmKernels(before_s=3.9e-6, quantise_bytes_per_sm_s=40e9)
+"""Tensor cores apply the scales."""
+FP8_BLOCK_SM120 = replace(FP8_BLOCK_SM90, flops=0.8, before_s=3.8e-6)
+FP8_BLOCK_SM120_TRTLLM = replace(FP8_BLOCK_SM120, quantise_row_s=3.9e-6)
+NVFP4_SM100 = GemmKernels(
+    tiles=(Tile(64, 128), Tile(128, 128), Tile(128, 256)), before_s=4.7e-6, quantise_bytes_per_sm_s=50e9
+)
+NVFP4_SM100_TRTLLM = GemmKernels(tiles=(Tile(128, 256),), before_s=4.1e-6, quantise_bytes_per_sm_s=26e9)
+NVFP4_SM120 = GemmKernels(tiles=(Tile(128, 128),), before_s=4.3e-6, quantise_bytes_per_sm_s=20e9)
+NVFP4_SM120_TRTLLM = replace(NVFP4_SM120, before_s=2.2e-6, quantise_bytes_per_sm_s=14e9)
+INT8_TRTLLM = GemmKernels(before_s=6.9e-6, quantise_bytes_per_sm_s=100e9)
+"""A TensorRT engine of one layer, whose input was quantised before."""
+WEIGHT_ONLY = GemmKernels(
+    tiles=(Tile(16, 256), Tile(64, 64), Tile(64, 128), Tile(128, 128)), splits=(1, 2, 4), flops=0.88
+)
+"""Weights are unpacked on their way to the tensor cores."""
+WEIGHT_ONLY_TRTLLM = replace(WEIGHT_ONLY, merge_s=12e-6, before_s=6.8e-6)
+"""A TensorRT engine of one layer."""
+
+KERNELS = {
+    ("vllm", "fp8", "sm90"): CUTLASS_8BIT_SM90,
+    ("vllm", "fp8", "sm100"): CUTLASS_8BIT_SM100,
+    ("vllm", "fp8", "sm120"): CUTLASS_8BIT_SM120,
+    ("vllm", "fp8_block", "sm90"): FP8_BLOCK_SM90,
+    ("vllm", "fp8_block", "sm100"): FP8_BLOCK_SM100,
+    ("vllm", "fp8_block", "sm120"): FP8_BLOCK_SM120,
+    ("vllm", "int8", "sm80"): CUTLASS_8BIT,
+    ("vllm", "int8", "sm90"): CUTLASS_8BIT_SM90,
+    ("vllm", "int8", "sm100"): CUTLASS_8BIT_SM100,
+    ("vllm", "int8", "sm120"): CUTLASS_8BIT_SM120,
+    ("vllm", "nvfp4", "sm100"): NVFP4_SM100,
+    ("vllm", "nvfp4", "sm120"): NVFP4_SM120,
+    ("trtllm", "fp8", "sm90"): CUBLAS_FP8_SM90,
+    ("trtllm", "fp8", "sm100"): CUBLAS_FP8_SM100,
+    ("trtllm", "fp8", "sm120"): CUBLAS_FP8_SM120,
+    ("trtllm", "fp8_block", "sm90"): FP8_BLOCK_SM90,
+    ("trtllm", "fp8_block", "sm100"): FP8_BLOCK_SM100,
+    ("trtllm", "fp8_block", "sm120"): FP8_BLOCK_SM120_TRTLLM,
+    ("trtllm", "int8", "sm80"): INT8_TRTLLM,
+    ("trtllm", "nvfp4", "sm100"): NVFP4_SM100_TRTLLM,
+    ("trtllm", "nvfp4", "sm120"): NVFP4_SM120_TRTLLM,
+    ("trtllm", "weight_only", "sm80"): WEIGHT_ONLY_TRTLLM,
+}
+"""By library, weight format and compute capability; what is not here runs as `WEIGHT_ONLY` or `CUBLAS`."""
+
+LIBRARIES = ("vllm", "trtllm")
+
+
+def kernels_of(weights: WeightFormat, device: Device, curve: GemmCurve, kernels: str) -> GemmKernels:
+    """The family that the library runs for these weights. Raises ValueError for an unknown library."""
+    if kernels not in LIBRARIES:
+        raise ValueError(f"kernels={kernels}: must be one of {', '.join(LIBRARIES)}")
+    weight_only = weights.bits < 16 and (weights.compute is None or weights.falls_back_on(device))
+    name, otherwise = (
+        ("weight_only", WEIGHT_ONLY) if weight_only else (weights.name, CUBLAS[curve.compute_capability])
+    )
+    return KERNELS.get((kernels, name, curve.compute_capability), otherwise)
+
+
+def gemm_seconds(
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    weights: WeightFormat,
+    device: Device,
+    curve: GemmCurve,
+    *,
+    dtype: str = "bf16",
+    kernels: str = "vllm",
+    repeated: bool = False,
+    fused_input: bool = False,
+) -> Floats:
+    """Seconds of one call. m, n and k broadcast and need not be whole (n / tensor-parallel size); m = 0: 0 s.
+
+    dtype: of activations and outputs. repeated: the same call came right before, as in benchmarks, so that
+    small weights are still in the L2. fused_input: what runs before the kernel (`GemmKernels.before_s`,
+    quantisation) is part of the operator before and not paid here.
+    Raises ValueError: an unknown library, a dtype that the device does not compute in.
+    """
+    family = kernels_of(weights, device, curve, kernels)
+    m, n, k = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
+    elements = element_bytes(weights, device, dtype)
+    stream_s = streamed_bytes(m, n, k, elements, device, repeated) / (
+        device.memory_bandwidth_bytes_per_s * curve.bandwidth_share
+    )
+    flops_per_sm_s = reached_flops_per_sm_s(weights.compute_dtype(device, dtype), device, curve, family)
+    tiles_s = fastest_tiles_seconds(m, n, k, elements, flops_per_sm_s, device, curve, family)
+    seconds = curve.start_s + np.cbrt(tiles_s**3 + (stream_s + MEMORY_START_S) ** 3)
+    if not fused_input:
+        seconds = seconds + input_seconds(m, k, elements, device, family)
+    return np.where(m > 0, seconds, 0.0)
+
+
+class ElementBytes(NamedTuple):
+    """Bytes of one element, its share of scales included."""
+
+    x: float
+    """Of activations as the tensor cores take them."""
+    w: float
+    out: float
+    """Of outputs, and of activations before they are quantised."""
+
+
+def element_bytes(weights: WeightFormat, device: Device, dtype: str) -> ElementBytes:
+    activations = device.compute_dtype(dtype)
+    compute = weights.compute_dtype(device, dtype)
+    scales = weights.scale_bytes_per_weight if compute == "fp4" else 0.0
+    return ElementBytes(DTYPE_BYTES[compute] + scales, weights.bytes_per_weight, DTYPE_BYTES[activations])
+
+
+def reached_flops_per_sm_s(compute: str, device: Device, curve: GemmCurve, family: GemmKernels) -> float:
+    """Of one SM, in a tile whose operands have arrived."""
+    shares = {"fp8": curve.flops_share_8bit, "int8": curve.flops_share_8bit, "fp4": curve.flops_share_4bit}
+    share = shares.get(compute, curve.flops_share) * family.flops
+    return device.peak_flops_per_s[compute] * share / device.num_sms
+
+
+def streamed_bytes(
+    m: Floats, n: Floats, k: Floats, elements: ElementBytes, device: Device, repeated: bool
+) -> Floats:
+    """Bytes to and from memory: all outputs; activations and repeated weights as far as they miss the L2."""
+    w, x, out = n * k * elements.w, m * k * elements.x, m * n * elements.out
+    x = x * (1 - found_share(x, CACHED_ACTIVATIONS_SHARE * device.l2_bytes))
+    if repeated:
+        w = w * (1 - found_share(w + m * k * elements.x + out, CACHED_WEIGHTS_SHARE * device.l2_bytes))
+    return w + x + out
+
+
+def found_share(num_bytes: Floats, cache_bytes: float) -> Floats:
+    """Share of a tensor that the cache still holds: all that fits, nothing of twice that, in between a line.
+
+    Least recently used goes first, so a tensor that is read in order evicts what will be read next.
+    """
+    return np.clip(2 * cache_bytes / np.maximum(num_bytes, 1) - 1, 0, 1)
+
+
+def fastest_tiles_seconds(
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    elements: ElementBytes,
+    flops_per_sm_s: float,
+    device: Device,
+    curve: GemmCurve,
+    family: GemmKernels,
+) -> Floats:
+    """All waves of tiles, for the best of the family's tiles and splits of k."""
+    l2_bytes_per_s = device.num_sms * curve.l2_bytes_per_sm_s
+    best = np.full(m.shape, np.inf)
+    for tile in family.tiles:
+        offered = (m > tile.min_m) & (m <= tile.max_m)
+        full_sms = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) / device.num_sms
+        flops = 2 * tile.rows * tile.columns
+        operands = tile.rows * elements.x + tile.columns * elements.w
+        step_s = max(flops / flops_per_sm_s, operands / curve.l2_bytes_per_sm_s)
+        outputs = np.minimum(tile.rows, m) * np.minimum(tile.columns, n)
+        store_s = outputs * elements.out / curve.store_bytes_per_sm_s
+        for splits in family.splits:
+            seconds = waves(full_sms * splits, curve.wave_share) * (k / splits * step_s + store_s)
+            if splits > 1:  # fp32 sums, written and read
+                seconds = seconds + family.merge_s + splits * 8 * m * n / l2_bytes_per_s
+            best = np.minimum(best, np.where(offered, seconds, np.inf))
+    return best
+
+
+def waves(full_sms: Floats, wave_share: float) -> Floats:
+    """Rounds in which the SMs work off full_sms x SMs tiles; at least one."""
+    return wave_share * np.ceil(full_sms) + (1 - wave_share) * np.maximum(full_sms, 1)
+
+
+def input_seconds(
+    m: Floats, k: Floats, elements: ElementBytes, device: Device, family: GemmKernels
+) -> Floats:
+    """Kernels before the multiplication; nothing to quantise where activations keep their type."""
+    if elements.x >= elements.out:
+        return np.full(m.shape, family.before_s)
+    row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s
+    return family.before_s + m * row_s / device.num_sms

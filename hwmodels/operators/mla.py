@@ -1,0 +1,325 @@
+"""Multi-head latent attention (MLA: DeepSeek-V2, 2024, section 2.1): the attention itself, projections apart.
+
+Seconds of one call (one layer) on one device. h heads; widths: r latent (kv_lora_rank), R its rope part, d a
+head's nope part, v a head's value; b bytes of a cached element.
+
+Decode is absorbed: queries are taken into the latent space, and all heads attend to the one cached vector of
+each context token, which is read once. n sequences, c context tokens of all of them:
+
+    t = start + n (item start / SMs + passes 2 h (2 r + R) / B0) + c max((r + R) b / B, 2 h' (2 r + R) / F)
+
+    item     a sequence occupies one SM for so long, apart from its context; here and below over `start`:
+             what waits for latencies rather than throughput scales as the start of a kernel does
+    passes   over queries and outputs, 2 bytes an element, at the data sheet's bandwidth B0
+    B, F     bandwidth and FLOP/s reached; h' heads, padded to a tile
+
+Kernels that do not split contexts over SMs take start + n (...) + c/n token_s at least, c/n the mean context.
+
+Prefill is naive: keys and values of all heads are expanded first (a GEMM elsewhere), then attended to.
+s sequences, x new tokens of all of them:
+
+    t = start' + max(s h item' start / SMs + x passes' 4 h (d + R + v) / B0 + pairs 2 h (d + R + v) / F',
+                     the last tile of 128 queries of the mean sequence, alone on its SM)
+
+Batches of a simulator's leap come as arrays: only `+ - * / abs` touch what varies (see `hwmodels.exact`).
+Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA aiconfigurator).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hwmodels.checks import check_finite, check_whole
+from hwmodels.device import Device
+from hwmodels.exact import larger, smaller
+
+TILE = 128
+"""Queries of one tile of prefill attention."""
+BIG_TENSOR_CORE_FLOPS_PER_S = 5e12
+"""bf16, a SM: Hopper and data-centre Blackwell are above (7.5 and 15e12), Ampere and RTX below (2.9, 2.5).
+
+FlashMLA, FlashAttention-3, FlashInfer and TensorRT-LLM have MLA kernels for those above; others run Triton's
+(vLLM) or generic ones (TensorRT-LLM).
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlaHeads:
+    """Heads of one rank, and their widths; defaults: DeepSeek-V2 and V3."""
+
+    num_heads: int
+    kv_lora_rank: int = 512
+    rope_head_dim: int = 64
+    nope_head_dim: int = 128
+    v_head_dim: int = 128
+    kv_bytes_per_element: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "kv_lora_rank", "rope_head_dim", "nope_head_dim", "v_head_dim"):
+            check_whole(name, getattr(self, name))
+        check_finite("kv_bytes_per_element", self.kv_bytes_per_element, unit="bytes")
+
+    @property
+    def latent_bytes_per_token(self) -> float:
+        """Cached for a token and layer; DeepSeek-V3 in bf16: (512 + 64) x 2 = 1,152 bytes."""
+        return (self.kv_lora_rank + self.rope_head_dim) * self.kv_bytes_per_element
+
+    @property
+    def decode_flops_per_token(self) -> float:
+        """Of a query with one context token: 2 h ((r + R) + r); DeepSeek-V3, 128 heads: 278,528."""
+        return 2.0 * self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim)
+
+    @property
+    def prefill_flops_per_pair(self) -> float:
+        """Of a query with one key and value: 2 h (d + R + v); DeepSeek-V3, 128 heads: 81,920."""
+        return 2.0 * self.num_heads * (self.nope_head_dim + self.rope_head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlaCurve:
+    """What MLA kernels reach on one device. Defaults: medians over A100 to RTX PRO 6000."""
+
+    start_s: float = 13e-6
+    """Decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
+    bandwidth_share: float = 0.76
+    """Decode: of the data sheet, reading latent vectors. 0.75 (B200) to 0.91 (H100, H200)."""
+    flops_share: float = 0.60
+    """Decode: of the data sheet, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            check_finite(entry.name, getattr(self, entry.name))
+            if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
+                raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlaKernels:
+    """What a family of kernels does differently, on every device alike."""
+
+    item: float
+    """Decode: one sequence on one SM, apart from its context, over the curve's start_s."""
+    query_passes: float
+    """Decode: times that queries and outputs are moved; partial outputs of split contexts count."""
+    head_tile: int = 64
+    """Decode: heads are padded to a multiple."""
+    flops: float = 1.0
+    """Decode: over the curve's flops_share."""
+    token: float = 0.0
+    """Decode: one context token on one SM, 2 bytes an element, over start_s; 0: contexts are split."""
+    prefill_start: float
+    """Over the curve's start_s."""
+    prefill_item: float
+    """One sequence and head on one SM, apart from its pairs, over start_s."""
+    prefill_passes: float
+    """Times that queries, keys, values and outputs are moved."""
+    prefill_flops_share: float
+    """Of the data sheet; alike on all devices."""
+    fp8_with_cache: bool = False
+    """Prefill computes in fp8 where the cache is in fp8."""
+    fp8_passes: float = 0.0
+    """Prefill in fp8: as prefill_passes, for quantising."""
+    fp8_flops: float = 1.0
+    """Prefill in fp8: over bf16. Exponentials and conversions are no faster."""
+
+
+FAST_KERNELS = {
+    "vllm": MlaKernels(
+        item=0.38,
+        query_passes=6.7,
+        prefill_start=1.5,
+        prefill_item=0.03,
+        prefill_passes=3.0,
+        prefill_flops_share=0.78,
+    ),
+    "trtllm": MlaKernels(
+        item=0.25,
+        query_passes=2.5,
+        prefill_start=1.35,
+        prefill_item=0.22,
+        prefill_passes=1.0,
+        prefill_flops_share=0.55,
+        fp8_with_cache=True,
+        fp8_passes=1.4,
+        fp8_flops=1.22,
+    ),
+}
+"""vLLM: FlashMLA, FlashAttention-3, FlashInfer. TensorRT-LLM: its own."""
+
+PORTABLE_KERNELS = {
+    "vllm": MlaKernels(
+        item=0.01,
+        query_passes=4.0,
+        head_tile=16,
+        flops=0.33,
+        prefill_start=1.0,
+        prefill_item=0.01,
+        prefill_passes=3.1,
+        prefill_flops_share=0.64,
+    ),
+    "vllm_0.14": MlaKernels(
+        item=0.01,
+        query_passes=25.0,
+        head_tile=16,
+        flops=0.37,
+        token=2.1e-3,
+        prefill_start=1.0,
+        prefill_item=0.04,
+        prefill_passes=6.3,
+        prefill_flops_share=0.55,
+    ),
+    "trtllm": MlaKernels(
+        item=0.75,
+        query_passes=0.62,
+        token=9e-3,
+        prefill_start=1.14,
+        prefill_item=0.26,
+        prefill_passes=1.05,
+        prefill_flops_share=0.52,
+        fp8_with_cache=True,
+        fp8_passes=0.7,
+        fp8_flops=1.75,
+    ),
+}
+"""vLLM: Triton and FlashAttention-2; 0.14 cut a context into 4 at most. TensorRT-LLM: generic ones."""
+
+
+class MlaDecode:
+    """Absorbed decode, with all that does not depend on the batch worked out before.
+
+    H100, default curve, TensorRT-LLM, 128 heads, 64 sequences with 4,096 tokens each in bf16:
+    13 us + 64 x (25 ns + 208 ns) + 262,144 x max(0.452 ns, 0.469 ns) = 150.9 us. Measured: 139.4 us.
+    """
+
+    __slots__ = ("_seq_s", "_start_s", "_token_s", "_work_s")
+
+    def __init__(self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm") -> None:
+        family = kernels_of(kernels, device)
+        bandwidth = device.memory_bandwidth_bytes_per_s
+        query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
+        padded = -(-heads.num_heads // family.head_tile) * family.head_tile / heads.num_heads
+        self._start_s = curve.start_s
+        self._seq_s = (
+            family.item * curve.start_s / device.num_sms + family.query_passes * query_bytes / bandwidth
+        )
+        self._work_s = max(
+            heads.latent_bytes_per_token / (bandwidth * curve.bandwidth_share),
+            heads.decode_flops_per_token
+            * padded
+            / (decode_peak_flops_per_s(heads, device) * curve.flops_share * family.flops),
+        )
+        # Half of it is reading and converting elements, half goes by the token.
+        self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
+
+    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
+        """(fixed_s, s_per_context_token) of the lines whose largest is the time, for that many sequences."""
+        fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
+        if not self._token_s:
+            return ((fixed_s, self._work_s),)
+        return (fixed_s, self._work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
+
+    def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
+        """context_tokens: of all sequences, the new ones included. 0 sequences: 0 s."""
+        (fixed_s, token_s), *others = self.lines(num_seqs)
+        seconds = fixed_s + token_s * context_tokens
+        for fixed_s, token_s in others:
+            seconds = larger(seconds, fixed_s + token_s * context_tokens)
+        return seconds
+
+
+class MlaPrefill:
+    """Naive prefill, with all that does not depend on the batch worked out before.
+
+    H100, default curve, TensorRT-LLM, 128 heads, one prompt of 4,096 tokens in bf16:
+    17.6 us + 2.8 us + 4,096 x 48.9 ns + 8,390,656 x 0.1505 ns = 1,484 us. Measured: 1,263 us.
+    """
+
+    __slots__ = ("_chain_s", "_pair_s", "_seq_s", "_start_s", "_token_s")
+
+    def __init__(
+        self,
+        heads: MlaHeads,
+        device: Device,
+        curve: MlaCurve,
+        kernels: str = "vllm",
+        compute_dtype: str = "bf16",
+    ) -> None:
+        family = kernels_of(kernels, device)
+        fp8 = compute_dtype == "fp8" or (family.fp8_with_cache and heads.kv_bytes_per_element < 2)
+        fp8 = fp8 and "fp8" in device.peak_flops_per_s
+        dims = 2 * (heads.nope_head_dim + heads.rope_head_dim) + 2 * heads.v_head_dim
+        passes = family.prefill_passes + (family.fp8_passes if fp8 else 0.0)
+        flops_per_s = peak_flops_per_s(device) * family.prefill_flops_share
+        self._start_s = curve.start_s * family.prefill_start
+        self._seq_s = heads.num_heads * family.prefill_item * curve.start_s / device.num_sms
+        self._token_s = passes * heads.num_heads * dims * 2.0 / device.memory_bandwidth_bytes_per_s
+        self._pair_s = heads.prefill_flops_per_pair / (flops_per_s * (family.fp8_flops if fp8 else 1.0))
+        self._chain_s = TILE * device.num_sms * self._pair_s / heads.num_heads
+
+    def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
+        """pairs: query-key pairs under the causal mask; context_tokens: cached and new. 0 sequences: 0 s."""
+        work_s = self._seq_s * num_seqs + self._token_s * new_tokens + self._pair_s * pairs
+        chain_s = self._chain_s * (context_tokens / larger(num_seqs, 1.0))
+        return self._start_s * smaller(num_seqs, 1.0) + larger(work_s, chain_s)
+
+
+def mla_decode_lines(
+    num_seqs: Any, heads: MlaHeads, device: Device, curve: MlaCurve, *, kernels: str = "vllm"
+) -> tuple[tuple[Any, Any], ...]:
+    """`MlaDecode.lines`."""
+    return MlaDecode(heads, device, curve, kernels).lines(num_seqs)
+
+
+def mla_decode_seconds(
+    num_seqs: Any,
+    context_tokens: Any,
+    heads: MlaHeads,
+    device: Device,
+    curve: MlaCurve,
+    *,
+    kernels: str = "vllm",
+) -> Any:
+    """`MlaDecode.seconds`."""
+    return MlaDecode(heads, device, curve, kernels).seconds(num_seqs, context_tokens)
+
+
+def mla_prefill_seconds(
+    num_seqs: Any,
+    new_tokens: Any,
+    pairs: Any,
+    context_tokens: Any,
+    heads: MlaHeads,
+    device: Device,
+    curve: MlaCurve,
+    *,
+    kernels: str = "vllm",
+    compute_dtype: str = "bf16",
+) -> Any:
+    """`MlaPrefill.seconds`."""
+    price = MlaPrefill(heads, device, curve, kernels, compute_dtype)
+    return price.seconds(num_seqs, new_tokens, pairs, context_tokens)
+
+
+def kernels_of(kernels: str, device: Device) -> MlaKernels:
+    """The family that an engine runs on that device. Raises ValueError."""
+    families = FAST_KERNELS if has_big_tensor_cores(device) else PORTABLE_KERNELS
+    if kernels not in families:
+        raise ValueError(f"kernels={kernels}: must be one of {', '.join(families)}")
+    return families[kernels]
+
+
+def has_big_tensor_cores(device: Device) -> bool:
+    return peak_flops_per_s(device) / device.num_sms >= BIG_TENSOR_CORE_FLOPS_PER_S
+
+
+def peak_flops_per_s(device: Device) -> float:
+    """Of 16-bit activations; chips before Ampere have no bf16."""
+    return device.peak_flops_per_s[device.compute_dtype("bf16")]
+
+
+def decode_peak_flops_per_s(heads: MlaHeads, device: Device) -> float:
+    """Blackwell's kernels multiply latents of one byte as fp8; Hopper's convert them to bf16 first."""
+    if heads.kv_bytes_per_element <= 1 and "fp4" in device.peak_flops_per_s and has_big_tensor_cores(device):
+        return device.peak_flops_per_s["fp8"]
+    return peak_flops_per_s(device)

@@ -1,0 +1,35 @@
+"""Elementwise operators over the activations: norms, rotary embedding, activation functions, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from hwmodels.checks import check_finite
+from hwmodels.device import Device
+from hwmodels.iteration import Num
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamCurve:
+    """How fast a kernel without reuse moves its tensors."""
+
+    bandwidth_share: float = 0.80
+    """Of the data sheet's memory bandwidth, for tensors of many megabytes."""
+    start_s: float = 2.0e-6
+    """Start and drain of one kernel in a stream; small norms take 2 us."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            check_finite(entry.name, getattr(self, entry.name))
+        if self.bandwidth_share > 1:
+            raise ValueError(f"bandwidth_share={self.bandwidth_share}: must be a share, > 0 and <= 1")
+
+
+def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
+    """kernels start_s + bytes / (B share), bytes read and written.
+
+    H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
+    """
+    return kernels * curve.start_s + num_bytes / (
+        device.memory_bandwidth_bytes_per_s * curve.bandwidth_share
+    )

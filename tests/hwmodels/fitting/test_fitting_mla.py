@@ -1,0 +1,99 @@
+"""The fit of MLA: known parameters come back, and head counts that were kept back are predicted."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hwmodels.fitting.mla import GROUP_BY, Attention, fit_mla, predict_mla, projections
+from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.operators.gemm import GemmCurve, gemm_seconds
+from hwmodels.operators.mla import MlaCurve, MlaHeads, mla_decode_seconds
+from hwmodels.operators.stream import StreamCurve, stream_seconds
+from hwmodels.quantization import weight_format
+
+MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "mla.parquet"
+DEVICES = {
+    "a100_sxm": "a100_80gb_sxm",
+    "h100_sxm": "h100_sxm",
+    "h200_sxm": "h200_sxm",
+    "b200_sxm": "b200_sxm",
+    "rtx_pro_6000_server": "rtx_pro_6000_server",
+}
+
+
+def make_rows(shapes, **common):
+    """One row for each (num_heads, batch_size, seq_len, kv_len)."""
+    common = {
+        "framework": "trtllm",
+        "version": "1.3",
+        "scope": "kernel",
+        "phase": "decode",
+        "mla_dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "gemm_type": "bfloat16",
+        "latency_us": np.nan,
+        **common,
+    }
+    names = ("num_heads", "batch_size", "seq_len", "kv_len")
+    rows = dict(zip(names, map(np.array, zip(*shapes, strict=True)), strict=True))
+    return rows | {name: np.full(len(shapes), value) for name, value in common.items()}
+
+
+def test_fit_finds_the_curve_that_made_the_rows(devices):
+    truth = MlaCurve(start_s=9e-6, bandwidth_share=0.7, flops_share=0.5)
+    rows = make_rows([(h, n, 1, 4**k) for h in (16, 128) for n in (1, 16, 256) for k in range(1, 9)])
+    rows["latency_us"] = 1e6 * predict_mla(rows, devices["h200_sxm"], truth)
+    fitted = fit_mla(rows, devices["h200_sxm"])
+    for name in ("start_s", "bandwidth_share", "flops_share"):
+        assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=0.01)
+
+
+def test_projections_hold_the_weights_of_a_deepseek_v3_layer():
+    """187.1 million weights: 7168 x 2112 + 1536 x 24,576 + 512 x 32,768 + 16,384 x 7168, absorbed or not."""
+    for absorbed in (True, False):
+        shapes = projections(MlaHeads(num_heads=128), weight_format("fp8_block"), absorbed=absorbed)
+        assert sum(n * k for n, k, _ in shapes) == 187_105_280
+
+
+def test_absorbed_projections_stay_in_bf16():
+    shapes = projections(MlaHeads(num_heads=16), weight_format("fp8_block"), absorbed=True)
+    assert [stored.name for _, _, stored in shapes] == ["fp8_block"] * 3 + ["bf16"] * 2
+
+
+def test_a_module_is_projections_attention_and_elementwise(devices):
+    device, weights = devices["h200_sxm"], weight_format("bf16")
+    (seconds,) = predict_mla(make_rows([(8, 32, 1, 1000)], scope="module"), device, MlaCurve())
+    heads = MlaHeads(num_heads=8)
+    gemms = sum(
+        gemm_seconds(32.0, n, k, weights, device, GemmCurve(), kernels="trtllm")
+        for n, k in ((2112, 7168), (1536, 1536), (7168, 1024), (4096, 128), (1024, 512))
+    )
+    attention = mla_decode_seconds(32, 32_000, heads, device, MlaCurve(), kernels="trtllm")
+    norms = stream_seconds(2 * 2 * 2112 * 32, device, StreamCurve())
+    assert seconds == pytest.approx(gemms + attention + norms, rel=1e-9)
+
+
+def test_no_row_outside_graphs_is_faster_than_its_host(devices):
+    rows = make_rows([(16, 1, 1, 16), (16, 256, 1, 32768)], framework="vllm", version="0.14.0")
+    short, long = predict_mla(rows, devices["a100_80gb_sxm"], MlaCurve())
+    assert short == 330e-6
+    assert long > 330e-6
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="measured MLA kernels are not beside this checkout")
+def test_kept_back_head_counts_are_predicted_within_the_target(devices):
+    table = pd.read_parquet(MEASURED)
+    columns = [*Attention._fields, "batch_size", "seq_len", "kv_len", "latency_us"]
+    predicted, measured = [], []
+    for gpu, rows in table.groupby("gpu"):
+        device = devices[DEVICES[gpu]]
+        kept_back = validation_rows(rows.to_dict("list"), GROUP_BY)
+        curve = fit_mla(rows[~kept_back].iloc[::16][columns].to_dict("list"), device)
+        rest = rows[kept_back].iloc[::2]
+        predicted.append(predict_mla(rest[columns].to_dict("list"), device, curve))
+        measured.append(rest.latency_us.to_numpy() * 1e-6)
+    over_all = errors(np.concatenate(predicted), np.concatenate(measured))
+    assert over_all.median < 12
+    assert over_all.p90 < 35

@@ -1,0 +1,227 @@
+"""Prices of routed experts against hand calculations, draws, and what any price must obey."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hwmodels.operators.moe import (
+    FAMILIES,
+    ExpertLayer,
+    MoeCurve,
+    Routing,
+    expected_active_experts,
+    kernel_family,
+    moe_flops,
+    moe_seconds,
+    moe_weight_bytes,
+    rank_loads,
+)
+from hwmodels.quantization import WEIGHT_FORMATS, WeightFormat
+
+MIXTRAL = ExpertLayer(hidden_size=4096, intermediate_size=14336, top_k=2, num_experts=8)
+DEEPSEEK = ExpertLayer(hidden_size=7168, intermediate_size=2048, top_k=8, num_experts=256, ep_size=8)
+BALANCED = Routing(kind="balanced")
+UNIFORM = Routing(kind="uniform")
+SKEWED = Routing(kind="power_law", exponent=1.2)
+
+routings = st.sampled_from([BALANCED, UNIFORM, SKEWED, Routing(kind="power_law", exponent=1.01)])
+layers = st.sampled_from([MIXTRAL, DEEPSEEK, replace(DEEPSEEK, ep_size=1), replace(MIXTRAL, gated=False)])
+formats = st.sampled_from(["bf16", "fp8", "fp8_block", "int4_wo", "mxfp4"])
+token_counts = st.integers(1, 20_000)
+
+
+def seconds(
+    num_tokens, layer=MIXTRAL, *, device, weights="bf16", routing=BALANCED, curve=None, kernels="vllm"
+):
+    return moe_seconds(
+        num_tokens,
+        layer,
+        WEIGHT_FORMATS[weights],
+        device,
+        curve or MoeCurve(),
+        routing=routing,
+        kernels=kernels,
+    )
+
+
+def test_one_token_of_mixtral_on_h100_matches_hand_calculation(devices):
+    """Two experts, Triton (7 kernels, fill depth 60), default curve; up and gate 4096 x 28672, down back."""
+    up_bytes, down_bytes = 2 * 2 * 28672 * (4096 + 60), 2 * 2 * 4096 * (14336 + 60)
+    bytes_per_s = 0.95 * 3.35e12
+    # two experts' tiles of 8 rows, 12 more to fill each; the share counts full tiles of 128 with their fill
+    flops_per_s = 989.4e12 * 0.70 * (128 + 12) / 128
+    up = np.hypot(up_bytes / bytes_per_s, up_bytes / 4 * 2 * 40 / flops_per_s)
+    down = np.hypot(down_bytes / bytes_per_s, down_bytes / 4 * 2 * 40 / flops_per_s)
+    permute = 2 * (28672 + 28672 + 14336 + 4096 + 4096) * 2 / (0.44 * 3.35e12)
+
+    by_hand = 7 * 5.3e-6 + up + down + permute
+
+    assert by_hand == pytest.approx(262.0e-6, rel=1e-3)
+    assert seconds(1, device=devices["h100_sxm"]) == pytest.approx(by_hand)
+
+
+def test_flops_and_bytes_match_closed_forms():
+    assert moe_flops(1, MIXTRAL) == pytest.approx(704.6e6, rel=1e-4)
+    assert moe_flops([1, 10], replace(MIXTRAL, gated=False)).tolist() == [469_762_048, 4_697_620_480]
+    # one token visits two of eight experts
+    assert moe_weight_bytes(1, MIXTRAL, WEIGHT_FORMATS["bf16"], UNIFORM) == pytest.approx(704.6e6, rel=1e-4)
+    assert moe_weight_bytes(64, MIXTRAL, WEIGHT_FORMATS["fp8"], BALANCED) == 8 * 3 * 4096 * 14336
+
+
+def test_active_experts_match_closed_forms():
+    assert expected_active_experts(4, MIXTRAL, UNIFORM) == pytest.approx(8 * (1 - 0.75**4))
+    assert expected_active_experts([1, 3, 4, 100], MIXTRAL, BALANCED).tolist() == [2, 6, 8, 8]
+    # a rank has 32 of 256 experts, and an eighth of the 8 that each token picks
+    assert expected_active_experts([1, 4, 4096], DEEPSEEK, BALANCED).tolist() == [1, 4, 32]
+
+
+def test_skew_touches_fewer_experts_than_chance():
+    layer = replace(DEEPSEEK, ep_size=1)
+    skewed, uniform, balanced = (
+        float(expected_active_experts(32, layer, routing)) for routing in (SKEWED, UNIFORM, BALANCED)
+    )
+    assert skewed < uniform < balanced == 256
+
+
+@given(num_tokens=token_counts, layer=layers, routing=routings)
+def test_every_token_reaches_top_k_experts(num_tokens, layer, routing):
+    loads = rank_loads(num_tokens, replace(layer, ep_size=1), routing)
+    assert loads.assignments == pytest.approx(num_tokens * layer.top_k)
+    assert loads.tokens.max() <= num_tokens * (1 + 1e-9)
+    assert loads.active_experts <= layer.num_experts
+
+
+def test_busiest_rank_matches_draws():
+    """128 experts on 8 ranks, 512 tokens: mean over draws of the fullest rank; popularities as documented."""
+    rng = np.random.default_rng(0)
+    layer = ExpertLayer(hidden_size=64, intermediate_size=64, top_k=8, num_experts=128, ep_size=8)
+    low, high = 1.0 ** (1 - 1.2), (0.8 * 512) ** (1 - 1.2)
+    drawn = (low + (high - low) * rng.random((400, 128))) ** (1 / (1 - 1.2))
+    tokens = 512 * 8 * drawn / drawn.sum(axis=1, keepdims=True)
+    fullest = tokens.reshape(400, 8, 16).sum(axis=2).max(axis=1).mean()
+
+    assert fullest > 1.3 * 512
+    assert rank_loads(512, layer, SKEWED).assignments == pytest.approx(fullest, rel=0.1)
+
+
+@settings(deadline=None)
+@given(num_tokens=token_counts, more=st.integers(1, 5000), layer=layers, routing=routings, weights=formats)
+def test_more_tokens_are_never_cheaper(devices, num_tokens, more, layer, routing, weights):
+    few, many = seconds(
+        [num_tokens, num_tokens + more],
+        layer,
+        device=devices["h100_sxm"],
+        weights=weights,
+        routing=routing,
+    )
+    assert many >= few * (1 - 1e-9)
+
+
+@settings(deadline=None)
+@given(num_tokens=token_counts, layer=layers, routing=routings, weights=formats)
+def test_no_price_is_below_what_the_data_sheet_allows(devices, num_tokens, layer, routing, weights):
+    device, fmt = devices["h100_sxm"], WEIGHT_FORMATS[weights]
+    t = seconds(num_tokens, layer, device=device, weights=weights, routing=routing)
+    peak = device.peak_flops_per_s[fmt.compute_dtype(device, "bf16")]
+    assert t > moe_weight_bytes(num_tokens, layer, fmt, routing) / device.memory_bandwidth_bytes_per_s
+    assert t > moe_flops(num_tokens, layer) / layer.ep_size / peak
+
+
+@settings(deadline=None)
+@given(num_tokens=token_counts, layer=layers, routing=routings)
+def test_more_bandwidth_is_never_slower(devices, num_tokens, layer, routing):
+    h100 = devices["h100_sxm"]
+    faster = replace(h100, memory_bandwidth_bytes_per_s=1.5 * h100.memory_bandwidth_bytes_per_s)
+    assert seconds(num_tokens, layer, device=faster, routing=routing) < seconds(
+        num_tokens, layer, device=h100, routing=routing
+    )
+
+
+def test_array_equals_single_prices(devices):
+    counts = [1, 2, 7, 64, 65, 1000, 8192]
+    together = seconds(counts, DEEPSEEK, device=devices["b200_sxm"], weights="fp8_block")
+    assert together.tolist() == [
+        float(seconds(n, DEEPSEEK, device=devices["b200_sxm"], weights="fp8_block")) for n in counts
+    ]
+
+
+def test_weights_of_half_the_bytes_take_half_the_time_where_reading_is_all(devices):
+    """fp8 on A100 is weight-only. 64 tokens, all experts: some 1.4 and 0.7 ms of reading."""
+    full, half = (seconds(64, device=devices["a100_80gb_sxm"], weights=name) for name in ("bf16", "fp8"))
+    assert half / full == pytest.approx(0.5, abs=0.06)
+
+
+def test_tokens_of_other_ranks_cost_their_masked_share(devices):
+    """Expert parallelism on Triton still moves 0.8 of the activations of tokens that go elsewhere."""
+    h100 = devices["h100_sxm"]
+    layer = replace(MIXTRAL, ep_size=8)
+    slow = MoeCurve(activation_bandwidth_share=0.22)
+    assignments_here, assignments_elsewhere = 1000 * 2 / 8, 1000 * 2 * 7 / 8
+    per_assignment = (2 * 4096 + 5 * 14336) * 2 / 3.35e12
+    extra = (assignments_here + 0.8 * assignments_elsewhere) * per_assignment * (1 / 0.22 - 1 / 0.44)
+    assert seconds(1000, layer, device=h100, curve=slow) - seconds(1000, layer, device=h100) == pytest.approx(
+        extra
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "ep_size", "kernels", "family"),
+    [
+        ("a100_80gb_sxm", "bf16", 1, "vllm", "triton_bf16"),
+        ("a100_80gb_sxm", "fp8", 1, "vllm", "marlin"),
+        ("l4", "fp8", 1, "vllm", "triton_fp8"),
+        ("h100_sxm", "fp8", 1, "vllm", "cutlass_fp8_hopper"),
+        ("h100_sxm", "fp8", 1, "trtllm", "cutlass_fp8_block"),
+        ("h100_sxm", "fp8_block", 1, "vllm", "triton_fp8"),
+        ("h100_sxm", "fp8_block", 8, "vllm", "cutlass_fp8_block"),
+        ("h100_sxm", "mxfp4", 1, "vllm", "triton_mxfp4"),
+        ("h100_sxm", "nvfp4", 1, "vllm", "marlin_hopper"),
+        ("h200_sxm", "int4_wo", 1, "vllm", "marlin_hopper"),
+        ("b200_sxm", "bf16", 1, "vllm", "trtllm_gen_bf16"),
+        ("b200_sxm", "nvfp4", 8, "trtllm", "trtllm_gen_nvfp4"),
+        ("b200_sxm", "int4_wo", 1, "vllm", "marlin_blackwell"),
+        ("b200_sxm", "int8", 1, "vllm", "triton_fp8"),
+        ("rtx_pro_6000_server", "nvfp4", 1, "vllm", "cutlass_nvfp4"),
+        ("rtx_pro_6000_server", "mxfp4", 1, "vllm", "marlin"),
+    ],
+)
+def test_kernel_family_is_what_the_engine_chooses(devices, device, weights, ep_size, kernels, family):
+    layer = replace(MIXTRAL, ep_size=ep_size)
+    assert kernel_family(devices[device], layer, WEIGHT_FORMATS[weights], kernels) == family
+
+
+def test_every_format_has_a_family_on_every_device(devices):
+    for device in devices.values():
+        for weights in WEIGHT_FORMATS.values():
+            for kernels in ("vllm", "trtllm"):
+                assert kernel_family(device, DEEPSEEK, weights, kernels) in FAMILIES
+
+
+def test_fp4_weights_with_fp8_activations_have_kernels_of_their_own(devices):
+    w4a8 = WeightFormat(name="w4a8", bits=4, scale_bytes_per_weight=1 / 32, compute="fp8")
+    assert kernel_family(devices["b200_sxm"], DEEPSEEK, w4a8) == "trtllm_gen_w4a8"
+    assert kernel_family(devices["a100_80gb_sxm"], DEEPSEEK, w4a8) == "marlin"
+
+
+def test_rejects_what_cannot_be(devices):
+    with pytest.raises(ValueError, match="ep_size=3: must divide num_experts=8"):
+        replace(MIXTRAL, ep_size=3)
+    with pytest.raises(ValueError, match="top_k=9: must be at most num_experts=8"):
+        replace(MIXTRAL, top_k=9)
+    with pytest.raises(ValueError, match="kind=zipf: must be one of balanced, uniform, power_law"):
+        Routing(kind="zipf")
+    with pytest.raises(ValueError, match="power_law routing needs one"):
+        Routing(kind="power_law")
+    with pytest.raises(ValueError, match=r"exponent=1.2: balanced routing has none"):
+        Routing(kind="balanced", exponent=1.2)
+    with pytest.raises(ValueError, match="exponent=1: must be > 0, < 10 and not 1"):
+        Routing(kind="power_law", exponent=1)
+    with pytest.raises(ValueError, match="num_tokens=0: must be >= 1"):
+        seconds([4, 0], device=devices["h100_sxm"])
+    with pytest.raises(ValueError, match="kernels=sglang: must be vllm or trtllm"):
+        seconds(1, device=devices["h100_sxm"], kernels="sglang")
+    with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
+        MoeCurve(flops_share=1.5)
