@@ -1,4 +1,4 @@
-"""What kernels reach on one device: the parameters of every operator's curve, and where they were measured."""
+"""What kernels reach on one device: the figures of every operator's curve, and where they were measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Calibration:
     sustained_clock_share: float = 0.9
     """Clock of the SMs under an engine's continuous load, over that in a benchmark of single operators.
 
-    Power, not silicon, limits long prefills: the GPU lowers its clock. From whole-engine TTFT of long prompts.
+    Power, not silicon, limits long prefills. From whole-engine TTFT of long prompts, not from operators.
     """
     gemm: GemmCurve = field(default_factory=GemmCurve)
     attention: AttentionCurve = field(default_factory=AttentionCurve)
@@ -37,7 +37,9 @@ class Calibration:
     def __post_init__(self) -> None:
         check_finite("sustained_clock_share", self.sustained_clock_share)
         if self.sustained_clock_share > 1:
-            raise ValueError(f"sustained_clock_share={self.sustained_clock_share}: must be a share, > 0 and <= 1")
+            raise ValueError(
+                f"sustained_clock_share={self.sustained_clock_share}: must be a share, > 0 and <= 1"
+            )
 
     def under_load(self, device: Device) -> Device:
         """The device as operators of a busy engine find it: its peaks at the sustained clock."""

@@ -67,7 +67,10 @@ class Device:
         return self.pcie if self.scale_up is None else self.scale_up
 
     def check_node_holds(self, num_ranks: int) -> None:
-        """Raise ValueError where num_ranks devices do not share a node: `link` is the one inside it."""
+        """Raise ValueError where num_ranks devices share neither a node nor a fabric as fast (GB200)."""
+        beyond = self.inter_node
+        if beyond is not None and 2 * beyond.bandwidth_bytes_per_s >= self.link.bandwidth_bytes_per_s:
+            return
         if not 1 <= num_ranks <= self.gpus_per_node:
             raise ValueError(
                 f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, "

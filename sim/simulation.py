@@ -56,9 +56,7 @@ class Simulation:
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         self._replicas = [
-            Replica(
-                i, core, model, self._clock, self._requests, self._on_end, leap, frontend_s, plans_ahead
-            )
+            Replica(i, core, model, self._clock, self._requests, self._on_end, leap, frontend_s, plans_ahead)
             for i, core in enumerate(cores)
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,10 @@ from experiments.build import build_as
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError, suggest
 from experiments.score import per_request, runs, silicon
-from experiments.score.presets import NotSimulatedError, preset
+from experiments.score.presets import NotSimulatedError
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 
 
 class Kind(NamedTuple):
@@ -34,7 +35,7 @@ class Kind(NamedTuple):
     metrics: tuple[str, ...]
     """That are predicted, in the order of the output."""
     groups: tuple[str, ...]
-    predict: Callable[[dict[str, Any], str], dict[str, float]]
+    predict: Callable[[dict[str, Any], LatencyLevel], dict[str, float]]
     rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
     """From the table as read, and its path, to one row a prediction; None: it is so already."""
 
@@ -72,7 +73,7 @@ class ScoreSettings:
     measured: str
     out: str
     kind: str = "silicon"
-    latency: str = "calibrated"
+    latency: LatencyLevel = field(default_factory=Calibrated)
     jobs: int | None = None
     """Processes; null: one a core."""
     where: str | None = None
@@ -118,10 +119,6 @@ def main(cfg: DictConfig) -> None:
 def _settings(cfg: DictConfig) -> ScoreSettings:
     given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     settings: ScoreSettings = build_as(ScoreSettings, given, "")
-    try:
-        preset("latency", settings.latency)
-    except NotSimulatedError as error:
-        raise ConfigError(str(error)) from None
     return settings
 
 
@@ -139,7 +136,7 @@ def _read(settings: ScoreSettings) -> pd.DataFrame:
 
 
 def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console) -> Iterator[dict[str, Any]]:
-    """One prediction a row, in the order of the table; the longest rows are begun first."""
+    """One prediction a row, in the order of the table."""
     rows = table.to_dict("records")
     one = partial(predict_row, settings.kind, settings.latency)
     jobs = min(settings.jobs or os.cpu_count() or 1, len(rows))
@@ -151,7 +148,7 @@ def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console)
         yield from track(results, total=len(rows), console=console, description=settings.kind)
 
 
-def predict_row(kind: str, latency: str, row: dict[str, Any]) -> dict[str, Any]:
+def predict_row(kind: str, latency: LatencyLevel, row: dict[str, Any]) -> dict[str, Any]:
     """The row's id, its predictions and status ok, or no prediction and the reason as status."""
     try:
         return {"id": row["id"], **KINDS[kind].predict(row, latency), "status": "ok"}

@@ -15,6 +15,7 @@ import pandas as pd
 
 from experiments.errors import ConfigError
 from experiments.score.presets import base_scenario
+from hwmodels.levels.rooflines import LatencyLevel
 from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
@@ -61,11 +62,12 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
             for name in ("ttft", "tpot", "e2e")
             if f"{name}_ms" in requests
         }
-        rows.append({"id": run, "run": run, **settings.loc[run].to_dict(), **measured, "requests": requests})
+        row = {str(name): value for name, value in settings.loc[run].items()}
+        rows.append({"id": run, "run": run, **row, **measured, "requests": requests})
     return pd.DataFrame(rows)
 
 
-def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
     records = scenario.simulate(scenario.source())
@@ -73,8 +75,8 @@ def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
     return {f"{name}_mean_ms": 1e3 * float(table[f"{name}_s"].mean()) for name in ("ttft", "tpot", "e2e")}
 
 
-def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
-    base = base_scenario(row["model"], row["gpu"], "vllm", latency)
+def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
+    base = base_scenario(row["model"], row["gpu"], "vllm")
     requests: pd.DataFrame = row["requests"]
     engine = replace(
         base.engine,
@@ -86,6 +88,7 @@ def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
     )
     return replace(
         base,
+        latency=latency,
         engine=engine,
         tensor_parallel_size=int(row["tp"]),
         workload=Replayed(

@@ -41,7 +41,7 @@ class NotSimulatedError(Exception):
 
 
 @lru_cache(maxsize=256)
-def base_scenario(model: str, gpu: str, engine: str, latency: str) -> Scenario:
+def base_scenario(model: str, gpu: str, engine: str) -> Scenario:
     """The default scenario of `windtunnel simulate` with these choices; names as measured tables have them.
 
     Raises NotSimulatedError for a name that no preset stands for.
@@ -53,7 +53,7 @@ def base_scenario(model: str, gpu: str, engine: str, latency: str) -> Scenario:
     }
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     overrides = [f"{group}={choice}" for group, choice in choices.items()]
-    cfg = source.compose([*overrides, f"latency={latency}", "workload=offline_batch", "slo=none"])
+    cfg = source.compose([*overrides, "workload=offline_batch", "slo=none"])
     try:
         return build_scenario(cfg)
     except ConfigError as error:

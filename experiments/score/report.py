@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -48,7 +49,7 @@ def _line(group: str, value: str, rows: pd.DataFrame, metric: str) -> dict[str, 
 
 def concurrency_band(concurrency: float) -> str:
     """1-3, 4-15, 16-63, ..."""
-    for low, high in zip(BANDS, BANDS[1:], strict=False):
+    for low, high in pairwise(BANDS):
         if low <= concurrency < high:
             return f"{low:>5}-{high - 1}"
     return f"{BANDS[-1]:>5}-"
@@ -59,12 +60,9 @@ def print_errors(tables: dict[str, pd.DataFrame], console: Console) -> None:
         table = Table(title=f"{metric}: absolute percentage error", title_justify="left")
         for column in errors.columns:
             table.add_column(str(column), justify="left" if column in ("by", "value") else "right")
-        for line in errors.itertuples(index=False):
+        for line in errors.to_dict("records"):
+            figures = (f"{line[name]:.1f}" for name in ("mean", "median", "p90", "bias"))
             table.add_row(
-                line.by,
-                line.value,
-                f"{line.rows:,}",
-                f"{100 * line.coverage:.0f} %",
-                *(f"{getattr(line, name):.1f}" for name in ("mean", "median", "p90", "bias")),
+                line["by"], line["value"], f"{line['rows']:,}", f"{100 * line['coverage']:.0f} %", *figures
             )
         console.print(table)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.score.presets import NotSimulatedError, base_scenario
+from hwmodels.levels.rooflines import LatencyLevel
 from sim.metrics.definitions import describe
 from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
@@ -73,7 +74,7 @@ class Stages:
         )
 
 
-def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
     records = scenario.simulate(scenario.source())
@@ -87,8 +88,8 @@ def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
     return {**predicted, "itl_mean_ms": 1e3 * describe(records.gap_s, records.gap_count)["mean_s"]}
 
 
-def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
-    base = base_scenario(row["model"], row["gpu"], "vllm", latency)
+def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
+    base = base_scenario(row["model"], row["gpu"], "vllm")
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
     known_blocks = row.get("total_kv_blocks")
@@ -103,6 +104,7 @@ def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
     )
     return replace(
         base,
+        latency=latency,
         model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
         engine=engine,
         caching=replace(base.caching, presume_cached=bool(row["prefix_caching"])),

@@ -14,6 +14,9 @@ from typing import Any
 import pandas as pd
 
 from experiments.score.presets import NotSimulatedError, base_scenario
+from hwmodels.layout import ParallelLayout
+from hwmodels.levels.rooflines import LatencyLevel
+from policies.batching import Batching
 from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
@@ -56,7 +59,7 @@ SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensor
 """By engine: from which version on the profile of its name holds, and the profile for older ones."""
 
 
-def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
+def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """ttft_ms, tpot_ms, e2e_ms (means over requests) and output tokens/s a GPU.
 
     Raises NotSimulatedError or ValueError for a row that cannot be simulated.
@@ -78,29 +81,27 @@ def predict(row: dict[str, Any], latency: str) -> dict[str, float]:
     }
 
 
-def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
+def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """The row as settings. Raises NotSimulatedError, or ValueError for a layout that the model forbids."""
     if row["mode"] != "agg":
         raise NotSimulatedError(f"mode={row['mode']}: separate prefill and decode workers are not simulated")
     if not row["concurrency"] >= 1:
         raise NotSimulatedError("concurrency is missing")
-    base = base_scenario(row["model"], row["gpu"], engine_of(row), latency)
+    base = base_scenario(row["model"], row["gpu"], engine_of(row))
     model, layout = base.model, layout_of(row, base)
     if row["model"] in OWN_FORMATS:
-        moe = OWN_FORMATS[row["model"]]
-        if "fp4" in base.hardware.peak_flops_per_s:
-            moe = "mxfp4_mxfp8"  # what engines run on Blackwell
-        model = model.with_weights(model.weights, moe)
+        on_blackwell = "fp4" in base.hardware.peak_flops_per_s
+        own = "mxfp4_mxfp8" if on_blackwell else OWN_FORMATS[row["model"]]
+        model = model.with_weights(model.weights, own)
     else:
         weights, moe = (checkpoint_format(row.get(name), base) for name in ("weights", "moe_weights"))
         model = model.with_weights(weights, moe if model.has_experts else None, kv_cache_dtype(row))
-    devices = layout["tensor_parallel_size"] * layout["pipeline_parallel_size"]
-    devices *= layout["attention_data_parallel_size"]
+    devices = layout.num_devices
     gpus = devices if pd.isna(row["gpus"]) else int(row["gpus"])
     if gpus % devices:
         raise NotSimulatedError(f"gpus={gpus}: not a multiple of the {devices} that one replica takes")
     clients = int(row["concurrency"])
-    share = layout["attention_data_parallel_size"]
+    share = layout.attention_data_parallel_size
     budget = share * DEFAULT_BATCHED_TOKENS.get((row["source"], row["backend"]), base.max_num_batched_tokens)
     engine = replace(
         base.engine,
@@ -110,17 +111,28 @@ def scenario_of(row: dict[str, Any], latency: str) -> Scenario:
     )
     return replace(
         base,
+        latency=latency,
         model=model,
         engine=engine,
-        batching=replace(base.batching, max_num_batched_tokens=budget),
+        batching=with_budget(base.batching, budget),
         replicas=gpus // devices,
         workload=Synthetic(
             arrivals=ClosedLoop(num_users=clients, think_time_s=Fixed(value=0.0), ramp_up_s=0.0),
             lengths=lengths_of(row),
             num_requests=REQUESTS_PER_CLIENT * clients,
         ),
-        **layout,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        attention_data_parallel_size=share,
+        expert_parallel_size=layout.expert_parallel_size,
     )
+
+
+def with_budget(batching: Batching, max_num_batched_tokens: int) -> Batching:
+    """The same policy; those of all engines that tables name have a budget."""
+    policy: Any = batching
+    limited: Batching = replace(policy, max_num_batched_tokens=max_num_batched_tokens)
+    return limited
 
 
 def engine_of(row: dict[str, Any]) -> str:
@@ -147,8 +159,8 @@ def lengths_of(row: dict[str, Any]) -> Lengths:
     return Lengths(prompt_tokens=Fixed(value=row["isl"]), output_tokens=answers)
 
 
-def layout_of(row: dict[str, Any], base: Scenario) -> dict[str, int]:
-    """Sizes as `Scenario` names them; a dense model has no experts, whatever its row says of them."""
+def layout_of(row: dict[str, Any], base: Scenario) -> ParallelLayout:
+    """A dense model has no experts, whatever its row says of them."""
     tensor, data = int(row["tp_size"]), int(row["attention_dp_size"])
     expert = int(row["moe_ep_size"]) if base.model.has_experts else 1
     if base.model.has_experts and int(row["moe_tp_size"]) * expert != tensor * data:
@@ -156,16 +168,16 @@ def layout_of(row: dict[str, Any], base: Scenario) -> dict[str, int]:
             f"moe_tp_size={row['moe_tp_size']} x moe_ep_size={expert}: must be "
             f"tp_size={tensor} x attention_dp_size={data}"
         )
-    return {
-        "tensor_parallel_size": tensor,
-        "pipeline_parallel_size": int(row["pp_size"]),
-        "attention_data_parallel_size": data,
-        "expert_parallel_size": max(1, expert),
-    }
+    return ParallelLayout(
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=int(row["pp_size"]),
+        attention_data_parallel_size=data,
+        expert_parallel_size=max(1, expert),
+    )
 
 
 def checkpoint_format(label: Any, base: Scenario) -> str | None:
-    """Format of the weights that a label means: fp8 checkpoints of mixtures of experts are scaled by block."""
+    """The format that a label means: fp8 checkpoints of mixtures of experts are scaled by block."""
     if not isinstance(label, str):
         return None
     return "fp8_block" if label == "fp8" and base.model.has_experts else label

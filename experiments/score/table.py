@@ -15,7 +15,7 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     """A CSV (also .gz) or parquet file with these columns.
 
     positive: those of its columns, where it has them, whose numbers must be finite and > 0; empty cells pass.
-    Raises ConfigError naming the file, the row and the column.
+    Raises ConfigError naming the file, the row and the column, and for an id that occurs twice.
     """
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
@@ -28,6 +28,9 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     for name in positive:
         if name in table.columns:
             check_positive(path, table, name)
+    repeated = table["id"][table["id"].duplicated()]
+    if len(repeated):
+        raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; rows are told apart by it")
     return table
 
 

@@ -54,7 +54,7 @@ def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operato
 
 
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
-    """Of `calls` layers. Norms behind attention and MLP, where there are any, are counted with those before."""
+    """Of `calls` layers. Norms behind attention and MLP, if any, are counted with those before."""
     yield site.norm("attention_norm", calls, block.num_norms / 2)
     yield from attention_operators(site, block.attention, calls)
     yield from site.reduced("attention", calls)
@@ -98,7 +98,7 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
 
 
 def draft_operators(site: Site) -> Iterator[Operator]:
-    """Medusa: each head a residual layer and an LM head. MTP: each a projection and a layer, the LM head shared."""
+    """Medusa: a head is a residual layer and an LM head. MTP: a projection and a layer; shared LM head."""
     model, draft = site.model, site.model.draft
     if draft is None:
         raise ValueError(f"with_draft=True: {model.name} has no draft heads")

@@ -14,7 +14,7 @@ from hwmodels.layout import RankBatch
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 from hwmodels.ops import DecodeSeconds, Lines, Operator, Per, Quantity
-from hwmodels.quantization import KV_BYTES
+from hwmodels.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.windows import within_window
 
 DELTA_NET_CHUNK = 64
@@ -38,11 +38,13 @@ def attention_operators(
 
 def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iterator[Operator]:
     qkv_proj, o_proj = spec.matrices(site.model.hidden_size, site.tp)
+    scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
+    kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.head_dim
     heads = HeadLayout(
         num_heads=share_of(spec.num_heads, site.tp),
         num_kv_heads=spec.kv_heads_per_rank(site.tp),
         head_dim=spec.head_dim,
-        kv_bytes_per_element=KV_BYTES[site.model.kv_dtype],
+        kv_bytes_per_element=kv_element_bytes,
         windowed=spec.window is not None,
     )
     b = site.model.element_bytes

@@ -35,7 +35,7 @@ COLLECTIVES = {
 }
 
 LORA_PEAK_SHARE = 0.25
-"""Of the dense peak that adapters of rank 8 to 64 can reach: they fill so many of a tile's 64 or 128 columns."""
+"""Of the dense peak that adapters of rank 8 to 64 can reach: so much of a tile's columns they fill."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Kernels:
     gemm_library: str = "vllm"
     """Whose GEMM kernels."""
     fused_quantisation: bool = False
-    """Where a tensor has one scale (fp8, int8), the operator that makes it quantises it; else a kernel of its own."""
+    """The operator that makes a tensor of one scale (fp8, int8) quantises it; else a kernel of its own."""
     absorbed_latent_decode: bool = True
     """Decode over latent vectors attends to them as they are cached; false expands keys and values first."""
     routing: Routing = Routing(kind="power_law", exponent=1.2)

@@ -30,6 +30,4 @@ def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernel
 
     H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
     """
-    return kernels * curve.start_s + num_bytes / (
-        device.memory_bandwidth_bytes_per_s * curve.bandwidth_share
-    )
+    return kernels * curve.start_s + num_bytes / (device.memory_bandwidth_bytes_per_s * curve.bandwidth_share)

@@ -158,7 +158,7 @@ def test_the_file_says_where_its_figures_come_from(mine, written):
         line.endswith("  # Launch, start and drain of one kernel in a stream, in seconds") for line in lines
     )
     assert any(
-        "flops_share_4bit: " in line and line.endswith("; default, no fitted row decides it") for line in lines
+        "flops_share_4bit: " in line and line.endswith("default, no fitted row decides it") for line in lines
     )
 
 

@@ -13,6 +13,7 @@ from experiments.score import per_request, runs, silicon
 from experiments.score.command import predict_row
 from experiments.score.presets import ALIASES, NotSimulatedError, plain, preset
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
+from hwmodels.levels.rooflines import Spec
 
 SILICON = {
     "id": "row-0",
@@ -176,15 +177,15 @@ def test_lengths_are_drawn_from_the_upper_fifth_where_the_benchmark_does_so():
 
 def test_a_row_becomes_the_replicas_that_its_gpus_make():
     row = {**SILICON, "gpu": "h100_sxm", "model": "llama-3.1-8b", "tp_size": 2, "gpus": 8, "weights": "fp8"}
-    scenario = silicon.scenario_of(row, "spec")
+    scenario = silicon.scenario_of(row, Spec())
     assert (scenario.replicas, scenario.tensor_parallel_size) == (4, 2)
     assert (scenario.model.weights, scenario.model.kv_cache_dtype) == ("fp8", "fp8")
     moe = {"model": "qwen3-30b-a3b", "attention_dp_size": 4, "moe_ep_size": 8, "moe_weights": "nvfp4"}
-    scenario = silicon.scenario_of({**row, **moe}, "spec")
+    scenario = silicon.scenario_of({**row, **moe}, Spec())
     assert scenario.layout.num_devices == 8
     assert scenario.expert_parallel_size == 8
     assert scenario.model.moe_weights == "nvfp4"
-    assert scenario.engine.max_num_seqs == 4 * silicon.scenario_of(row, "spec").engine.max_num_seqs
+    assert scenario.engine.max_num_seqs == 4 * silicon.scenario_of(row, Spec()).engine.max_num_seqs
 
 
 # Open-loop runs
@@ -205,7 +206,7 @@ def test_an_open_loop_run_gets_means_and_percentiles(score):
 
 def test_arrivals_follow_the_stages():
     """4 a second for 3 s, then 8 a second for 2 s."""
-    source = runs.scenario_of(RUN, "spec").source()
+    source = runs.scenario_of(RUN, Spec()).source()
     arrivals = list(source.arrivals())
     at = [arrival.request.arrival_s for arrival in arrivals]
     assert at == pytest.approx([*(np.arange(12) / 4), *(3 + np.arange(16) / 8)])
@@ -228,7 +229,7 @@ def test_prompts_that_are_sent_again_and_again_are_cached(score):
     ],
 )
 def test_runs_that_cannot_be_simulated_get_a_reason(given, reason):
-    row = predict_row("experiments", "spec", {**RUN, **given})
+    row = predict_row("experiments", Spec(), {**RUN, **given})
     assert set(row) == {"id", "status"}
     assert row["status"].startswith(reason)
 
@@ -253,7 +254,7 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     table = pd.DataFrame(replayed(3, ttft_ms=20.0)).sample(frac=1, random_state=1)
     (row,) = per_request.by_run(table, tmp_path / "requests.csv").to_dict("records")
     assert (row["ttft_mean_ms"], "tpot_mean_ms" in row) == (20.0, False)
-    arrivals = list(per_request.scenario_of(row, "spec").source().arrivals())
+    arrivals = list(per_request.scenario_of(row, Spec()).source().arrivals())
     assert [arrival.request.arrival_s for arrival in arrivals] == [0, 0.25, 0.5]
     assert {(a.request.prompt.num_tokens, a.num_output_tokens) for a in arrivals} == {(50, 6)}
 
