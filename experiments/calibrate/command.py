@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from experiments.calibrate.fit import (
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import drawn, residual_figure, write_page
 from experiments.calibrate.tables import Measured, read_tables
-from experiments.calibrate.yaml_file import calibration_yaml
+from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.config_groups import CONFIG_DIR
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
@@ -58,8 +58,16 @@ class CalibrateSettings:
     """sm80, sm90, ...; null: by the kernels that the rows name."""
     source: str | None = None
     """Who measured; null: the folder's name."""
+    sustained_clock_share: float = 0.9
+    """Taken over as it is: operators measured alone do not show it."""
 
     def __post_init__(self) -> None:
+        Calibration(sustained_clock_share=self.sustained_clock_share)  # raises for what is no share
+        if Path(self.out).exists() and not is_calibration(Path(self.out)):
+            raise ValueError(
+                f"out={self.out}: there is such a file, and it is no calibration; "
+                "name another, say configs/calibration/my_gpu.yaml"
+            )
         for name in ("out", "report"):
             value = getattr(self, name)
             if value is not None and not Path(value).resolve().parent.is_dir():
@@ -87,6 +95,7 @@ def main(cfg: DictConfig) -> None:
         compute_capability=settings.compute_capability,
         source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
     )
+    calibration = replace(calibration, sustained_clock_share=settings.sustained_clock_share)
     lines = {name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()}
     figures = {name: error_table(found) for name, found in lines.items()}
     for name, found in figures.items():

@@ -7,12 +7,16 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hwmodels.calibration import Calibration
 
 MAX_WIDTH = 120
+CURVES = tuple(
+    field.name for field in fields(Calibration) if is_dataclass(getattr(Calibration(), field.name))
+)
 
 
 def calibration_yaml(calibration: Calibration, curves: Sequence[str], description: str) -> str:
@@ -24,11 +28,20 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
         f"measured_on: {quoted(str(calibration.measured_on))}",
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
     ]
+    share = f"sustained_clock_share: {figure(calibration.sustained_clock_share)}"
+    lines.append(
+        commented(share, field_meanings(Calibration)["sustained_clock_share"], "; given, not fitted")
+    )
     for curve in curves:
         lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
-    default = [field.name for field in fields(Calibration)[2:] if field.name not in curves]
+    default = [name for name in CURVES if name not in curves]
     lines.append(f"# Not measured, as by default: {', '.join(default)}")
     return "\n".join(lines) + "\n"
+
+
+def is_calibration(file: Path) -> bool:
+    """Whether the file is of the group `calibration`, and so may be written anew."""
+    return f"_target_: {path_of(Calibration)}\n" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def curve_lines(curve: Any) -> Iterator[str]:
