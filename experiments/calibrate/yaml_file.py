@@ -14,9 +14,7 @@ from typing import Any
 from hwmodels.calibration import Calibration
 
 MAX_WIDTH = 120
-CURVES = tuple(
-    field.name for field in fields(Calibration) if is_dataclass(getattr(Calibration(), field.name))
-)
+CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]
 
 
 def calibration_yaml(calibration: Calibration, curves: Sequence[str], description: str) -> str:
@@ -28,10 +26,9 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
         f"measured_on: {quoted(str(calibration.measured_on))}",
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
     ]
-    share = f"sustained_clock_share: {figure(calibration.sustained_clock_share)}"
-    lines.append(
-        commented(share, field_meanings(Calibration)["sustained_clock_share"], "; given, not fitted")
-    )
+    share, meaning = "sustained_clock_share", field_meanings(Calibration)["sustained_clock_share"]
+    given = f"{share}: {figure(calibration.sustained_clock_share)}"
+    lines.append(commented(given, meaning, "; given, not fitted"))
     for curve in curves:
         lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
     default = [name for name in CURVES if name not in curves]
