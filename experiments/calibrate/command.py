@@ -22,10 +22,11 @@ from experiments.calibrate.fit import (
     residuals,
 )
 from experiments.calibrate.operators import OPERATORS
-from experiments.calibrate.residual_plots import drawn, residual_figure, write_page
+from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.config_groups import CONFIG_DIR
+from experiments.report.plain_page import drawn, write_page
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
 from hwmodels.operators.gemm import GemmCurve

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 
-from experiments.calibrate.residual_plots import drawn, write_page
 from experiments.report.look import BLUE, GREEN, GREY, ORANGE, styled
+from experiments.report.plain_page import drawn, write_page
 from experiments.roofline.survey import Survey
 from experiments.roofline.tables import explained_title, memory_lines, title
 from experiments.wording import number, percent
