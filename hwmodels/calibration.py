@@ -27,6 +27,11 @@ class Calibration:
 
     Power, not silicon, limits long prefills. From whole-engine TTFT of long prompts, not from operators.
     """
+    start_share: float = 0.8
+    """Of a kernel's start measured alone, what is left where kernels follow each other in a stream or graph.
+
+    The start of one overlaps the end of the one before. From whole-engine TPOT of small batches.
+    """
     gemm: GemmCurve = field(default_factory=GemmCurve)
     attention: AttentionCurve = field(default_factory=AttentionCurve)
     mla: MlaCurve = field(default_factory=MlaCurve)
@@ -35,14 +40,25 @@ class Calibration:
     stream: StreamCurve = field(default_factory=StreamCurve)
 
     def __post_init__(self) -> None:
-        check_finite("sustained_clock_share", self.sustained_clock_share)
-        if self.sustained_clock_share > 1:
-            raise ValueError(
-                f"sustained_clock_share={self.sustained_clock_share}: must be a share, > 0 and <= 1"
-            )
+        for name in ("sustained_clock_share", "start_share"):
+            value = getattr(self, name)
+            check_finite(name, value)
+            if value > 1:
+                raise ValueError(f"{name}={value}: must be a share, > 0 and <= 1")
 
     def under_load(self, device: Device) -> Device:
         """The device as operators of a busy engine find it: its peaks at the sustained clock."""
         share = self.sustained_clock_share
         peaks = {dtype: peak * share for dtype, peak in device.peak_flops_per_s.items()}
         return replace(device, peak_flops_per_s=peaks)
+
+    def in_a_stream(self) -> Calibration:
+        """The same with the starts of kernels as they are when one follows the other."""
+        share = self.start_share
+        return replace(
+            self,
+            gemm=replace(self.gemm, start_s=share * self.gemm.start_s),
+            attention=replace(self.attention, decode_start_s=share * self.attention.decode_start_s),
+            moe=replace(self.moe, kernel_s=share * self.moe.kernel_s),
+            stream=replace(self.stream, start_s=share * self.stream.start_s),
+        )

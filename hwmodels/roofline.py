@@ -64,7 +64,7 @@ class Roofline:
             model=self.model,
             device=calibration.under_load(device),
             layout=self.layout,
-            calibration=calibration,
+            calibration=calibration.in_a_stream(),
             kernels=kernels or Kernels(),
             lora=lora,
         )

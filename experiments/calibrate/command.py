@@ -61,9 +61,12 @@ class CalibrateSettings:
     """Who measured; null: the folder's name."""
     sustained_clock_share: float = 0.9
     """Taken over as it is: operators measured alone do not show it."""
+    start_share: float = 0.8
+    """Taken over, too."""
 
     def __post_init__(self) -> None:
-        Calibration(sustained_clock_share=self.sustained_clock_share)  # raises for what is no share
+        # Raises for what is no share.
+        Calibration(sustained_clock_share=self.sustained_clock_share, start_share=self.start_share)
         if Path(self.out).exists() and not is_calibration(Path(self.out)):
             raise ValueError(
                 f"out={self.out}: there is such a file, and it is no calibration; "
@@ -96,7 +99,11 @@ def main(cfg: DictConfig) -> None:
         compute_capability=settings.compute_capability,
         source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
     )
-    calibration = replace(calibration, sustained_clock_share=settings.sustained_clock_share)
+    calibration = replace(
+        calibration,
+        sustained_clock_share=settings.sustained_clock_share,
+        start_share=settings.start_share,
+    )
     lines = {name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()}
     figures = {name: error_table(found) for name, found in lines.items()}
     for name, found in figures.items():

@@ -26,9 +26,10 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
         f"measured_on: {quoted(str(calibration.measured_on))}",
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),
     ]
-    share, meaning = "sustained_clock_share", field_meanings(Calibration)["sustained_clock_share"]
-    given = f"{share}: {figure(calibration.sustained_clock_share)}"
-    lines.append(commented(given, meaning, "; given, not fitted"))
+    meanings = field_meanings(Calibration)
+    for share in ("sustained_clock_share", "start_share"):
+        given = f"{share}: {figure(getattr(calibration, share))}"
+        lines.append(commented(given, meanings[share], "; given, not fitted"))
     for curve in curves:
         lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
     default = [name for name in CURVES if name not in curves]

@@ -52,8 +52,8 @@ OWN_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
 DEFAULT_BATCHED_TOKENS = {("nvidia-lab", "vllm"): 2048}
 """By source and engine, where engines were not started with the profile's budget: measured TTFT says so."""
 
-IN_STEP = {("nvidia-lab", "sglang")}
-"""Sources and engines whose answers all had the nominal length: clients march in step, TTFT says so."""
+IN_STEP = {("nvidia-lab", "sglang", "0.5.1.post1")}
+"""Sources, engines, versions whose answers all had the nominal length: clients march in step: see TTFT."""
 
 SYNCHRONOUS_BEFORE = {"vllm": ((0, 14), "vllm_sync"), "trtllm": ((1, 1), "tensorrt_llm_1_0")}
 """By engine: from which version on the profile of its name holds, and the profile for older ones."""
@@ -154,7 +154,7 @@ def lengths_of(row: dict[str, Any]) -> Lengths:
             output_tokens=Uniform(low=round(0.8 * row["osl"]), high=round(row["osl"])),
         )
     answers: Distribution = Uniform(low=round(0.8 * row["osl"]), high=round(row["osl"]))
-    if (row["source"], row["backend"]) in IN_STEP:
+    if (row["source"], row["backend"], row.get("backend_version")) in IN_STEP:
         answers = Fixed(value=row["osl"])
     return Lengths(prompt_tokens=Fixed(value=row["isl"]), output_tokens=answers)
 

@@ -106,9 +106,7 @@ class Slow(Base):
 
 
 def test_rejects_durations_below_the_physical_limit():
-    with pytest.raises(
-        ValueError, match=r"recorded, row 0: duration_s=0.1: .* less than 14 s; check"
-    ):
+    with pytest.raises(ValueError, match=r"recorded, row 0: duration_s=0.1: .* less than 14 s; check"):
         Recorded.from_iterations(make_iterations(), base=Slow())
     # 14 bytes, of which the cache holds 9: 10 FLOPs remain the limit. 8 s is within a fifth of it.
     durations = np.array([8.0, 8.0, 8.0, 7.9])
