@@ -29,6 +29,9 @@ USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionErr
 COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 """The same while composing, where nothing of ours runs: Hydra raises ValueError for `group=5`."""
 
+OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.assembly.site.Lora, rank: 16, num_active: 8}"}
+"""Nodes that are null in the config, and an example of what may stand there."""
+
 
 def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) -> ConfigError:
     """The error to show for `error`, which came up with these overrides."""
@@ -132,6 +135,8 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     cfg = _config_without(key, overrides, source)
     parent, _, _ = key.rpartition(".")
     branch = OmegaConf.select(cfg, parent) if parent else None
+    if branch is None and parent in OFF_BY_DEFAULT:
+        return f"{key}: {parent} is null; set it as a whole: '{parent}={OFF_BY_DEFAULT[parent]}'"
     if isinstance(branch, DictConfig):
         allowed = [f"{parent}.{name}" for name in map(str, branch) if name != "_target_"]
     else:

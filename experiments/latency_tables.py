@@ -82,7 +82,7 @@ class TableLevel:
                 tensor_parallel_size=replica.layout.tensor_parallel_size,
             )
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
+            raise ValueError(f"{_key(self.path)}: {error}") from None
         return MeasuredTable(
             profile=table.profile,
             base=Calibrated().iteration_model(replica),
@@ -124,16 +124,15 @@ class RecordedLevel:
 
     def iteration_model(self, replica: Replica) -> Recorded:
         """Raises ValueError for missing columns and for durations that cannot be right."""
-        rows = _columns(_frame(Path(self.path)))
         try:
             return Recorded.from_iterations(
-                rows,
+                _columns(_frame(Path(self.path))),
                 base=Calibrated().iteration_model(replica),
                 allow_missing=self.allow_missing,
                 cached_bytes=replica.layout.num_devices * replica.device.l2_bytes,
             )
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
+            raise ValueError(f"{_key(self.path)}: {error}") from None
 
     def basis(self, replica: Replica) -> str:
         text = f"Iteration times: {len(_frame(Path(self.path))):,} iterations recorded in {self.path}"
@@ -145,6 +144,11 @@ class RecordedLevel:
 def _check_exists(path: str) -> None:
     if not Path(path).exists():
         raise ValueError(f"path={path}: no such file or folder")
+
+
+def _key(path: Path | str) -> str:
+    """The setting with which the user named the file, for errors that come up after it was built."""
+    return f"latency.path={path}"
 
 
 def _check_layout(replica: Replica) -> None:
@@ -172,11 +176,11 @@ def _read_table(path: Path, setup: Setup) -> Table:
         source, rows = _layer_rows(layers, setup) if layers else _file_rows(_profile_file(path), setup)
         return Table(source, rows, Profile.from_rows(rows))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{_key(path)}: {error}") from None
 
 
 def _layer_rows(layers: Mapping[str, Path], setup: Setup) -> tuple[str, Rows]:
-    chosen = {name: _selected(_frame(file), setup) for name, file in layers.items()}
+    chosen = {name: _selected(_frame_in_folder(file), setup) for name, file in layers.items()}
     tables = {name: _columns(frame) for name, frame in chosen.items()}
     rows = llmservingsim_rows(**tables, num_layers=setup.num_layers)
     return f"LLMServingSim{_on_gpu(chosen['dense'])}", rows
@@ -203,7 +207,7 @@ def _profile_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     tables = [file for file in sorted(path.iterdir()) if _stem(file) is not None]
-    known = [file for file in tables if _kind(_frame(file)) is not None]
+    known = [file for file in tables if _kind(_frame_in_folder(file)) is not None]
     if len(known) != 1:
         raise ValueError(
             f"holds {len(known)} profiles; name one file, or a folder with LLMServingSim's "
@@ -235,11 +239,19 @@ def _stem(file: Path) -> str | None:
 def _frame(file: Path) -> pd.DataFrame:
     """The table in a file. Raises ValueError where it is none."""
     if _stem(file) is None:
-        raise ValueError(f"{file}: must be a table: {', '.join(SUFFIXES)}")
+        raise ValueError(f"must be a table: {', '.join(SUFFIXES)}")
     try:
         return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from error
+        raise ValueError(f"cannot be read: {error}") from error
+
+
+def _frame_in_folder(file: Path) -> pd.DataFrame:
+    """The same, with the file's name in the ValueError: the user named the folder."""
+    try:
+        return _frame(file)
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
 
 
 def _kind(frame: pd.DataFrame) -> str | None:

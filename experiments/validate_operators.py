@@ -124,6 +124,8 @@ def with_capability(calibration: Calibration, own: Calibration) -> Calibration:
         calibration,
         gemm=replace(calibration.gemm, compute_capability=own.gemm.compute_capability),
         attention=replace(calibration.attention, compute_capability=own.attention.compute_capability),
+        mla=replace(calibration.mla, compute_capability=own.mla.compute_capability),
+        moe=replace(calibration.moe, compute_capability=own.moe.compute_capability),
     )
 
 

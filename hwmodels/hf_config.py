@@ -94,6 +94,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         **settings,
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
+        "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": notes + stored.notes,
     }
 

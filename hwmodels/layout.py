@@ -3,7 +3,8 @@
     tensor     heads, MLP columns and vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
                (Korthikanti 2022)
-    pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019)
+    pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019), which
+               follow each other without a gap, those of the next iteration too (vLLM, TensorRT-LLM)
     context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or the queries do where
                they are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
     attention data   every group of tensor-parallel devices has sequences of its own; the experts are shared
@@ -16,13 +17,17 @@ ones hold different experts and the rest cut each expert's matrices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.exact import divided_up, larger, smaller
 from hwmodels.iteration import IterationShape, Num
+from hwmodels.layers.matrices import share_of
 from hwmodels.model_spec import MixtureOfExperts, ModelSpec
+
+SMALLEST_PIECE = 256
+"""Tokens: chunks are cut no smaller to fill micro-batches. Fewer take as long, for reading the weights."""
 
 
 class RankBatch(NamedTuple):
@@ -57,7 +62,7 @@ class ParallelLayout:
     """Groups among which routed experts are shared out; 1: every device holds a slice of every expert."""
     sequence_parallel: bool = False
     num_micro_batches: int | None = None
-    """Into which a pipeline cuts each iteration's batch; None: as many as stages."""
+    """Into which a pipeline cuts each iteration's batch, at most; None: as many as stages."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -98,7 +103,22 @@ class ParallelLayout:
 
     @property
     def micro_batches(self) -> int:
+        """At most; a batch of fewer sequences leaves some of them empty."""
         return self.num_micro_batches or self.pipeline_parallel_size
+
+    def stage_share(self, num_layers: int) -> float:
+        """Of a model's layers, on the stage that holds the most: 31 of 61 in 2 stages."""
+        return share_of(num_layers, self.pipeline_parallel_size) / num_layers
+
+    def passes(self, num_layers: int) -> float:
+        """Times that one micro-batch takes for all stages, until every sequence has its next token.
+
+        That long a sequence waits between two tokens: for its own micro-batch on all stages, or, where that
+        takes longer, for all micro-batches on the stage with the most layers. 4 micro-batches in 4 stages: 1
+        with 32 layers; 4 x 9 / 33 = 1.09 with 33. Where fewer sequences than micro-batches leave some empty,
+        that is up to this much too long.
+        """
+        return max(1.0, self.micro_batches * self.stage_share(num_layers))
 
     @property
     def num_batch_shares(self) -> int:
@@ -148,21 +168,39 @@ class ParallelLayout:
         if shares == 1 and ring == 1:
             tokens = decodes + new
             return RankBatch(tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+        # Products before quotients: shares of alike sequences come out exact, and so no price dips by a bit.
         own_decodes = divided_up(decodes, shares)
-        own_chunks = divided_up(chunks, self.attention_data_parallel_size)
-        of_decodes = own_decodes / larger(decodes, 1)
-        of_chunks = own_chunks / larger(chunks, 1)
-        own_new = divided_up(divided_up(new * of_chunks, self.micro_batches), ring)
+        some_chunks = larger(chunks, 1)
+        group_chunks = divided_up(chunks, self.attention_data_parallel_size)
+        group_new = new * group_chunks / some_chunks
+        group_pairs = pairs * group_chunks / some_chunks
+        passing = self._passing_at_once(group_new, group_chunks)
+        own_new = divided_up(passing, ring)
         # Each chunk takes a token at least; the context is that of the chunks that are here.
-        own_chunks = smaller(own_chunks, own_new)
+        own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
+        passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
         return RankBatch(
             tokens=own_decodes + own_new,
-            all_tokens=divided_up(decodes + new, self.micro_batches),
+            all_tokens=divided_up(decodes, self.micro_batches)
+            + self._passing_at_once(new, chunks, self.attention_data_parallel_size),
             rows=divided_up(rows, shares),
             decode_seqs=own_decodes,
-            decode_context_tokens=context * of_decodes / ring,
+            decode_context_tokens=context * own_decodes / larger(decodes, 1) / ring,
             prefill_seqs=own_chunks,
             prefill_tokens=own_new,
-            prefill_pairs=pairs * of_chunks / (self.micro_batches * ring),
-            prefill_context_tokens=prefill_context * (own_chunks / larger(chunks, 1)),
+            prefill_pairs=passing_pairs / ring,
+            prefill_context_tokens=prefill_context * own_chunks / some_chunks,
         )
+
+    def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
+        """New tokens of the fullest micro-batch, of chunks that are alike, in so many attention groups.
+
+        An equal share, but no smaller piece of a chunk than `SMALLEST_PIECE`, so that neither a longer chunk
+        nor one chunk more is ever cheaper. 4 micro-batches: of a chunk of 100 tokens 100, of 600 tokens 256,
+        of 2,000 tokens 500.
+        """
+        share = divided_up(new, self.micro_batches)
+        if self.micro_batches == 1:
+            return share
+        piece = smaller(divided_up(new, larger(chunks, 1)), SMALLEST_PIECE) * smaller(chunks, groups)
+        return larger(share, smaller(piece, new))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hwmodels.assembly.site import Lora
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
+from hwmodels.layers.matrices import Ranks, share_of
 from hwmodels.layers.mlp import MixtureOfExperts
 from hwmodels.layout import ParallelLayout
 from hwmodels.model_spec import ModelSpec
@@ -28,9 +30,10 @@ SAMPLER_BYTES_PER_LOGIT = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """One device's memory, in bytes; all ranks are alike.
+    """One device's memory, in bytes: the fullest one's, where the stages of a pipeline differ.
 
-    usable = weights + activations + graphs + runtime + windows and states + KV blocks + less than a block
+    usable = weights + adapters + activations + graphs + runtime + windows and states + KV blocks
+             + less than a block
     """
 
     usable_bytes: float
@@ -46,6 +49,8 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     """Physical blocks of a replica, a null block included if the engine keeps one."""
+    adapter_bytes: float = 0.0
+    """Of LoRA."""
     num_pools: int = 1
     """Groups of devices with blocks of their own; within one, each device has its layers and heads of all."""
 
@@ -58,6 +63,7 @@ class MemoryPlan:
         """Everything but KV blocks."""
         return (
             self.weights_bytes
+            + self.adapter_bytes
             + self.activation_bytes
             + self.cuda_graph_bytes
             + self.runtime_bytes
@@ -77,6 +83,8 @@ def plan_memory(
     block_size: int = 16,
     num_kv_blocks: int | None = None,
     cuda_graphs: CudaGraphs | None = None,
+    lora: Lora | None = None,
+    with_draft: bool = False,
 ) -> MemoryPlan:
     """Share out each device's memory; num_kv_blocks fixes the number of blocks, else they fill what is left.
 
@@ -84,7 +92,8 @@ def plan_memory(
     - 0.25 graphs - 0.75 runtime = 5.08 GiB of KV: 2,602 blocks of 16 tokens (vLLM 0.19 itself found 2,588).
     With attention data parallel, num_blocks are those of all attention groups together; with context parallel
     those of all devices that share a sequence. Layers with a window have their own places in every slot, or
-    share the blocks as if they had none, whichever leaves more blocks.
+    share the blocks as if they had none, whichever leaves more blocks. lora: all active adapters are kept;
+    with_draft: so are draft heads.
     Raises ValueError where not one block fits, with the smallest tensor parallelism that would do, and where
     num_kv_blocks do not fit the device.
     """
@@ -115,12 +124,13 @@ def plan_memory(
         communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
         return MemoryPlan(
             usable_bytes=budget_bytes,
-            weights_bytes=weight_bytes(model, layout),
+            weights_bytes=weight_bytes(model, layout, with_draft=with_draft),
             activation_bytes=activation_bytes(model, layout, max_num_batched_tokens, max_num_seqs),
             cuda_graph_bytes=cuda_graph_bytes(model, layout, graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
-            window_and_state_bytes=set_aside / layout.pipeline_parallel_size,
-            kv_bytes_per_token=in_blocks / layout.pipeline_parallel_size,
+            window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
+            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers),
+            adapter_bytes=0.0 if lora is None else adapter_bytes(model, layout, lora),
             block_size=block_size,
             num_blocks=0,
             num_pools=pools,
@@ -158,14 +168,40 @@ def plan_memory(
     return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < budget_bytes else 0)
 
 
-def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
-    """One device's weights: a stage's share of those that its tensor and expert parallel rank holds."""
-    whole = model.weight_bytes_per_rank(
-        layout.tensor_parallel_size,
-        moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
-        expert_parallel_size=layout.expert_parallel_size,
+def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool = False) -> float:
+    """One device's weights, of those that its tensor and expert parallel rank holds of the whole model.
+
+    In a pipeline: the stage with the most layers, taken to be average ones, and the embedding table or the LM
+    head, which the first and the last stage have; with_draft: the last one has the draft heads as well.
+    """
+
+    def of_rank(with_draft: bool) -> float:
+        return model.weight_bytes_per_rank(
+            layout.tensor_parallel_size,
+            moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
+            expert_parallel_size=layout.expert_parallel_size,
+            with_draft=with_draft,
+        )
+
+    if layout.pipeline_parallel_size == 1:
+        return of_rank(with_draft)
+    whole = of_rank(False)
+    vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
+    table = vocabulary * model.hidden_size * model.element_bytes
+    layers = whole - (1 if model.tie_word_embeddings else 2) * table
+    return layers * layout.stage_share(model.num_layers) + table + of_rank(with_draft) - whole
+
+
+def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:
+    """One device's share of all active adapters, cut as their matrices are, on the stage with most layers.
+
+    Llama-3.1-8B, rank 16: 16 x 32 x (10,240 + 8,192 + 32,768 + 18,432) x 2 bytes = 68 MiB an adapter.
+    """
+    ranks = Ranks(
+        layout.tensor_parallel_size, layout.expert_tensor_parallel_size, layout.expert_parallel_size
     )
-    return whole / layout.pipeline_parallel_size
+    elements = lora.elements(model.layer_matrices(ranks))
+    return elements * model.element_bytes * layout.stage_share(model.num_layers)
 
 
 def kv_split(

@@ -112,6 +112,7 @@ class ModelSpec:
         weights: str | None = None,
         moe_weights: str | None = None,
         kv_cache_dtype: str = "auto",
+        sparsity: str | None = None,
     ) -> ModelSpec:
         """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
         file, config = read_hf_config(Path(path))
@@ -119,8 +120,8 @@ class ModelSpec:
             read = model_settings(config)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-        read |= chosen(dtype, weights, moe_weights)
-        return cls(name=file.resolve().parent.name, source=str(file), kv_cache_dtype=kv_cache_dtype, **read)
+        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+        return cls(name=file.resolve().parent.name, source=str(file), sparsity=sparsity, **read)
 
     @classmethod
     def from_hf_fields(
@@ -132,11 +133,13 @@ class ModelSpec:
         weights: str | None = None,
         moe_weights: str | None = None,
         kv_cache_dtype: str = "auto",
+        sparsity: str | None = None,
     ) -> ModelSpec:
         """The model that the fields of a Hugging Face config.json describe.
 
         dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
-        moe_weights None are what the checkpoint's quantization_config says, if it has one.
+        moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
+        has one. sparsity: of the pruned weights, a field of `ModelSpec`.
         Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
         quantising that is not known.
         """
@@ -144,8 +147,8 @@ class ModelSpec:
             read = model_settings(config)
         except ValueError as error:
             raise ValueError(f"config.{error}") from None
-        read |= chosen(dtype, weights, moe_weights)
-        return cls(name=name, source=source, kv_cache_dtype=kv_cache_dtype, **read)
+        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+        return cls(name=name, source=source, sparsity=sparsity, **read)
 
     @property
     def num_layers(self) -> int:
@@ -315,14 +318,13 @@ class ModelSpec:
         )
 
     def check_tensor_parallel_size(self, tensor_parallel_size: int) -> None:
-        """Raise ValueError, with the nearest size that works, where the model cannot be cut that way."""
+        """Raise ValueError, with the next smaller size that works, where the model cannot be cut so."""
         if self.divides(tensor_parallel_size):
             return
         largest = min(block.attention.max_tensor_parallel_size for block in self.blocks)
-        nearest = min(
-            (size for size in range(1, largest + 1) if self.divides(size)),
-            key=lambda size: abs(size - tensor_parallel_size),
-        )
+        # Not a larger one: that may be more devices than a node has, and an odd number of them.
+        allowed = range(2, min(largest, tensor_parallel_size) + 1)
+        nearest = max((size for size in allowed if self.divides(size)), default=1)
         rules = dict.fromkeys(block.attention.cutting_rule for block in self.blocks)
         raise ValueError(
             f"tensor_parallel_size={tensor_parallel_size}: must {'; '.join(rules)} of {self.name}; "
@@ -348,7 +350,12 @@ def check_weight_format(name: str, given: str) -> None:
         raise ValueError(f"{name}{str(error).removeprefix('weights')}") from None
 
 
-def chosen(dtype: str, weights: str | None, moe_weights: str | None) -> dict[str, str]:
+def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
     """Those settings in which the user differs from the checkpoint."""
-    given = {"dtype": None if dtype == "auto" else dtype, "weights": weights, "moe_weights": moe_weights}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {
+        "dtype": dtype,
+        "weights": weights,
+        "moe_weights": moe_weights,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    return {name: value for name, value in given.items() if value not in (None, "auto")}

@@ -31,7 +31,9 @@ from hwmodels.model_spec import ModelSpec
 from hwmodels.ops import Operator, Per
 
 LAUNCH_BOUND_SHARE = 0.25
-"""An operator whose data-sheet time is a smaller share of what it takes waits for starts, not for units."""
+LAUNCH_BOUND_KERNEL_S = 15e-6
+"""An operator waits for starts where each of its kernels takes less than this, some three starts of one, and
+its data-sheet time is a smaller share of that; a longer one is only far below the roof."""
 
 
 class Roofline:
@@ -147,8 +149,8 @@ class Roofline:
     def explain(self, shape: IterationShape) -> list[Explained]:
         """The operators of one iteration with what they take and what bounds them, the longest first.
 
-        An operator is bound by what its data-sheet time is made of, or by launches where that time is less
-        than a quarter of what it takes.
+        An operator is bound by the larger of its data-sheet times, or by launches where it takes less than
+        15 us a kernel and that time is less than a quarter of it.
         """
         batch = self._padded_batch(shape)
         total_s = float(self.seconds(shape))
@@ -184,7 +186,8 @@ class Roofline:
             return "communication"
         compute_s = flops / self.device.peak_flops_per_s[op.dtype]
         memory_s = moved / self.device.memory_bandwidth_bytes_per_s
-        if max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
+        is_short = call_s < LAUNCH_BOUND_KERNEL_S * max(op.kernels, 1)
+        if is_short and max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
             return "launch"
         return "compute" if compute_s >= memory_s else "memory"
 

@@ -189,6 +189,7 @@ class Scenario:
             block_size=self.caching.block_size,
             num_kv_blocks=self.engine.num_kv_blocks,
             cuda_graphs=self.engine.cuda_graphs,
+            lora=self.lora,
         )
 
     def iteration_model(self) -> IterationModel:

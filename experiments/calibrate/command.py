@@ -26,6 +26,7 @@ from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.config_groups import CONFIG_DIR
+from experiments.output_file import check_output_file
 from experiments.report.plain_page import drawn, write_page
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
@@ -67,15 +68,14 @@ class CalibrateSettings:
     def __post_init__(self) -> None:
         # Raises for what is no share.
         Calibration(sustained_clock_share=self.sustained_clock_share, start_share=self.start_share)
+        for name in ("out", "report"):
+            if (value := getattr(self, name)) is not None:
+                check_output_file(name, value)
         if Path(self.out).exists() and not is_calibration(Path(self.out)):
             raise ValueError(
                 f"out={self.out}: there is such a file, and it is no calibration; "
                 "name another, say configs/calibration/my_gpu.yaml"
             )
-        for name in ("out", "report"):
-            value = getattr(self, name)
-            if value is not None and not Path(value).resolve().parent.is_dir():
-                raise ValueError(f"{name}={value}: no folder {Path(value).resolve().parent}")
         if self.compute_capability is not None:
             GemmCurve(compute_capability=self.compute_capability)  # raises for one that it does not know
 

@@ -44,13 +44,22 @@ def fit_calibration(
     }
     capability = compute_capability or capability_from(rows)
     fitted = Calibration(measured_on=device.name, source=source)
+
+    def chip() -> str:
+        if capability is None:
+            raise ConfigError(
+                "compute_capability: rows of mla and moe alone do not tell the chip; "
+                "give compute_capability=sm80, sm90, sm100 or sm120"
+            )
+        return capability
+
     fits: dict[str, Callable[[Calibration], Any]] = {
         "gemm": lambda c: fit_gemm(rows["gemm"], device, compute_capability=capability),
         "attention": lambda c: fit_attention(
             rows["attention_decode"], rows["attention_prefill"], device, compute_capability=capability
         ),
-        "mla": lambda c: fit_mla(rows["mla"], device, c.gemm, c.stream),
-        "moe": lambda c: fit_moe(rows["moe"], device),
+        "mla": lambda c: fit_mla(rows["mla"], device, c.gemm, c.stream, compute_capability=chip()),
+        "moe": lambda c: fit_moe(rows["moe"], device, compute_capability=chip()),
         "collectives": lambda c: fit_collectives(rows["collectives"], device),
     }
     for curve in fitted_curves(tables):

@@ -14,6 +14,7 @@ from experiments.config_groups import CONFIG_DIR, find_groups
 from experiments.errors import ConfigError, suggest
 from experiments.score.presets import NotSimulatedError, plain, preset
 from hwmodels.device import Device
+from hwmodels.fitting.limits import TOO_SLOW, slowness
 
 LEAST_SHARE = 0.5
 """A row that took less than this share of the shortest possible time has another unit than it should."""
@@ -100,6 +101,12 @@ def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device)
     reason = f"{found}: {device.name} cannot do it in less than {least_us[worst]:.4g} us"
     if share[worst] < LEAST_SHARE:
         raise ConfigError(f"ops: {path}: {reason}, says its data sheet; is the unit us?")
+    factor = slowness(1e-6 * rows["latency_us"], 1e-6 * least_us)
+    if factor > TOO_SLOW:
+        raise ConfigError(
+            f"ops: {path}: latency_us: large rows take {factor:,.0f} times as long as {device.name} needs at "
+            f"the least (median; must be <= {TOO_SLOW:g}); is it in us?"
+        )
     sound = share >= 1
     caveat = f"{(~sound).sum():,} rows faster than the data sheet allows, such as {reason}"
     return Measured(rows, sound, "" if sound.all() else caveat)

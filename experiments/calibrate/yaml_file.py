@@ -14,6 +14,8 @@ from typing import Any
 from hwmodels.calibration import Calibration
 
 MAX_WIDTH = 120
+NOTHING = 1e-12
+"""Figures below are left-overs of a fit that went to 0: no time in seconds and no share is as small."""
 CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]
 
 
@@ -62,8 +64,10 @@ def commented(setting: str, meaning: str, remark: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Four digits, with an exponent of three: 2.431e-6."""
-    if value == 0 or 1e-2 <= abs(value) < 1e4:
+    """Four digits, with an exponent of three: 2.431e-6. What is below `NOTHING`: 0."""
+    if abs(value) < NOTHING:
+        return "0"
+    if 1e-2 <= abs(value) < 1e4:
         return f"{value:.4g}"
     rounded = float(f"{value:.4g}")
     exponent = 3 * math.floor(math.log10(abs(rounded)) / 3)

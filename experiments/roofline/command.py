@@ -11,6 +11,7 @@ from rich.console import Console
 from experiments.build import build_as
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
+from experiments.output_file import check_output_file
 from experiments.roofline.chart import write_chart
 from experiments.roofline.survey import RooflineSettings, Survey, survey
 from experiments.roofline.tables import print_survey
@@ -21,6 +22,8 @@ def build_survey(cfg: DictConfig) -> Survey:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     settings: RooflineSettings = build_as(RooflineSettings, own, "")
     try:
+        if settings.out is not None:
+            check_output_file("out", settings.out)
         return survey(settings)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from hwmodels.assembly.site import Lora
@@ -75,8 +74,6 @@ class RooflineSettings:
                     f"{name}={getattr(self, name)}: must be 1 to {limit} tokens, "
                     f"the context of {self.model.name}"
                 )
-        if self.out is not None and not Path(self.out).resolve().parent.is_dir():
-            raise ValueError(f"out={self.out}: no folder {Path(self.out).resolve().parent}")
         self.layout.check(self.model, self.hardware)
 
     @property
@@ -121,6 +118,7 @@ class RooflineSettings:
             block_size=self.caching.block_size,
             num_kv_blocks=self.engine.num_kv_blocks,
             cuda_graphs=self.engine.cuda_graphs,
+            lora=self.lora,
         )
 
 

@@ -20,11 +20,14 @@ from rich.progress import track
 from experiments.build import build_as
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError, suggest
+from experiments.output_file import check_output_file
 from experiments.score import per_request, runs, silicon
+from experiments.score.physical import check_latencies
 from experiments.score.presets import NotSimulatedError
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
+from sim.scenario import Scenario
 
 
 class Kind(NamedTuple):
@@ -35,6 +38,7 @@ class Kind(NamedTuple):
     metrics: tuple[str, ...]
     """That are predicted, in the order of the output."""
     groups: tuple[str, ...]
+    scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
     predict: Callable[[dict[str, Any], LatencyLevel], dict[str, float]]
     rows: Callable[[pd.DataFrame, Path], pd.DataFrame] | None = None
     """From the table as read, and its path, to one row a prediction; None: it is so already."""
@@ -46,6 +50,7 @@ KINDS = {
         silicon.POSITIVE,
         ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s_per_gpu"),
         ("arch", "model", "gpu", "backend", "weights", "concurrency_band"),
+        silicon.scenario_of,
         silicon.predict,
     ),
     "experiments": Kind(
@@ -53,6 +58,7 @@ KINDS = {
         runs.POSITIVE,
         runs.METRICS,
         ("set", "model", "gpu", "workload"),
+        runs.scenario_of,
         runs.predict,
     ),
     "requests": Kind(
@@ -60,6 +66,7 @@ KINDS = {
         per_request.POSITIVE,
         per_request.METRICS,
         ("run",),
+        per_request.scenario_of,
         per_request.predict,
         per_request.by_run,
     ),
@@ -84,8 +91,7 @@ class ScoreSettings:
             raise ValueError(f"kind={self.kind}: no such kind of table; {suggest(self.kind, KINDS)}")
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs={self.jobs}: must be >= 1; null for one a core")
-        if not Path(self.out).resolve().parent.is_dir():
-            raise ValueError(f"out={self.out}: no folder {Path(self.out).resolve().parent}")
+        check_output_file("out", self.out)
 
 
 def check(cfg: DictConfig) -> None:
@@ -114,6 +120,10 @@ def main(cfg: DictConfig) -> None:
     )
     for reason, count in reasons.items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
+    for line in not_measured(
+        settings, table[table["id"].isin(predicted.loc[predicted["status"] == "ok", "id"])]
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _settings(cfg: DictConfig) -> ScoreSettings:
@@ -132,7 +142,21 @@ def _read(settings: ScoreSettings) -> pd.DataFrame:
             raise ConfigError(f"where={settings.where}: {error}") from error
         if table.empty:
             raise ConfigError(f"where={settings.where}: no row is left")
-    return table if kind.rows is None else kind.rows(table, Path(settings.measured))
+    rows = table if kind.rows is None else kind.rows(table, Path(settings.measured))
+    check_latencies(
+        Path(settings.measured), rows, kind.metrics, lambda row: kind.scenario_of(row, settings.latency)
+    )
+    return rows
+
+
+def not_measured(settings: ScoreSettings, predicted: pd.DataFrame) -> list[str]:
+    """What prices rest on, a line for each GPU of the rows that was not measured itself."""
+    lines: dict[str, None] = {}
+    for _, row in predicted.drop_duplicates("gpu").iterrows():
+        replica = KINDS[settings.kind].scenario_of(dict(row), settings.latency).replica
+        if replica.calibration.measured_on != replica.device.name:
+            lines[settings.latency.basis(replica)] = None
+    return list(lines)
 
 
 def _predictions(settings: ScoreSettings, table: pd.DataFrame, console: Console) -> Iterator[dict[str, Any]]:

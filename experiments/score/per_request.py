@@ -15,8 +15,8 @@ import pandas as pd
 
 from experiments.errors import ConfigError
 from experiments.score.presets import base_scenario
+from experiments.score.rows import check_context, simulated, whole
 from hwmodels.levels.rooflines import LatencyLevel
-from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
@@ -70,27 +70,29 @@ def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
-    records = scenario.simulate(scenario.source())
-    table = request_metrics(records.requests, None)
+    _, table = simulated(scenario)
     return {f"{name}_mean_ms": 1e3 * float(table[f"{name}_s"].mean()) for name in ("ttft", "tpot", "e2e")}
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     base = base_scenario(row["model"], row["gpu"], "vllm")
     requests: pd.DataFrame = row["requests"]
+    limit = None if pd.isna(row["max_model_len"]) else whole(row, "max_model_len")
+    for prompt, output in zip(requests["input_tokens"], requests["output_tokens"], strict=True):
+        check_context(int(prompt), int(output), base.model, limit)
     engine = replace(
         base.engine,
-        max_num_seqs=int(row["max_num_seqs"]),
-        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+        max_num_seqs=whole(row, "max_num_seqs"),
+        max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        max_model_len=None if pd.isna(row["max_model_len"]) else int(row["max_model_len"]),
-        num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else int(row["num_gpu_blocks"]),
+        max_model_len=limit,
+        num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else whole(row, "num_gpu_blocks"),
     )
     return replace(
         base,
         latency=latency,
         engine=engine,
-        tensor_parallel_size=int(row["tp"]),
+        tensor_parallel_size=whole(row, "tp"),
         workload=Replayed(
             arrival_s=requests["arrival_s"].to_numpy(dtype=np.float64),
             prompt_tokens=requests["input_tokens"].to_numpy(dtype=np.int64),

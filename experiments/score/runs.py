@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from experiments.score.presets import NotSimulatedError, base_scenario
+from experiments.score.rows import check_context, simulated, whole
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.metrics.definitions import describe
-from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.table import TableSource
@@ -77,8 +77,7 @@ class Stages:
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """`METRICS`, over all requests of the run. Raises NotSimulatedError or ValueError."""
     scenario = scenario_of(row, latency)
-    records = scenario.simulate(scenario.source())
-    table = request_metrics(records.requests, None)
+    records, table = simulated(scenario)
     figures = {name: describe(table[f"{name}_s"].to_numpy(dtype=np.float64)) for name in ("ttft", "e2e")}
     predicted = {
         f"{name}_{statistic}_ms": 1e3 * figures[name][f"{statistic}_s"]
@@ -93,13 +92,17 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
     known_blocks = row.get("total_kv_blocks")
-    output = row.get("mean_output_tokens_est")
+    given = row.get("mean_output_tokens_est")
+    prompt = int(row["system_prompt_len"] + row["question_len"])
+    output = round(row["output_len"] if given is None or pd.isna(given) else given)
+    context = min(4096, base.model.max_position_embeddings)
+    check_context(prompt, output, base.model, context)
     engine = replace(
         base.engine,
-        max_num_seqs=int(row["max_num_seqs"]),
-        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+        max_num_seqs=whole(row, "max_num_seqs"),
+        max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        max_model_len=min(4096, base.model.max_position_embeddings),
+        max_model_len=context,
         num_kv_blocks=None if known_blocks is None or pd.isna(known_blocks) else int(known_blocks),
     )
     return replace(
@@ -108,11 +111,11 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
         engine=engine,
         caching=replace(base.caching, presume_cached=bool(row["prefix_caching"])),
-        tensor_parallel_size=int(row["tp"]),
+        tensor_parallel_size=whole(row, "tp"),
         workload=Stages(
             stages=tuple(stage_of(text, row["id"]) for text in str(row["stages"]).split(";")),
-            prompt_tokens=int(row["system_prompt_len"] + row["question_len"]),
-            output_tokens=round(row["output_len"] if output is None or pd.isna(output) else output),
+            prompt_tokens=prompt,
+            output_tokens=output,
         ),
     )
 

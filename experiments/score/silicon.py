@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 
 from experiments.score.presets import NotSimulatedError, base_scenario
+from experiments.score.rows import check_context, simulated, whole
 from hwmodels.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
-from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.distributions import Distribution, Fixed, Uniform
@@ -65,13 +65,7 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     Raises NotSimulatedError or ValueError for a row that cannot be simulated.
     """
     scenario = scenario_of(row, latency)
-    records = scenario.simulate(scenario.source())
-    table = request_metrics(records.requests, None)
-    finished = table[table["status"] == "finished"]
-    if len(finished) < len(table):
-        raise NotSimulatedError(
-            f"{len(table) - len(finished)} of {len(table)} requests do not fit the KV cache"
-        )
+    records, table = simulated(scenario)
     num_devices = scenario.layout.num_devices * scenario.replicas
     return {
         "ttft_ms": 1e3 * float(table["ttft_s"].mean()),
@@ -83,12 +77,14 @@ def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """The row as settings. Raises NotSimulatedError, or ValueError for a layout that the model forbids."""
-    if row["mode"] != "agg":
+    if row["mode"] not in ("agg", "disagg"):
+        raise NotSimulatedError(f"mode={row['mode']}: must be agg or disagg")
+    if row["mode"] == "disagg":
         raise NotSimulatedError(f"mode={row['mode']}: separate prefill and decode workers are not simulated")
-    if not row["concurrency"] >= 1:
-        raise NotSimulatedError("concurrency is missing")
+    clients, prompt, output = (whole(row, name) for name in ("concurrency", "isl", "osl"))
     base = base_scenario(row["model"], row["gpu"], engine_of(row))
     model, layout = base.model, layout_of(row, base)
+    check_context(prompt, output, model)
     if row["model"] in OWN_FORMATS:
         on_blackwell = "fp4" in base.hardware.peak_flops_per_s
         own = "mxfp4_mxfp8" if on_blackwell else OWN_FORMATS[row["model"]]
@@ -97,17 +93,16 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         weights, moe = (checkpoint_format(row.get(name), base) for name in ("weights", "moe_weights"))
         model = model.with_weights(weights, moe if model.has_experts else None, kv_cache_dtype(row))
     devices = layout.num_devices
-    gpus = devices if pd.isna(row["gpus"]) else int(row["gpus"])
+    gpus = devices if pd.isna(row["gpus"]) else whole(row, "gpus")
     if gpus % devices:
         raise NotSimulatedError(f"gpus={gpus}: not a multiple of the {devices} that one replica takes")
-    clients = int(row["concurrency"])
     share = layout.attention_data_parallel_size
     budget = share * DEFAULT_BATCHED_TOKENS.get((row["source"], row["backend"]), base.max_num_batched_tokens)
     engine = replace(
         base.engine,
         max_num_batched_tokens=budget,
         max_num_seqs=base.engine.max_num_seqs * share,
-        max_model_len=min(model.max_position_embeddings, int(row["isl"] + row["osl"]) + 256),
+        max_model_len=min(model.max_position_embeddings, prompt + output + 256),
     )
     return replace(
         base,
@@ -161,18 +156,18 @@ def lengths_of(row: dict[str, Any]) -> Lengths:
 
 def layout_of(row: dict[str, Any], base: Scenario) -> ParallelLayout:
     """A dense model has no experts, whatever its row says of them."""
-    tensor, data = int(row["tp_size"]), int(row["attention_dp_size"])
-    expert = int(row["moe_ep_size"]) if base.model.has_experts else 1
-    if base.model.has_experts and int(row["moe_tp_size"]) * expert != tensor * data:
+    tensor, pipeline, data = (whole(row, name) for name in ("tp_size", "pp_size", "attention_dp_size"))
+    expert = whole(row, "moe_ep_size") if base.model.has_experts else 1
+    if base.model.has_experts and whole(row, "moe_tp_size") * expert != tensor * data:
         raise NotSimulatedError(
             f"moe_tp_size={row['moe_tp_size']} x moe_ep_size={expert}: must be "
             f"tp_size={tensor} x attention_dp_size={data}"
         )
     return ParallelLayout(
         tensor_parallel_size=tensor,
-        pipeline_parallel_size=int(row["pp_size"]),
+        pipeline_parallel_size=pipeline,
         attention_data_parallel_size=data,
-        expert_parallel_size=max(1, expert),
+        expert_parallel_size=expert,
     )
 
 

@@ -28,6 +28,8 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
     for name in positive:
         if name in table.columns:
             check_positive(path, table, name)
+    if table.empty:
+        raise ConfigError(f"measured={path}: no rows")
     repeated = table["id"][table["id"].duplicated()]
     if len(repeated):
         raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; rows are told apart by it")

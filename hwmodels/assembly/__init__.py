@@ -18,6 +18,10 @@ b = bytes of an element, t = tensor parallel size:
     norms, rotary, SwiGLU   not counted                         every tensor read and written once
 
 Attention's queries and outputs are counted where the neighbouring operators write and read them.
+
+In a pipeline these are the operators of one micro-batch on all stages, one after the other, and how often
+that is waited for (`ParallelLayout.passes`). Stages are as long as their layers: that the last one has the LM
+head as well is left out.
 """
 
 from __future__ import annotations
@@ -38,18 +42,15 @@ SAMPLING_KERNELS = 4
 def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operator]:
     """In the order of an iteration; with_draft: the model's draft heads run once, too."""
     model, layout = site.model, site.layout
-    batches = layout.micro_batches
-    # Micro-batches follow each other at the pace of the stage with the most layers.
-    slowest = share_of(model.num_layers, layout.pipeline_parallel_size) / model.num_layers
-    passes = 1 + (batches - 1) * slowest
+    passes = layout.passes(model.num_layers)
     return [
-        site.stream("embedding", batches, 2 * site.hidden_bytes),
-        *site.reduced("embedding", batches),
+        site.stream("embedding", passes, 2 * site.hidden_bytes),
+        *site.reduced("embedding", passes),
         *(op for block in model.blocks for op in layer_operators(site, block, block.count * passes)),
-        *between_stages(site),
-        site.stream("final_norm", batches, 4 * site.hidden_bytes),
-        *head_operators(site, batches),
-        *(draft_operators(site) if with_draft else ()),
+        *between_stages(site, passes),
+        site.stream("final_norm", passes, 4 * site.hidden_bytes),
+        *head_operators(site, passes),
+        *(draft_operators(site, passes) if with_draft else ()),
     ]
 
 
@@ -62,14 +63,14 @@ def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator
     yield from mlp_operators(site, block.mlp, calls)
 
 
-def between_stages(site: Site) -> Iterator[Operator]:
-    """Each micro-batch is sent on, stage by stage; all but the first wait for one transfer only."""
+def between_stages(site: Site, passes: float) -> Iterator[Operator]:
+    """A micro-batch is sent on, stage by stage."""
     layout = site.layout
     stages = layout.pipeline_parallel_size
     if stages > 1:
         crosses = (layout.num_devices > site.device.gpus_per_node) + 1
         size = per_token(site.hidden_bytes)
-        sent = stages + layout.micro_batches - 2
+        sent = (stages - 1) * passes
         yield site.message("send_recv", "stage_send_recv", sent, size, 2, nodes=crosses)
 
 
@@ -97,16 +98,17 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
     )
 
 
-def draft_operators(site: Site) -> Iterator[Operator]:
+def draft_operators(site: Site, passes: float) -> Iterator[Operator]:
     """Medusa: a head is a residual layer and an LM head. MTP: a projection and a layer; shared LM head."""
     model, draft = site.model, site.model.draft
     if draft is None:
         raise ValueError(f"with_draft=True: {model.name} has no draft heads")
+    calls = draft.num_heads * passes
     if draft.kind == "medusa":
         for matrix in draft.matrices(model.blocks[-1], model.hidden_size, model.vocab_size, site.ranks):
-            yield from site.gemm(matrix, draft.num_heads, Per.row)
+            yield from site.gemm(matrix, calls, Per.row)
         return
     projection = Matrix("mtp_proj", 2 * model.hidden_size, model.hidden_size)
-    yield from site.gemm(projection, draft.num_heads)
-    yield from layer_operators(site, model.blocks[-1], draft.num_heads)
-    yield from head_operators(site, draft.num_heads)
+    yield from site.gemm(projection, calls)
+    yield from layer_operators(site, model.blocks[-1], calls)
+    yield from head_operators(site, calls)

@@ -13,7 +13,7 @@ from hwmodels.layers.matrices import share_of
 from hwmodels.layout import RankBatch
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
-from hwmodels.ops import DecodeSeconds, Lines, Operator, Per, Quantity
+from hwmodels.ops import DecodeSeconds, Lines, Operator, Per, Quantity, nothing
 from hwmodels.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.windows import within_window
 
@@ -122,7 +122,9 @@ def both_phases(
     seconds: tuple[Quantity, Quantity],
     flops: tuple[Quantity, Quantity],
     stored: tuple[Quantity, Quantity],
+    moved: tuple[Quantity, Quantity] | None = None,
 ) -> Iterator[Operator]:
+    """Decode and prefill; moved: bytes, where they are not those that are stored."""
     for i, phase in enumerate(("decode", "prefill")):
         yield Operator(
             name=f"attention_{phase}{suffix}",
@@ -132,7 +134,7 @@ def both_phases(
             seconds=seconds[i],
             flops=flops[i],
             stored_bytes=stored[i],
-            bytes_moved=stored[i],
+            bytes_moved=(moved or stored)[i],
             dtype=site.dtype,
             kernels=1 - i,  # they share one
         )
@@ -178,10 +180,11 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
 
     kv_b_proj has one form for chunks (it expands their keys and values) and one for absorbed decodes (it is
     folded into queries and outputs); both multiply each new token by its matrix once. What chunks have cached
-    is expanded again, each time.
+    is expanded again, each time; so is the whole context of decodes that are not absorbed.
     """
     b, heads_here = site.model.element_bytes, share_of(spec.num_heads, site.tp)
-    kv_element_bytes = KV_BYTES[site.model.kv_dtype]
+    scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
+    kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.latent_width
     heads = MlaHeads(
         num_heads=heads_here,
         kv_lora_rank=spec.kv_lora_rank,
@@ -200,16 +203,39 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     yield site.stream("kv_write", calls, spec.latent_width * (b + kv_element_bytes))
     if spec.sparse_top_k is not None:
         yield from indexer(site, spec, calls)
-    yield from latent_attention(site, spec, heads, calls)
-    yield from expansion(site, kv_b_proj.elements, calls)
+    expanded = HeadLayout(
+        num_heads=heads_here,
+        num_kv_heads=heads_here,
+        head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim,
+        v_head_dim=spec.v_head_dim,
+        kv_bytes_per_element=b,
+    )
+    yield from expansion(site, kv_b_proj.elements, heads, expanded, spec.sparse_top_k, calls)
+    yield from latent_attention(site, heads, expanded, spec.sparse_top_k, calls)
     yield from site.gemm(o_proj, calls)
 
 
-def latent_attention(site: Site, spec: LatentAttention, heads: MlaHeads, calls: float) -> Iterator[Operator]:
+def latent_attention(
+    site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
+) -> Iterator[Operator]:
+    """Chunks attend to expanded keys and values, absorbed decodes to the latent vectors themselves.
+
+    A naive decode is multi-head attention over expanded ones, each head with keys and values of its own. What
+    is stored, latent vectors, is then read by the expansion.
+    """
     curve, library = site.calibration.mla, site.kernels.library
-    decode = MlaDecode(heads, site.device, curve, library)
+    absorbed = site.kernels.absorbed_latent_decode
+    naive = DecodeAttention(expanded, site.device, site.calibration.attention, library)
+    decode = MlaDecode(heads, site.device, curve, library) if absorbed else naive
     prefill = MlaPrefill(heads, site.device, curve, library, site.dtype)
-    top_k = spec.sparse_top_k
+    token_flops = heads.decode_flops_per_token if absorbed else expanded.flops_per_pair
+    token_bytes = heads.latent_bytes_per_token if absorbed else expanded.kv_bytes_per_token
+
+    def decode_bytes(batch: RankBatch) -> Any:
+        return token_bytes * within_window(batch, top_k).decode_context_tokens
+
+    def prefill_bytes(batch: RankBatch) -> Any:
+        return heads.latent_bytes_per_token * within_window(batch, top_k).prefill_context_tokens
 
     def prefill_seconds(batch: RankBatch) -> Any:
         cut = within_window(batch, top_k)
@@ -223,24 +249,33 @@ def latent_attention(site: Site, spec: LatentAttention, heads: MlaHeads, calls: 
         calls,
         (DecodeSeconds(decode.lines, top_k), prefill_seconds),
         (
-            lambda b: heads.decode_flops_per_token * within_window(b, top_k).decode_context_tokens,
+            lambda b: token_flops * within_window(b, top_k).decode_context_tokens,
             lambda b: heads.prefill_flops_per_pair * within_window(b, top_k).prefill_pairs,
         ),
-        (
-            lambda b: heads.latent_bytes_per_token * within_window(b, top_k).decode_context_tokens,
-            lambda b: heads.latent_bytes_per_token * within_window(b, top_k).prefill_context_tokens,
-        ),
+        (decode_bytes if absorbed else nothing, prefill_bytes),
+        (decode_bytes, prefill_bytes),
     )
+    if not absorbed and naive.beside_prefill > 1:
+        yield delay_beside_prefill(site, naive, top_k, calls)
 
 
-def expansion(site: Site, elements: float, calls: float) -> Iterator[Operator]:
-    """Keys and values of cached tokens, made again from their latent vectors: 2 elements FLOPs a token.
+def expansion(
+    site: Site, elements: float, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
+) -> Iterator[Operator]:
+    """Keys and values of cached tokens, made again from their latent vectors by kv_b_proj (elements).
 
-    Of what chunks have cached; and, where decode is not absorbed, of every context token.
+    Of what chunks have cached; and, where decode is not absorbed, of every context token that is attended to.
+    A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are written.
+    Whichever takes longer, and the start of a kernel.
     """
-    token_s = 2.0 * elements / (site.device.peak_flops_per_s[site.dtype] * EXPANSION_PEAK_SHARE)
+    read_bytes = heads.latent_bytes_per_token
+    token_bytes = read_bytes + expanded.kv_bytes_per_token
+    stream = site.calibration.stream
+    flops_s = 2.0 * elements / (site.device.peak_flops_per_s[site.dtype] * EXPANSION_PEAK_SHARE)
+    bytes_s = token_bytes / (site.device.memory_bandwidth_bytes_per_s * stream.bandwidth_share)
+    token_s = max(flops_s, bytes_s)
 
-    def made(name: str, per: Per, tokens: Quantity, seconds: Quantity) -> Operator:
+    def made(name: str, per: Per, tokens: Quantity, seconds: Quantity, stored: Quantity) -> Operator:
         return Operator(
             name=name,
             component="attention",
@@ -248,16 +283,35 @@ def expansion(site: Site, elements: float, calls: float) -> Iterator[Operator]:
             calls=calls,
             seconds=seconds,
             flops=lambda batch: 2.0 * elements * tokens(batch),
+            stored_bytes=stored,
+            bytes_moved=lambda batch: token_bytes * tokens(batch),
             dtype=site.dtype,
         )
 
     def cached(batch: RankBatch) -> Any:
         return larger(batch.prefill_context_tokens - batch.prefill_tokens, 0.0)
 
-    yield made("latent_expansion", Per.prefill, cached, lambda b: token_s * cached(b))
-    if not site.kernels.absorbed_latent_decode:
-        of_context = DecodeSeconds(lambda seqs: ((0.0, token_s),))
-        yield made("latent_expansion_decode", Per.decode, lambda b: b.decode_context_tokens, of_context)
+    def cached_seconds(batch: RankBatch) -> Any:
+        # No kernel where nothing is cached.
+        return stream.start_s * smaller(cached(batch), 1.0) + token_s * cached(batch)
+
+    yield made("latent_expansion", Per.prefill, cached, cached_seconds, nothing)
+    if site.kernels.absorbed_latent_decode:
+        return
+
+    def context(batch: RankBatch) -> Any:
+        return within_window(batch, top_k).decode_context_tokens
+
+    def lines(seqs: Any) -> Lines:
+        return ((stream.start_s * smaller(seqs, 1), token_s),)
+
+    yield made(
+        "latent_expansion_decode",
+        Per.decode,
+        context,
+        DecodeSeconds(lines, top_k),
+        lambda batch: read_bytes * context(batch),
+    )
 
 
 def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,11 +44,16 @@ class Lora:
 
     rank: int
     num_active: int = 1
-    """Different adapters in a batch; each of them is read once."""
+    """Different adapters in a batch; each of them is read once. All are kept in memory."""
 
     def __post_init__(self) -> None:
         check_whole("rank", self.rank)
         check_whole("num_active", self.num_active)
+
+    def elements(self, matrices: Iterable[Matrix]) -> float:
+        """Weights of all active adapters of these matrices: rank (k + n) each, on every dense one."""
+        dense = (matrix for matrix in matrices if matrix.role is Role.dense)
+        return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +68,7 @@ class Kernels:
     """The operator that makes a tensor of one scale (fp8, int8) quantises it; else a kernel of its own."""
     absorbed_latent_decode: bool = True
     """Decode over latent vectors attends to them as they are cached; false expands keys and values first."""
-    routing: Routing = Routing(kind="power_law", exponent=1.2)
+    routing: Routing = Routing(kind="zipf", exponent=0.8)
     """How evenly tokens choose experts; benchmarks with random prompts, too, find them skewed."""
 
     def __post_init__(self) -> None:

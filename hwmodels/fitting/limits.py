@@ -24,6 +24,22 @@ from hwmodels.quantization import WEIGHT_FORMATS
 
 Rows = Mapping[str, Any]
 
+TOO_SLOW = 100.0
+"""A table whose large rows take this many times the shortest possible time has another unit than it should.
+
+Of the tables we know (aiconfigurator's on five devices, LLMServingSim's, Vidur's) the worst takes 14 times as
+long, experts on an H100; milliseconds or nanoseconds are off by 1,000.
+"""
+
+LARGE_S = 10e-6
+"""Shortest possible time from which on a row is large: launches no longer decide how long it takes."""
+
+
+def slowness(seconds: Floats, least_s: Floats) -> float:
+    """Median of measured over shortest possible time, of the rows that are large; 1 where none is."""
+    large = least_s >= LARGE_S
+    return float(np.median(seconds[large] / least_s[large])) if large.any() else 1.0
+
 
 def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
     """2 m n k FLOPs; weights, activations and outputs once each."""

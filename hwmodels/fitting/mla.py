@@ -24,9 +24,9 @@ from hwmodels.device import Device
 from hwmodels.fitting.robust import Floats, fit
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import (
+    FAMILIES,
     MlaCurve,
     MlaHeads,
-    has_big_tensor_cores,
     mla_decode_seconds,
     mla_prefill_seconds,
 )
@@ -67,6 +67,13 @@ CHAINED_PORTABLE = Elementwise(kernels=12, latent_passes=12.0)
 
 So vLLM's modules were timed, but for B200: 30 to 60 us slower, whatever the batch.
 """
+VLLM_ELEMENTWISE = {
+    "sm80": CHAINED_PORTABLE,
+    "sm90": CHAINED,
+    "sm100": FUSED,
+    "sm120": CHAINED_PORTABLE,
+}
+"""By compute capability."""
 
 
 class Attention(NamedTuple):
@@ -81,9 +88,10 @@ class Attention(NamedTuple):
     gemm_type: str
     num_heads: int
 
-    @property
-    def kernels(self) -> str:
-        return "vllm_0.14" if self.outside_graphs else self.framework
+    def kernels(self, compute_capability: str) -> str:
+        """The library as `operators.mla.FAMILIES` names it: of old versions the portable kernels differ."""
+        old = "vllm_0.14" if self.outside_graphs else self.framework
+        return old if old in FAMILIES[compute_capability] else self.framework
 
     @property
     def outside_graphs(self) -> bool:
@@ -103,31 +111,41 @@ def predict_mla(
     stream: StreamCurve | None = None,
 ) -> Floats:
     """Seconds of each row on that device; gemm and stream price what a module has besides the attention."""
-    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve())
+    rest_s = other_seconds(
+        rows, device, gemm or GemmCurve(), stream or StreamCurve(), curve.compute_capability
+    )
     return attention_and(rest_s, rows, device, curve)
 
 
 def fit_mla(
-    rows: Rows, device: Device, gemm: GemmCurve | None = None, stream: StreamCurve | None = None
+    rows: Rows,
+    device: Device,
+    gemm: GemmCurve | None = None,
+    stream: StreamCurve | None = None,
+    *,
+    compute_capability: str,
 ) -> MlaCurve:
     """The curve that fits the rows of one device, kernels and modules alike."""
-    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve())
-    start = MlaCurve()
+    start = MlaCurve(compute_capability=compute_capability)
+    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve(), compute_capability)
     parameters = fit(
-        lambda p: attention_and(rest_s, rows, device, curve_of(p)),
+        lambda p: attention_and(rest_s, rows, device, curve_of(p, compute_capability)),
         np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6,
         np.array([getattr(start, name) for name in NAMES]),
         LOWER,
         UPPER,
     )
-    return curve_of(parameters)
+    return curve_of(parameters, compute_capability)
 
 
-def curve_of(parameters: Floats) -> MlaCurve:
-    return MlaCurve(**dict(zip(NAMES, parameters.tolist(), strict=True)))
+def curve_of(parameters: Floats, compute_capability: str) -> MlaCurve:
+    figures = dict(zip(NAMES, parameters.tolist(), strict=True))
+    return MlaCurve(compute_capability=compute_capability, **figures)
 
 
-def other_seconds(rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCurve) -> Floats:
+def other_seconds(
+    rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCurve, compute_capability: str
+) -> Floats:
     """What each row takes besides the attention: nothing where that alone was measured."""
     num_seqs, new_tokens, _ = lengths(rows)
     seconds = np.zeros_like(num_seqs)
@@ -135,7 +153,7 @@ def other_seconds(rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCur
         if group.scope == "module":
             num_tokens = (num_seqs * new_tokens)[chosen]
             seconds[chosen] = projection_seconds(group, num_tokens, device, gemm)
-            seconds[chosen] += elementwise_seconds(group, num_tokens, device, stream)
+            seconds[chosen] += elementwise_seconds(group, num_tokens, device, stream, compute_capability)
     return seconds
 
 
@@ -174,7 +192,7 @@ def groups(rows: Rows) -> Iterator[tuple[Attention, NDArray[np.intp]]]:
 def attention_seconds(
     group: Attention, num_seqs: Floats, new_tokens: Floats, kv_len: Floats, device: Device, curve: MlaCurve
 ) -> Floats:
-    kernels, heads, context = group.kernels, group.heads, num_seqs * kv_len
+    kernels, heads, context = group.kernels(curve.compute_capability), group.heads, num_seqs * kv_len
     if group.phase == "decode":
         return np.asarray(
             mla_decode_seconds(num_seqs, context, heads, device, curve, kernels=kernels), dtype=np.float64
@@ -223,12 +241,10 @@ def projections(
     return [*shapes, (h * (heads.nope_head_dim + heads.v_head_dim), latent, weights)]
 
 
-def elementwise_seconds(group: Attention, num_tokens: Floats, device: Device, stream: StreamCurve) -> Floats:
-    work = FUSED
-    if group.framework == "vllm" and not has_big_tensor_cores(device):
-        work = CHAINED_PORTABLE
-    elif group.framework == "vllm" and "fp4" not in device.peak_flops_per_s:
-        work = CHAINED
+def elementwise_seconds(
+    group: Attention, num_tokens: Floats, device: Device, stream: StreamCurve, compute_capability: str
+) -> Floats:
+    work = VLLM_ELEMENTWISE[compute_capability] if group.framework == "vllm" else FUSED
     heads = group.heads
     width = Q_LORA_RANK + heads.kv_lora_rank + heads.rope_head_dim
     num_bytes = work.latent_passes * 2.0 * width * num_tokens

@@ -80,10 +80,10 @@ _UPPER = MoeCurve(
     saturating_tiles_per_sm=1.0,
     tile_fill_rows=150.0,
 )
-_PARAMETERS = tuple(field.name for field in fields(MoeCurve))
+_PARAMETERS = tuple(field.name for field in fields(MoeCurve) if field.name != "compute_capability")
 
 
-def fitted_rows(rows: Mapping[str, Any], device: Device) -> NDArray[np.bool_]:
+def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str) -> NDArray[np.bool_]:
     """True for rows that show what an engine gets: its own choice of kernel, and sound routing.
 
     Left out: kernels that a model forces by an unusual router or activation, and expert-parallel rows of vLLM
@@ -93,7 +93,7 @@ def fitted_rows(rows: Mapping[str, Any], device: Device) -> NDArray[np.bool_]:
     chosen = np.zeros(len(rows["num_tokens"]), dtype=np.bool_)
     for key, index in _groups(rows, (*_KEYS, "kernel")):
         layer, weights, _ = _arguments(key)
-        implementation = kernel_family(device, layer, weights)
+        implementation = kernel_family(device, layer, weights, compute_capability=compute_capability)
         names = next(parts for start, parts in IMPLEMENTATIONS.items() if implementation.startswith(start))
         chosen[index] = any(name in key[-1] for name in names)
     minor = np.array([int(version.split(".")[1]) for version in rows["version"]])
@@ -101,49 +101,59 @@ def fitted_rows(rows: Mapping[str, Any], device: Device) -> NDArray[np.bool_]:
     return np.asarray(chosen & sound)
 
 
-def fit_moe(rows: Mapping[str, Any], device: Device) -> MoeCurve:
+def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str) -> MoeCurve:
     """The curve of one device from its `fitted_rows`; formats count alike, however many rows each has.
 
     Raises ValueError where no row is left.
     """
-    used = fitted_rows(rows, device)
+    used = fitted_rows(rows, device, compute_capability)
     if not used.any():
         raise ValueError(f"no row of {device.name} was measured with the kernel that vLLM chooses there")
     rows = {name: np.asarray(column)[used] for name, column in rows.items()}
-    work = _work(rows, device)
+    work = _work(rows, device, compute_capability)
     measured = rows["latency_us"].astype(np.float64) * 1e-6
     formats, which, counts = np.unique(rows["dtype"].astype(str), return_inverse=True, return_counts=True)
     parameters = fit(
-        lambda p: work_seconds(work, _curve(p)),
+        lambda p: work_seconds(work, _curve(p, compute_capability)),
         measured,
         _vector(MoeCurve()),
         _vector(_LOWER),
         _vector(_UPPER),
         weights=len(measured) / (len(formats) * counts[which]),
     )
-    return _curve(parameters)
+    return _curve(parameters, compute_capability)
 
 
 def predict_moe(rows: Mapping[str, Any], device: Device, curve: MoeCurve) -> Floats:
     """Seconds by row, with the kernels that vLLM chooses whatever the column kernel says."""
-    return work_seconds(_work(rows, device), curve)
+    return work_seconds(_work(rows, device, curve.compute_capability), curve)
 
 
 def _vector(curve: MoeCurve) -> Floats:
     return np.array([getattr(curve, name) for name in _PARAMETERS])
 
 
-def _curve(parameters: Floats) -> MoeCurve:
-    return MoeCurve(**dict(zip(_PARAMETERS, map(float, parameters), strict=True)))
+def _curve(parameters: Floats, compute_capability: str) -> MoeCurve:
+    figures = dict(zip(_PARAMETERS, map(float, parameters), strict=True))
+    return MoeCurve(compute_capability=compute_capability, **figures)
 
 
-def _work(rows: Mapping[str, Any], device: Device) -> MoeWork:
+def _work(rows: Mapping[str, Any], device: Device, compute_capability: str) -> MoeWork:
     num_tokens = np.asarray(rows["num_tokens"], dtype=np.float64)
     order, parts = [], []
     for key, index in _groups(rows, _KEYS):
         layer, weights, routing = _arguments(key)
         order.append(index)
-        parts.append(moe_work(num_tokens[index], layer, weights, device, routing=routing))
+        parts.append(
+            moe_work(
+                num_tokens[index],
+                layer,
+                weights,
+                device,
+                routing=routing,
+                compute_capability=compute_capability,
+            )
+        )
     back = np.argsort(np.concatenate(order))
     return MoeWork(*(np.concatenate(columns, axis=-1)[..., back] for columns in zip(*parts, strict=True)))
 

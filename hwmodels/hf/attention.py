@@ -179,14 +179,17 @@ def head_dim(fields: Fields, num_heads: int) -> int:
 
 
 def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
-    """sliding_window for each layer, None for those that see everything.
+    """sliding_window (sliding_window_size) for each layer, None for those that see everything.
 
     Which ones do: layer_types where the file has it, else each full_every-th, else none of them.
     """
     num_layers = fields.whole("num_hidden_layers")
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
     in_force = fields.flag("use_sliding_window", default=True)
-    window = fields.whole_or_none("sliding_window")
+    window, synonym = (fields.whole_or_none(name) for name in ("sliding_window", "sliding_window_size"))
+    if window and synonym and window != synonym:
+        raise wrong("sliding_window_size", synonym, f"must be the same as sliding_window={window}")
+    window = window or synonym
     if not in_force:
         return [None] * num_layers
     if kinds is not None:

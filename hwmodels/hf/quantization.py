@@ -12,10 +12,15 @@ WHERE = "quantization_config"
 
 
 class StoredWeights(NamedTuple):
-    """How the matrices of a checkpoint are stored; None: not quantised, or as `weights` says."""
+    """How the matrices of a checkpoint, and the keys and values of its model, are stored.
+
+    None: not quantised, or as `weights` says.
+    """
 
     weights: str | None = None
     moe_weights: str | None = None
+    kv_cache_dtype: str = "auto"
+    """auto: as the model computes."""
     notes: tuple[str, ...] = ()
 
 
@@ -32,10 +37,16 @@ def stored_weights(config: Any, *, has_experts: bool) -> StoredWeights:
     method = config.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
         raise wrong(f"{WHERE}.quant_method", method, f"cannot be priced; known: {', '.join(READERS)}")
-    name = READERS[method](config)
+    stored = matrices(config, READERS[method](config), has_experts=has_experts)
+    kv_cache_dtype, kv_notes = kv_cache(config)
+    return stored._replace(kv_cache_dtype=kv_cache_dtype, notes=stored.notes + kv_notes)
+
+
+def matrices(config: Mapping[str, Any], name: str, *, has_experts: bool) -> StoredWeights:
+    """Which matrices are stored in the format of that name."""
     notes = group_size_note(config) if name == "int4_wo" else ()
     # transformers' mxfp4 is made for the experts of gpt-oss and converts nothing else.
-    if method == "mxfp4":
+    if config["quant_method"] == "mxfp4":
         return StoredWeights(moe_weights=name)
     left_out = modules_left_out(config)
     if not any(SELF_ATTENTION.match(pattern) for pattern in left_out):
@@ -46,6 +57,26 @@ def stored_weights(config: Any, *, has_experts: bool) -> StoredWeights:
     if not any("shared_expert" in pattern for pattern in left_out):
         notes = (f"{name} counted for routed experts only, since {WHERE} leaves attention out", *notes)
     return StoredWeights(moe_weights=name, notes=notes)
+
+
+def kv_cache(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """kv_cache_dtype, and a note on what is not understood of it.
+
+    compressed-tensors describes a kv_cache_scheme, Model Optimizer names a kv_cache_quant_algo, in older
+    files one level down.
+    """
+    older = config.get("quantization")
+    name = "kv_cache_quant_algo"
+    algorithm = config.get(name) or (older.get(name) if isinstance(older, Mapping) else None)
+    scheme = config.get("kv_cache_scheme")
+    if not algorithm and not scheme:
+        return "auto", ()
+    as_scheme = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    if algorithm == "FP8" or (as_scheme and not algorithm):
+        return "fp8", ()
+    field, value = (name, algorithm) if algorithm else ("kv_cache_scheme", scheme)
+    note = f"keys and values counted in the model's dtype: {WHERE}.{field}={shown(value)} is not known"
+    return "auto", (f"{note}; set kv_cache_dtype",)
 
 
 SELF_ATTENTION = re.compile(r"^(?!.*vis).*self_attn[^a-z]*(o_proj)?[^a-z]*$")

@@ -36,12 +36,6 @@ from hwmodels.exact import larger, smaller
 
 TILE = 128
 """Queries of one tile of prefill attention."""
-BIG_TENSOR_CORE_FLOPS_PER_S = 5e12
-"""bf16, a SM: Hopper and data-centre Blackwell are above (7.5 and 15e12), Ampere and RTX below (2.9, 2.5).
-
-FlashMLA, FlashAttention-3, FlashInfer and TensorRT-LLM have MLA kernels for those above; others run Triton's
-(vLLM) or generic ones (TensorRT-LLM).
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +74,8 @@ class MlaHeads:
 class MlaCurve:
     """What MLA kernels reach on one device. Defaults: medians over A100 to RTX PRO 6000."""
 
+    compute_capability: str = "sm90"
+    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
     start_s: float = 13e-6
     """Decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
     bandwidth_share: float = 0.76
@@ -88,7 +84,14 @@ class MlaCurve:
     """Decode: of the data sheet, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
 
     def __post_init__(self) -> None:
+        if self.compute_capability not in FAMILIES:
+            raise ValueError(
+                f"compute_capability={self.compute_capability}: must be one of {', '.join(FAMILIES)}; "
+                "take that of the nearest relative"
+            )
         for entry in fields(self):
+            if entry.name == "compute_capability":
+                continue
             check_finite(entry.name, getattr(self, entry.name))
             if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
                 raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
@@ -184,6 +187,16 @@ PORTABLE_KERNELS = {
 }
 """vLLM: Triton and FlashAttention-2; 0.14 cut a context into 4 at most. TensorRT-LLM: generic ones."""
 
+FAMILIES = {
+    "sm80": PORTABLE_KERNELS,
+    "sm90": FAST_KERNELS,
+    "sm100": FAST_KERNELS,
+    "sm120": PORTABLE_KERNELS,
+}
+"""By compute capability, then library. MLA kernels of their own need the tensor cores of Hopper's and
+Blackwell's server chips.
+"""
+
 
 class MlaDecode:
     """Absorbed decode, with all that does not depend on the batch worked out before.
@@ -195,7 +208,7 @@ class MlaDecode:
     __slots__ = ("_seq_s", "_start_s", "_token_s", "_work_s")
 
     def __init__(self, heads: MlaHeads, device: Device, curve: MlaCurve, kernels: str = "vllm") -> None:
-        family = kernels_of(kernels, device)
+        family = kernels_of(kernels, curve)
         bandwidth = device.memory_bandwidth_bytes_per_s
         query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
         padded = -(-heads.num_heads // family.head_tile) * family.head_tile / heads.num_heads
@@ -207,7 +220,7 @@ class MlaDecode:
             heads.latent_bytes_per_token / (bandwidth * curve.bandwidth_share),
             heads.decode_flops_per_token
             * padded
-            / (decode_peak_flops_per_s(heads, device) * curve.flops_share * family.flops),
+            / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops),
         )
         # Half of it is reading and converting elements, half goes by the token.
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
@@ -245,7 +258,7 @@ class MlaPrefill:
         kernels: str = "vllm",
         compute_dtype: str = "bf16",
     ) -> None:
-        family = kernels_of(kernels, device)
+        family = kernels_of(kernels, curve)
         fp8 = compute_dtype == "fp8" or (family.fp8_with_cache and heads.kv_bytes_per_element < 2)
         fp8 = fp8 and "fp8" in device.peak_flops_per_s
         dims = 2 * (heads.nope_head_dim + heads.rope_head_dim) + 2 * heads.v_head_dim
@@ -301,16 +314,12 @@ def mla_prefill_seconds(
     return price.seconds(num_seqs, new_tokens, pairs, context_tokens)
 
 
-def kernels_of(kernels: str, device: Device) -> MlaKernels:
-    """The family that an engine runs on that device. Raises ValueError."""
-    families = FAST_KERNELS if has_big_tensor_cores(device) else PORTABLE_KERNELS
+def kernels_of(kernels: str, curve: MlaCurve) -> MlaKernels:
+    """The family that an engine runs on such a chip. Raises ValueError."""
+    families = FAMILIES[curve.compute_capability]
     if kernels not in families:
         raise ValueError(f"kernels={kernels}: must be one of {', '.join(families)}")
     return families[kernels]
-
-
-def has_big_tensor_cores(device: Device) -> bool:
-    return peak_flops_per_s(device) / device.num_sms >= BIG_TENSOR_CORE_FLOPS_PER_S
 
 
 def peak_flops_per_s(device: Device) -> float:
@@ -318,8 +327,9 @@ def peak_flops_per_s(device: Device) -> float:
     return device.peak_flops_per_s[device.compute_dtype("bf16")]
 
 
-def decode_peak_flops_per_s(heads: MlaHeads, device: Device) -> float:
-    """Blackwell's kernels multiply latents of one byte as fp8; Hopper's convert them to bf16 first."""
-    if heads.kv_bytes_per_element <= 1 and "fp4" in device.peak_flops_per_s and has_big_tensor_cores(device):
+def decode_peak_flops_per_s(heads: MlaHeads, device: Device, curve: MlaCurve) -> float:
+    """Kernels for sm100 multiply latents of one byte as fp8; Hopper's convert them to bf16 first."""
+    in_fp8 = heads.kv_bytes_per_element <= 1 and curve.compute_capability == "sm100"
+    if in_fp8 and "fp8" in device.peak_flops_per_s:
         return device.peak_flops_per_s["fp8"]
     return peak_flops_per_s(device)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,10 @@ TILE_COLUMNS = 128
 MIN_TILE_ROWS = 8
 """Tokens of the smallest tile (the n of an mma instruction with operands swapped)."""
 
-ROUTINGS = ("balanced", "uniform", "power_law")
+ROUTINGS = ("balanced", "uniform", "zipf", "power_law")
+
+SKEWED = ("zipf", "power_law")
+"""Those of `ROUTINGS` with an exponent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,22 +52,31 @@ class Routing:
     """How the router spreads tokens over experts.
 
     balanced: as evenly as whole tokens allow. uniform: each token picks top_k experts at random.
-    power_law: the popularity x of an expert has density x^-exponent on [1, 0.8 num_tokens], on [0.01, 2]
-    while there are no more assignments than experts. It is the skew that NVIDIA's aiconfigurator measures
-    with: 1.01 as seen in DeepSeek-R1, 1.2 as in Qwen3-235B.
+    zipf: a token picks the i-th most popular expert with a chance that goes as i^-exponent, and is at most 1
+    since its top_k experts differ; 0 is uniform. For engines: prices are smooth in the number of tokens.
+    power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on
+    [1, 0.8 num_tokens], on [0.01, 2] while there are no more assignments than experts. So NVIDIA's
+    aiconfigurator draws the tokens that it measures with: 1.01 as seen in DeepSeek-R1, 1.2 as in Qwen3-235B.
+    The switch is its generator's: one assignment more, and nearly all experts have work. No router does that.
     """
 
     kind: str = "balanced"
     exponent: float | None = None
+    """Of zipf, >= 0, and of power_law, > 0 and not 1."""
 
     def __post_init__(self) -> None:
         if self.kind not in ROUTINGS:
             raise ValueError(f"kind={self.kind}: must be one of {', '.join(ROUTINGS)}")
-        if self.kind != "power_law" and self.exponent is not None:
+        if self.exponent is None:
+            if self.kind in SKEWED:
+                usual = 0.5 if self.kind == "zipf" else 1.2
+                raise ValueError(f"exponent=None: {self.kind} routing needs one; {usual} is usual")
+            return
+        if self.kind not in SKEWED:
             raise ValueError(f"exponent={self.exponent}: {self.kind} routing has none; leave it null")
-        if self.kind == "power_law" and self.exponent is None:
-            raise ValueError("exponent=None: power_law routing needs one; 1.2 is usual")
-        if self.exponent is not None and not (0 < self.exponent < 10 and self.exponent != 1):
+        if self.kind == "zipf" and not 0 <= self.exponent < 10:
+            raise ValueError(f"exponent={self.exponent}: must be >= 0 and < 10; 0 is uniform routing")
+        if self.kind == "power_law" and not (0 < self.exponent < 10 and self.exponent != 1):
             raise ValueError(f"exponent={self.exponent}: must be > 0, < 10 and not 1; use 1.01 for 1")
 
 
@@ -109,6 +122,8 @@ class ExpertLayer:
 class MoeCurve:
     """What grouped GEMMs reach on one device. Defaults: medians over A100, H100, H200, B200, RTX PRO 6000."""
 
+    compute_capability: str = "sm90"
+    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
     kernel_s: float = 5.3e-6
     """From the start of one kernel of the layer to that of the next when both do nothing, in seconds."""
     weight_bandwidth_share: float = 0.95
@@ -123,7 +138,10 @@ class MoeCurve:
     """Rows that a tile could compute in the time in which it starts and ends."""
 
     def __post_init__(self) -> None:
+        check_capability(self.compute_capability)
         for entry in fields(self):
+            if entry.name == "compute_capability":
+                continue
             check_finite(entry.name, getattr(self, entry.name), zero_allowed=entry.name == "tile_fill_rows")
             if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
                 raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
@@ -179,22 +197,39 @@ FAMILIES = {
 }
 """By implementation and format. Fitted once over all devices together, their curves free beside them."""
 
-HBM_BYTES_PER_S = 1.9e12
-"""Chips with the tensor cores of servers (sm_80, sm_90, sm_100) have more memory bandwidth than this."""
+MARLIN = {"sm80": "marlin", "sm90": "marlin_hopper", "sm100": "marlin_blackwell", "sm120": "marlin"}
+"""By compute capability."""
 
 
-def kernel_family(device: Device, layer: ExpertLayer, weights: WeightFormat, kernels: str = "vllm") -> str:
+def check_capability(compute_capability: str) -> None:
+    """Raises ValueError unless the kernels of such chips are known."""
+    if compute_capability not in MARLIN:
+        raise ValueError(
+            f"compute_capability={compute_capability}: must be one of {', '.join(MARLIN)}; "
+            "take that of the nearest relative"
+        )
+
+
+def kernel_family(
+    device: Device,
+    layer: ExpertLayer,
+    weights: WeightFormat,
+    kernels: str = "vllm",
+    *,
+    compute_capability: str,
+) -> str:
     """The name in `FAMILIES` of what an engine runs there.
 
     vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, CUTLASS where vLLM runs Triton
-    or its slow fp8 kernel; assumed, not measured. Marlin unpacks the formats that tensor cores lack.
+    or its slow fp8 kernel; assumed, not measured. Marlin unpacks the formats that tensor cores lack. The
+    device says no more than which formats its tensor cores have; Ada, which goes as sm120, lacks fp4.
     Raises ValueError.
     """
     if kernels not in ("vllm", "trtllm"):
         raise ValueError(f"kernels={kernels}: must be vllm or trtllm")
-    fp4, fp8 = ("fp4" in device.peak_flops_per_s, "fp8" in device.peak_flops_per_s)
-    server = device.memory_bandwidth_bytes_per_s > HBM_BYTES_PER_S
-    blackwell, hopper = server and fp4, server and fp8 and not fp4
+    check_capability(compute_capability)
+    blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
+    fp4 = "fp4" in device.peak_flops_per_s
     if weights.bits == 4 and weights.compute == "fp8" and blackwell:
         return "trtllm_gen_w4a8"
     if weights.name == "mxfp4" and (blackwell or hopper):
@@ -202,13 +237,13 @@ def kernel_family(device: Device, layer: ExpertLayer, weights: WeightFormat, ker
     if weights.name == "nvfp4" and fp4:
         return "trtllm_gen_nvfp4" if blackwell else "cutlass_nvfp4"
     if weights.bits < 8 or weights.falls_back_on(device) or weights.name == "int8_wo":
-        return "marlin_blackwell" if blackwell else "marlin_hopper" if hopper else "marlin"
+        return MARLIN[compute_capability]
     if weights.name == "int8":
         return "triton_fp8"
     kind = weights.name if weights.name in ("fp8", "fp8_block") else "bf16"
     if blackwell:
         return f"trtllm_gen_{kind}"
-    if fp4:
+    if compute_capability == "sm120" and fp4:
         return f"cutlass_{kind}"
     if kernels == "trtllm":
         return "cutlass_fp8_block" if hopper and kind == "fp8" else f"cutlass_{kind}"
@@ -228,7 +263,9 @@ class RankLoads(NamedTuple):
     tokens: Floats
     """Of each expert of the group. Below 1: the probability that it gets a token."""
     num_experts: Floats
-    """In the group."""
+    """In the group; uniform and zipf: those expected to get a token."""
+    spread: Floats
+    """Standard deviation of the tokens of an expert that gets any; 0 where routing draws nothing."""
 
     @property
     def active_experts(self) -> Floats:
@@ -246,20 +283,74 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
     num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank works on the
     assignments to its own experts. It gets at least one: some rank does.
 
+    zipf: experts are dealt to ranks one by one, the most popular first, as a load balancer would. The first
+    rank, with experts 1, 1 + ep_size, ..., is then the busiest however many tokens there are. An expert that
+    is picked with chance p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
     power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
     theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of
     many experts even out. Within 10 % (standard deviation) of the mean of draws with 8 to 512 experts on 2 to
     128 ranks.
     """
     m = np.asarray(num_tokens, dtype=np.float64)[..., None]
-    experts, on_rank = layer.num_experts, layer.num_rank_experts
-    if routing.exponent is not None:
-        return _power_law_loads(m, layer, routing.exponent)
+    if routing.kind == "power_law":
+        return _power_law_loads(m, layer, routing.exponent or 0.0)
+    if routing.kind in ("uniform", "zipf"):
+        return _drawn_loads(m, layer, routing.exponent or 0.0)
     assignments = np.maximum(1.0, m * layer.top_k / layer.ep_size)
-    if routing.kind == "balanced":
-        return RankLoads(assignments / on_rank, np.full_like(m, on_rank))
-    active = np.maximum(1.0, on_rank * (1 - (1 - layer.top_k / experts) ** m))
-    return RankLoads(assignments / active, active)
+    return RankLoads(
+        assignments / layer.num_rank_experts, np.full_like(m, layer.num_rank_experts), np.zeros_like(m)
+    )
+
+
+def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
+    """m [..., 1]. Each token draws its experts: tokens of one are binomial. Groups of `_zipf_groups`."""
+    chance, log_missed, num_experts = _zipf_groups(layer.num_experts, layer.top_k, layer.ep_size, exponent)
+    none = np.exp(m * log_missed)
+    some = -np.expm1(m * log_missed)
+    tokens = m * chance / some
+    # of a binomial number, given that it is not 0
+    variance = np.maximum(0.0, tokens * (1 - chance) - tokens * tokens * none)
+    active = num_experts * some
+    at_least_one = active / np.minimum(1.0, active.sum(axis=-1, keepdims=True))
+    return RankLoads(tokens, at_least_one, np.sqrt(variance))
+
+
+@lru_cache(maxsize=256)
+def _zipf_groups(
+    num_experts: int, top_k: int, ep_size: int, exponent: float
+) -> tuple[Floats, Floats, Floats]:
+    """Chance p that a token picks an expert, log(1 - p), and experts of the busiest rank, by group [G].
+
+    The first 16 experts are groups of their own, then neighbours whose ranks differ by a 16th at most share
+    their mean chance: 512 experts make 66 groups. Active experts change by some 0.1 % at most.
+    """
+    chances = zipf_chances(num_experts, top_k, exponent)[::ep_size]
+    starts = [0]
+    while (following := starts[-1] + 1 + starts[-1] // 16) < len(chances):
+        starts.append(following)
+    members = np.diff([*starts, len(chances)]).astype(np.float64)
+    chance = np.minimum(1.0, np.add.reduceat(chances, starts) / members)
+    with np.errstate(divide="ignore"):  # chance 1: log 0
+        log_missed = np.log1p(-chance)
+    for array in (chance, log_missed, members):
+        array.flags.writeable = False  # all calls share it
+    return chance, log_missed, members
+
+
+def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
+    """Chance that a token picks each expert, the most popular first [num_experts]; they add up to top_k.
+
+    They go as i^-exponent, at most 1: what is above goes to the less popular experts in proportion.
+    Three experts, top 2, exponent 1: 2 (6, 3, 2) / 11 would give 12 / 11 to the first; so 1, 3 / 5 and 2 / 5.
+    """
+    weights = np.arange(1.0, num_experts + 1) ** -exponent
+    from_rank_on = np.cumsum(weights[::-1])[::-1]
+    # with the first i experts at the cap: (top_k - i) / the sum of the others' weights
+    scale = (top_k - np.arange(top_k)) / from_rank_on[:top_k]
+    capped = int(np.argmax(scale * weights[:top_k] <= 1))
+    chances = scale[capped] * weights
+    chances[:capped] = 1.0
+    return np.asarray(chances)
 
 
 def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
@@ -283,7 +374,7 @@ def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoad
     on_rank = popularity(_midpoints(layer.num_rank_experts) ** (1 / theta))
     tokens = np.minimum(m, tokens_per_popularity * on_rank)
     tokens = tokens / np.minimum(1.0, tokens.sum(axis=-1, keepdims=True))
-    return RankLoads(tokens, np.ones_like(tokens))
+    return RankLoads(tokens, np.ones_like(tokens), np.zeros_like(tokens))
 
 
 def _midpoints(count: int) -> Floats:
@@ -294,7 +385,8 @@ def expected_active_experts(num_tokens: ArrayLike, layer: ExpertLayer, routing: 
     """Experts of the busiest rank that receive at least one of num_tokens tokens (all ranks together).
 
     uniform, one rank: E (1 - (1 - k / E)^m); Mixtral (8 experts, top 2), 4 tokens: 8 (1 - 0.75^4) = 5.47.
-    balanced: min(E, k m) / ep_size. power_law: the sum over its experts of min(1, expected tokens).
+    balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, with one rank no more
+    than uniform. power_law: the sum over its experts of min(1, expected tokens).
     """
     return rank_loads(num_tokens, layer, routing).active_experts
 
@@ -346,20 +438,20 @@ def moe_work(
     dtype: str = "bf16",
     kernels: str = "vllm",
     routing: Routing,
+    compute_capability: str,
 ) -> MoeWork:
-    """The part of `moe_seconds` that no curve changes."""
+    """The part of `moe_seconds` that no fitted figure changes."""
     m = np.asarray(num_tokens, dtype=np.float64)
     if m.size and not (m >= 1).all():
         raise ValueError(f"num_tokens={m.min():g}: must be >= 1; leave the layer out where no token enters")
-    family = FAMILIES[kernel_family(device, layer, weights, kernels)]
+    family = FAMILIES[kernel_family(device, layer, weights, kernels, compute_capability=compute_capability)]
     loads = rank_loads(m, layer, routing)
     hidden, inter, in_up = layer.hidden_size, layer.intermediate_size, layer.num_matrices - 1
     # of the two GEMMs: [weights an expert, reduction depth, output columns]
     size, depth, columns = np.array(
         [[in_up * hidden * inter, hidden * inter], [hidden, inter], [in_up * inter, hidden]], dtype=np.float64
     ).reshape(3, 2, *(1,) * m.ndim)
-    tiles = (loads.num_experts * _whole(loads.tokens, family.max_tile_rows, _num_tiles)).sum(axis=-1)
-    rows = (loads.num_experts * _whole(loads.tokens, family.max_tile_rows, _padded_rows)).sum(axis=-1)
+    tiles, rows = _tiles_and_rows(loads, family.max_tile_rows)
 
     deeper = size * (1 + family.fill_depth / depth)
     peak = device.peak_flops_per_s[weights.compute_dtype(device, dtype)] * family.flops_factor
@@ -380,27 +472,34 @@ def moe_work(
     )
 
 
-def _whole(tokens: Floats, max_tile_rows: int, count: Callable[[Floats, int], Floats]) -> Floats:
-    """Mean of count over experts that hold whole numbers of tokens, the two next to the expectation."""
-    below = np.floor(tokens)
-    return np.asarray(
-        count(below, max_tile_rows) * (below + 1 - tokens)
-        + count(below + 1, max_tile_rows) * (tokens - below)
-    )
+def _tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats]:
+    """Tiles of all experts of the rank, and their rows.
 
+    Tiles are as high as the largest, or the next power of two above an expert's few tokens. An expert holds a
+    whole number of tokens: u rounded up, where u may be anywhere in a window. It is as wide as the loads'
+    spread asks, and 1 at least, for expectations between whole numbers: experts fill tiles one by one.
+    """
+    width = np.minimum(np.sqrt(1 + 12 * loads.spread**2), np.maximum(1.0, 2 * loads.tokens - 1))
+    high = loads.tokens - 0.5 + width / 2
+    low = np.maximum(0.0, high - width)  # no tokens, no tile
 
-def _num_tiles(tokens: Floats, max_tile_rows: int) -> Floats:
-    return np.ceil(tokens / max_tile_rows)
+    def tiles_up_to(u: Floats) -> Floats:
+        """Integral of the tiles of an expert with 0 to u tokens; the same below for rows."""
+        full = np.floor(u / max_tile_rows)
+        return np.asarray((full + 1) * (u - max_tile_rows * full / 2))
 
+    def rows_up_to(u: Floats) -> Floats:
+        rows = max_tile_rows * tiles_up_to(u)
+        height = max_tile_rows // 2
+        while height >= MIN_TILE_ROWS:  # each height that will do saves as many rows
+            rows = rows - height * np.minimum(u, height)
+            height //= 2
+        return np.asarray(rows)
 
-def _padded_rows(tokens: Floats, max_tile_rows: int) -> Floats:
-    """Tiles are as high as the largest, or the next power of two above an expert's few tokens."""
-    rows = max_tile_rows * np.ceil(tokens / max_tile_rows)
-    tile = max_tile_rows // 2
-    while tile >= MIN_TILE_ROWS:
-        rows = np.where(tokens <= tile, tile, rows)
-        tile //= 2
-    return np.asarray(np.where(tokens > 0, rows, 0.0))
+    def mean(up_to: Callable[[Floats], Floats]) -> Floats:
+        return np.asarray((loads.num_experts * (up_to(high) - up_to(low)) / width).sum(axis=-1))
+
+    return mean(tiles_up_to), mean(rows_up_to)
 
 
 def work_seconds(work: MoeWork, curve: MoeCurve) -> Floats:
@@ -437,5 +536,14 @@ def moe_seconds(
     221 us (224 with the filling of pipelines), two tiles of 8 rows hide in it, 7 kernels of 5.3 us: 262 us.
     Raises ValueError.
     """
-    work = moe_work(num_tokens, layer, weights, device, dtype=dtype, kernels=kernels, routing=routing)
+    work = moe_work(
+        num_tokens,
+        layer,
+        weights,
+        device,
+        dtype=dtype,
+        kernels=kernels,
+        routing=routing,
+        compute_capability=curve.compute_capability,
+    )
     return work_seconds(work, curve)

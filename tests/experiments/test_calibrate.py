@@ -16,7 +16,7 @@ from experiments import validate_operators
 from experiments.build import build
 from experiments.calibrate.fit import error_table, fit_calibration, fitted_figures, residuals
 from experiments.calibrate.operators import OPERATORS
-from experiments.calibrate.tables import read_tables
+from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, field_meanings, figure
 from experiments.cli import main
 from experiments.compose import ConfigSource
@@ -24,6 +24,7 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
+from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.mla import MlaCurve
@@ -47,6 +48,7 @@ TRUTH = Calibration(
         tile_s=5e-6,
     ),
 )
+OPS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "ops"
 LAYOUTS = [(32, 8), (16, 2), (64, 8), (8, 1), (40, 8), (24, 24), (28, 4), (12, 12)]
 
 
@@ -217,6 +219,10 @@ def test_yaml_says_four_digits_in_powers_of_a_thousand():
     ]
 
 
+def test_yaml_says_0_for_what_a_fit_left_of_a_figure_but_keeps_short_times():
+    assert [figure(v) for v in (655.7e-24, -1e-13, 785.7e-9, 1.2e-9)] == ["0", "0", "785.7e-9", "1.2e-9"]
+
+
 def test_yaml_keeps_a_source_with_quotes():
     calibration = Calibration(
         measured_on="it's", source=("a: 'b' # c, " * 20).strip(), mla=MlaCurve(start_s=9e-6)
@@ -230,6 +236,14 @@ def test_figures_that_rows_decided_are_counted():
     assert fitted_figures(Calibration()) == []
     changed = Calibration(mla=MlaCurve(start_s=9e-6), gemm=GemmCurve(compute_capability="sm80", start_s=1e-6))
     assert fitted_figures(changed) == ["gemm.start_s", "mla.start_s"]
+
+
+@pytest.mark.parametrize("name", ["mla", "moe"])
+def test_tables_that_do_not_tell_the_chip_need_its_capability(h100, name):
+    empty = {column: np.array([]) for column in OPERATORS[name].columns}
+    given = {name: Measured(empty, np.array([], dtype=bool), "")}
+    with pytest.raises(ConfigError, match="rows of mla and moe alone do not tell the chip; give compute_cap"):
+        fit_calibration(given, h100, compute_capability=None, source="")
 
 
 def bad_value(operator: str, column: str, value: object):
@@ -255,6 +269,14 @@ def bad_value(operator: str, column: str, value: object):
         (
             lambda t: t["gemm"].update(t["gemm"]["latency_us"] / 1000),
             r"id=gemm-\d+: latency_us=[\d.e-]+: H100 SXM cannot do it in less than .* is the unit us\?",
+        ),
+        (
+            lambda t: t["gemm"].update(t["gemm"]["latency_us"] * 1000),
+            r"gemm.parquet: latency_us: large rows take \d,\d{3} times as long .*; is it in us\?",
+        ),
+        (
+            lambda t: t["attention_prefill"].update(t["attention_prefill"]["latency_us"] * 1000),
+            r"attention_prefill.parquet: latency_us: large rows take \d,\d{3} times",
         ),
         (
             lambda t: t.update(gemm=t["gemm"].assign(gpu="h101"), attention_decode=t["gemm"].head(0)),
@@ -291,6 +313,16 @@ def test_rows_a_little_too_fast_are_left_out_and_named(tmp_path, h100):
     assert np.flatnonzero(lines["predicted_s"].isna()).tolist() == [slowest]
 
 
+@pytest.mark.skipif(not OPS.exists(), reason="needs ../shared/data/ops")
+def test_measured_tables_are_far_from_both_limits():
+    device, _ = preset("rtx_pro_6000_server")
+    tables = read_tables(OPS, device)
+    assert set(tables) == set(OPERATORS)
+    for name, table in tables.items():
+        seconds = 1e-6 * table.rows["latency_us"]
+        assert 1 < slowness(seconds, OPERATORS[name].least_seconds(table.rows, device)) < TOO_SLOW / 5
+
+
 def test_small_tensors_may_beat_memory(tmp_path, h100):
     """8 MiB of weights in 2 us are 4.2e12 bytes/s: out of the L2 cache."""
     rows = table(("m", "n", "k"), [1], [1024], [4096], framework="vllm", kernel="x", dtype="bfloat16")
@@ -304,6 +336,8 @@ def test_small_tensors_may_beat_memory(tmp_path, h100):
         (["ops=nowhere", "out=x.yaml"], "ops=nowhere: no such folder"),
         (["ops=.", "out=x.yaml"], "ops=.: none of the tables is there: gemm.parquet"),
         (["ops=.", "out=no/folder/x.yaml"], "out=no/folder/x.yaml: no folder "),
+        (["ops=.", "out=."], "out=.: is a folder; name a file in it"),
+        (["ops=.", "out=x.yaml", "report=."], "report=.: is a folder; name a file in it"),
         (["ops=.", "out=x.yaml", "compute_capability=sm10"], "compute_capability=sm10: must be one of sm80"),
         (["ops=."], "out: must be given"),
         (["ops=.", "out=x.yaml", "raport=x.html"], "raport: no such group or setting; nearest: report"),

@@ -1,10 +1,15 @@
 """What is said about keys that were added, deleted or have no name; test_cli has the other messages."""
 
+import shlex
+
 import pytest
 
+from experiments.build import build
 from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.hydra_errors import COMPOSE_ERRORS, check_edits, explain
+from hwmodels.assembly.site import Lora
 
 CONFIGS = {
     "boat.yaml": "defaults: [_self_, {sail: square}]\nseed: 0\ntrip: {days: 3, fast: false}\n",
@@ -46,3 +51,15 @@ def test_a_value_without_a_key_is_told_what_to_look_like(source, override):
     with pytest.raises(COMPOSE_ERRORS) as error:
         source.compose([override])
     assert str(explain(error.value, [override], source)) == f"{override}: must be key=value"
+
+
+def test_a_part_of_what_is_null_is_answered_with_the_whole():
+    """And the answer works."""
+    simulate = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    with pytest.raises(COMPOSE_ERRORS) as error:
+        simulate.compose(["lora.rank=16"])
+    message = str(explain(error.value, ["lora.rank=16"], simulate))
+    start, _, rest = message.partition("'")
+    assert start == "lora.rank: lora is null; set it as a whole: "
+    (override,) = shlex.split(f"'{rest}")
+    assert build(simulate.compose([override]).lora, "lora") == Lora(rank=16, num_active=8)

@@ -72,7 +72,7 @@ def layer_tables(folder):
         [
             {**same, "prefill_chunk": c, "kv_prefill": p, "n_decode": n, "kv_decode": d, "time_us": 50}
             for c, p, n, d in [
-                *((0, 0, n, d) for n in (1, 64) for d in (16, 4096)),
+                *((0, 0, n, d) for n in (1, 64) for d in (16, 512)),
                 *((c, p, 0, 0) for c in (16, 512) for p in (0, 512)),
             ]
         ],
@@ -150,6 +150,10 @@ def test_names_that_differ_from_ours_can_be_given(replica, tmp_path):
             r"row 1 \(gate_up_proj\): latency_us=0: must be finite and > 0",
         ),
         (own_profile(latency_us=[200.0, 0.4]), r"row 1 \(gate_up_proj, 101 rows\): .* H100 SXM cannot do it"),
+        (
+            own_profile(latency_us=[2e5, 4e5]),
+            r"gate_up_proj: latency_us: large rows take \d,\d{3} times as long as H100 SXM needs",
+        ),
         (vidur(tp=[2] * 4), "tensor_parallel_size=1: must be one of 2, which the table has"),
         (
             {name: values for name, values in own_profile().items() if name != "num_tokens"},
@@ -171,8 +175,19 @@ def test_refuses_what_is_not_there_and_folders_without_a_profile(replica, tmp_pa
     with pytest.raises(ValueError, match="holds 0 profiles; name one file"):
         TableLevel(path=str(tmp_path)).iteration_model(replica)
     (tmp_path / "broken.parquet").write_text("x")
-    with pytest.raises(ValueError, match=r"broken.parquet: cannot be read"):
-        TableLevel(path=str(tmp_path / "broken.parquet")).iteration_model(replica)
+    broken = tmp_path / "broken.parquet"
+    for level in (TableLevel(path=str(broken)), RecordedLevel(path=str(broken))):
+        with pytest.raises(ValueError, match=r"^latency\.path=.*/broken\.parquet: cannot be read"):
+            level.iteration_model(replica)
+    with pytest.raises(ValueError, match=rf"^latency\.path={tmp_path}: broken\.parquet: cannot be read"):
+        TableLevel(path=str(tmp_path)).iteration_model(replica)
+    (tmp_path / "notes.md").write_text("x")
+    for level in (
+        TableLevel(path=str(tmp_path / "notes.md")),
+        RecordedLevel(path=str(tmp_path / "notes.md")),
+    ):
+        with pytest.raises(ValueError, match=r"^latency\.path=.*/notes\.md: must be a table"):
+            level.iteration_model(replica)
 
 
 @pytest.mark.parametrize("setting", ["pipeline_parallel_size=2", "attention_data_parallel_size=2"])

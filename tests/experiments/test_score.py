@@ -1,6 +1,7 @@
 """`windtunnel score`: tiny measured tables of each kind, and tables that cannot be right."""
 
 import re
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from experiments.cli import main
 from experiments.config_groups import CONFIG_DIR, find_groups
 from experiments.score import per_request, runs, silicon
 from experiments.score.command import predict_row
+from experiments.score.physical import active_weight_bytes, least_step_seconds
 from experiments.score.presets import ALIASES, NotSimulatedError, plain, preset
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from hwmodels.levels.rooflines import Spec
@@ -130,7 +132,21 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
         "weights": ({"weights": "fp3"}, "weights=fp3: must be one of"),
         "heads": ({"tp_size": 2, "moe_tp_size": 2, "gpus": 2}, "tensor_parallel_size=2: must divide the 9"),
         "gpus": ({"pp_size": 2, "gpus": 3}, "gpus=3: not a multiple of the 2 that one replica takes"),
-        "memory": ({"model": "llama-3.1-70b"}, "tensor_parallel_size=1: llama-3.1-70b needs"),
+        "memory": (
+            {"model": "llama-3.1-70b", "ttft_ms": np.nan, "tpot_ms": np.nan},
+            "tensor_parallel_size=1: llama-3.1-70b needs",
+        ),
+        "mode": ({"mode": "foo"}, "mode=foo: must be agg or disagg"),
+        "half": ({"tp_size": 2.5}, "tp_size=2.5: must be a whole number >= 1"),
+        "none": ({"attention_dp_size": 0}, "attention_dp_size=0.0: must be a whole number >= 1"),
+        "part": ({"gpus": 1.5}, "gpus=1.5: must be a whole number >= 1"),
+        "tp": ({"tp_size": np.nan}, "tp_size is missing"),
+        "pp": ({"pp_size": np.nan}, "pp_size is missing"),
+        "dp": ({"attention_dp_size": np.nan}, "attention_dp_size is missing"),
+        "context": (
+            {"isl": 8000, "osl": 193},
+            "8,000 prompt and 193 output tokens: must be <= 8,192 together, the context of smollm2-135m",
+        ),
         "experts": (
             {"model": "mixtral-8x7b", "moe_ep_size": 4},
             "moe_tp_size=1 x moe_ep_size=4: must be tp_size=1 x attention_dp_size=1",
@@ -148,6 +164,11 @@ def test_rows_that_cannot_be_simulated_get_a_reason_and_no_number(score):
     assert "1 not: mode=disagg" in said
 
 
+def test_prompt_and_answer_may_fill_the_context():
+    row = {**SILICON, "isl": 8000, "osl": 192}
+    assert silicon.scenario_of(row, Spec()).engine.max_model_len == 8192
+
+
 def test_truth_may_be_absent(score):
     row = {name: value for name, value in SILICON.items() if name not in ("ttft_ms", "tpot_ms")}
     code, predicted, said = score([row])
@@ -158,6 +179,23 @@ def test_truth_may_be_absent(score):
 def test_only_some_rows_may_be_asked_for(score):
     _, predicted, _ = score([SILICON, {**SILICON, "id": "row-1", "isl": 100}], where="'isl<150'")
     assert list(predicted.index) == ["row-1"]
+
+
+def test_the_condition_that_the_config_shows_works_as_it_is_typed(score):
+    (typed,) = re.findall(r"\"where=.*", (CONFIG_DIR / "score.yaml").read_text())
+    rows = [
+        {**SILICON, "id": gpu, "gpu": gpu, "core": core} for gpu, core in (("h100_sxm", True), ("l4", True))
+    ]
+    code, predicted, said = score([*rows, {**rows[0], "id": "no", "core": False}], *shlex.split(typed))
+    assert code == 0, said
+    assert list(predicted.index) == ["h100_sxm"]
+
+
+def test_gpus_that_were_not_measured_are_named_once(score):
+    rows = [{**SILICON, "id": f"{gpu}-{i}", "gpu": gpu} for gpu in ("l4", "h100_sxm") for i in range(2)]
+    _, _, said = score([*rows, {**SILICON, "id": "unable", "gpu": "t4", "mode": "disagg"}])
+    assert said.count("L4 was not measured; efficiencies of RTX PRO 6000") == 1
+    assert said.count("not measured") == 1
 
 
 def test_more_clients_take_longer_and_yield_more(score):
@@ -224,6 +262,12 @@ def test_prompts_that_are_sent_again_and_again_are_cached(score):
     [
         ({"precision": "FP4"}, "precision=FP4: must be one of FP16, BF16, FP8"),
         ({"stages": "8by600"}, "stages: 8by600: must be RATExSECONDS"),
+        ({"tp": 1.5}, "tp=1.5: must be a whole number >= 1"),
+        ({"max_num_seqs": np.nan}, "max_num_seqs is missing"),
+        (
+            {"question_len": 3100},
+            "4,100 prompt and 5 output tokens: must be <= 4,096 together, the context of smollm2-135m",
+        ),
         ({"stages": "8x0"}, "stages: 8x0: rate and seconds must be > 0"),
         ({"model": "acme/none"}, "model=acme/none: no preset of that name"),
     ],
@@ -259,6 +303,22 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     assert {(a.request.prompt.num_tokens, a.num_output_tokens) for a in arrivals} == {(50, 6)}
 
 
+@pytest.mark.parametrize(
+    ("run", "request_", "reason"),
+    [
+        ({"tp": 0.5}, {}, "tp=0.5: must be a whole number >= 1"),
+        ({}, {"input_tokens": 9000}, "9,000 prompt and 6 output tokens: must be <= 8,192 together"),
+        ({"max_model_len": 50}, {}, "50 prompt and 6 output tokens: must be <= 50 together"),
+    ],
+)
+def test_a_run_that_cannot_be_replayed_gets_a_reason(score, tmp_path, run, request_, reason):
+    pd.DataFrame([{**REPLAYED_RUN, **run}]).to_csv(tmp_path / "runs.csv", index=False)
+    code, predicted, _ = score(replayed(2, **request_), kind="requests")
+    assert code == 0
+    assert predicted.loc["night", "status"].startswith(reason)
+    assert predicted.loc["night"].drop("status").isna().all()
+
+
 def test_a_run_without_settings_is_named(score, tmp_path):
     code, _, said = score(replayed(2), kind="requests")
     assert code == 2
@@ -291,6 +351,20 @@ def test_a_run_without_settings_is_named(score, tmp_path):
         ([SILICON], {"kind": "silicone"}, "kind=silicone: no such kind of table; .*silicon"),
         ([SILICON], {"jobs": 0}, "jobs=0: must be >= 1"),
         ([SILICON], {"out": "nowhere/predicted.csv"}, "out=nowhere/predicted.csv: no folder"),
+        ([SILICON], {"out": "."}, "out=.: is a folder; name a file in it"),
+        (
+            [{**SILICON, "tpot_ms": 0.5}],
+            {},
+            "id=row-0: tpot_ms=0.5: 1 x L4 cannot read the weights of smollm2-135m in less than 0.7[0-9]* ms",
+        ),
+        ([{**SILICON, "ttft_ms": 0.012}], {}, "id=row-0: ttft_ms=0.012: 1 x L4 cannot .*; is it in ms"),
+        ([{**SILICON, "tpot_ms": 10_001}], {}, "id=row-0: tpot_ms=10001: must be <= 10,000; is it in ms"),
+        ([{**SILICON, "ttft_ms": 4e6}], {}, r"id=row-0: ttft_ms=4e\+06: must be <= 3,600,000"),
+        (
+            [{**RUN, "itl_mean_ms": 0.003}],
+            {"kind": "experiments"},
+            "id=run-0: itl_mean_ms=0.003: 1 x RTX 4090 cannot read the weights",
+        ),
         ([SILICON], {"measured": "absent.csv"}, "measured=absent.csv: cannot be read"),
         ([SILICON], {"where": "'isl>9999'"}, "where=isl>9999: no row is left"),
         ([SILICON], {"where": "'no_such_column>1'"}, "where=no_such_column>1: "),
@@ -301,6 +375,31 @@ def test_bad_tables_and_settings_exit_2_with_one_message(score, rows, settings, 
     code, predicted, said = score(rows, **settings)
     assert (code, predicted) == (2, None)
     assert re.search(message, said), said
+
+
+def test_a_table_without_rows_is_refused(score):
+    code, predicted, said = score(pd.DataFrame(columns=list(SILICON)))
+    assert (code, predicted) == (2, None)
+    assert "measured=measured.csv: no rows" in said
+
+
+def test_replayed_runs_in_seconds_are_refused(score, tmp_path):
+    pd.DataFrame([REPLAYED_RUN]).to_csv(tmp_path / "runs.csv", index=False)
+    code, _, said = score(replayed(2, tpot_ms=0.004), kind="requests")
+    assert code == 2
+    assert "id=night: tpot_mean_ms=0.004: 1 x L4 cannot read the weights" in said
+
+
+def test_the_shortest_step_reads_what_one_token_is_multiplied_with():
+    """Mixtral: 12.75e9 of its 46.7e9 weights in bf16, less the L2 of two devices."""
+    row = {**SILICON, "model": "mixtral-8x7b", "gpu": "h100_sxm", "tp_size": 2, "moe_tp_size": 2, "gpus": 2}
+    scenario = silicon.scenario_of(row, Spec())
+    weights = 2 * (12_879_425_536 - 32_000 * 4096 - 65 * 4096)  # neither embedding table nor norms
+    assert active_weight_bytes(scenario.model) == pytest.approx(weights, rel=1e-4)
+    l2_bytes = 2 * scenario.hardware.l2_bytes
+    assert least_step_seconds(scenario) == pytest.approx((weights - l2_bytes) / 6.7e12, rel=1e-4)
+    fp8 = silicon.scenario_of({**row, "weights": "fp8", "moe_weights": "fp8"}, Spec())
+    assert 0.5 < active_weight_bytes(fp8.model) / weights < 0.52
 
 
 def test_a_table_must_be_named(capsys):

@@ -21,7 +21,9 @@ from hwmodels.model_spec import (
     ModelSpec,
     Role,
 )
+from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.collectives import CollectiveCurve, all_reduce_seconds, send_recv_seconds
+from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
 from hwmodels.operators.moe import Routing
 from hwmodels.ops import Per
 
@@ -35,6 +37,18 @@ def grouped(**given):
 def latent(**given):
     sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
     return LatentAttention(**{"num_heads": 8, "q_lora_rank": 48, **sizes, **given})
+
+
+def mla_heads(kv_bytes_per_element):
+    """Those of `latent`, on one rank."""
+    return MlaHeads(
+        num_heads=8,
+        kv_lora_rank=32,
+        rope_head_dim=8,
+        nope_head_dim=16,
+        v_head_dim=24,
+        kv_bytes_per_element=kv_bytes_per_element,
+    )
 
 
 def experts(**given):
@@ -226,12 +240,66 @@ def test_prefill_of_mla_attends_to_expanded_heads_and_expands_what_is_cached_aga
     assert listed.once("latent_expansion", "flops") == 2 * 32 * 8 * 40 * 70
     fresh = Listed(site(make_model(latent())), make_shape(chunks=[(10, 0)]))
     assert fresh.once("latent_expansion", "flops") == fresh.once("latent_expansion", "seconds") == 0
+    assert fresh.once("latent_expansion", "bytes_moved") == 0
+    assert listed.once("latent_expansion", "bytes_moved") == (40 * 2 + 8 * 48 * 2) * 70
+    assert listed.once("latent_expansion", "stored_bytes") == 0, "attention counts what is stored"
+
+
+NAIVE = Kernels(absorbed_latent_decode=False)
 
 
 def test_naive_decode_of_mla_expands_its_whole_context(site, make_shape):
-    naive = Kernels(absorbed_latent_decode=False)
-    listed = Listed(site(make_model(latent()), kernels=naive), make_shape([100, 50]))
+    """150 tokens: kv_b_proj, 32 x 8 x (16 + 24); 40 x 2 bytes read, 8 heads x (24 + 24) x 2 written."""
+    listed = Listed(site(make_model(latent()), kernels=NAIVE), make_shape([100, 50]))
     assert listed.once("latent_expansion_decode", "flops") == 2 * 32 * 8 * 40 * 150
+    assert listed.once("latent_expansion_decode", "stored_bytes") == 40 * 2 * 150
+    assert listed.once("latent_expansion_decode", "bytes_moved") == (40 * 2 + 8 * 48 * 2) * 150
+    assert (
+        listed.once("latent_expansion_decode", "seconds")
+        > listed.once("latent_expansion_decode", "bytes_moved") / 1e12
+    )
+
+
+def test_naive_decode_of_mla_is_multi_head_attention_over_what_was_expanded(site, make_shape):
+    """8 heads, keys of 16 + 8, values of 24, in the model's dtype; the price is that of the attention."""
+    naive = site(make_model(latent(), kv_cache_dtype="fp8"), kernels=NAIVE)
+    listed = Listed(naive, make_shape([100, 50]))
+    assert listed.once("attention_decode", "flops") == 2 * 8 * (16 + 8 + 24) * 150
+    assert listed.once("attention_decode", "bytes_moved") == 8 * 48 * 2 * 150
+    assert listed.once("attention_decode", "stored_bytes") == 0, "the expansion reads what is stored"
+    heads = HeadLayout(num_heads=8, num_kv_heads=8, head_dim=24, v_head_dim=24)
+    attention = DecodeAttention(heads, naive.device, naive.calibration.attention)
+    assert listed.once("attention_decode", "seconds") == attention.seconds(2, 150)
+
+
+def test_naive_decode_of_deepseek_r1_takes_several_times_as_long(models, site, make_shape, devices):
+    """16 heads a rank: 16 x 320 x 2 bytes written and read again for 1,152 that an absorbed decode reads."""
+    asked = {"model": models["deepseek_r1"], "device": devices["h200_sxm"], "tensor_parallel_size": 8}
+    shape = make_shape([4096] * 64)
+    names = ("attention_decode", "latent_expansion_decode")
+    naive = Listed(site(kernels=NAIVE, **asked), shape).total("seconds", *names)
+    absorbed = Listed(site(**asked), shape).total("seconds", *names)
+    assert naive > 5 * absorbed
+
+
+def test_sparse_attention_expands_only_what_it_attends_to(site, make_shape):
+    sparse = latent(sparse_top_k=32, index_n_heads=2, index_head_dim=16)
+    listed = Listed(site(make_model(sparse), kernels=NAIVE), make_shape([100] * 3))
+    assert listed.once("latent_expansion_decode", "flops") == 2 * 32 * 8 * 40 * 3 * 32
+    assert listed.once("attention_decode_top_32", "bytes_moved") == 8 * 48 * 2 * 3 * 32
+
+
+@pytest.mark.parametrize(("kv", "token_bytes"), [("fp8", 40), ("int8", 40 + 2), ("int4", 20 + 4)])
+def test_quantised_latent_vectors_have_scales(site, make_shape, kv, token_bytes):
+    """One fp16 scale a vector, in int4 a zero point as well: as many bytes as the memory planner counts."""
+    model = make_model(latent(), kv_cache_dtype=kv)
+    listed = Listed(site(model), make_shape([100, 50]))
+    assert model.kv_bytes_per_token() == 4 * token_bytes
+    assert listed.once("attention_decode", "stored_bytes") == pytest.approx(150 * token_bytes)
+    assert listed.once("kv_write", "bytes_moved") == pytest.approx(2 * (40 * 2 + token_bytes))
+    price = MlaDecode(mla_heads(token_bytes / 40), site().device, MlaCurve())
+    long = Listed(site(model), make_shape([1000]))
+    assert long.once("attention_decode", "seconds") == price.seconds(1, 1000)
 
 
 def test_sparse_attention_scores_all_tokens_and_attends_to_the_best(site, make_shape):
@@ -415,23 +483,22 @@ def test_sequence_parallelism_cuts_norms_and_each_all_reduce_in_two(site, make_s
     assert cut.once("mlp_reduce_scatter", "bytes_moved") == plain.once("mlp_all_reduce", "bytes_moved")
 
 
-def test_a_pipeline_fills_and_drains(site, make_shape):
-    """4 layers in 2 stages. 3 micro-batches: the first takes all layers, each other one those of a stage."""
-    shape = make_shape([9] * 12)
-    once, thrice = (
-        Listed(site(pipeline_parallel_size=2, num_micro_batches=batches), shape) for batches in (1, 3)
-    )
-    assert (once.calls("qkv_proj"), thrice.calls("qkv_proj")) == (4, 4 + 2 + 2)
-    assert (once.batch.tokens, thrice.batch.tokens) == (12, 4)
-    assert (once.calls("lm_head"), thrice.calls("lm_head")) == (1, 3)
-    assert (once.calls("stage_send_recv"), thrice.calls("stage_send_recv")) == (1, 3)
-    assert once.once("stage_send_recv", "bytes_moved") == 12 * 128
+def test_a_micro_batch_passes_all_stages_once(site, make_shape):
+    """4 layers in 2 stages: 12 decodes, in halves. Both halves on one stage take as long as one on both."""
+    listed = Listed(site(pipeline_parallel_size=2), make_shape([9] * 12))
+    assert (listed.calls("qkv_proj"), listed.calls("lm_head"), listed.calls("stage_send_recv")) == (4, 1, 1)
+    assert listed.batch.tokens == 6
+    assert listed.once("stage_send_recv", "bytes_moved") == 6 * 128
+    uncut = Listed(site(pipeline_parallel_size=2, num_micro_batches=1), make_shape([9] * 12))
+    assert (uncut.calls("qkv_proj"), uncut.batch.tokens) == (4, 12)
 
 
 def test_the_stage_with_the_most_layers_sets_the_pace(site, make_shape):
-    """4 layers in 3 stages: 2, 1 and 1."""
-    listed = Listed(site(pipeline_parallel_size=3, num_micro_batches=2), make_shape([9] * 12))
-    assert listed.calls("qkv_proj") == 4 + 2
+    """4 layers in 3 stages: 2, 1 and 1. Three micro-batches take 6 layers on the first."""
+    listed = Listed(site(pipeline_parallel_size=3), make_shape([9] * 12))
+    assert listed.calls("qkv_proj") == 3 * 2
+    assert listed.calls("lm_head") == 1.5
+    assert listed.calls("stage_send_recv") == 2 * 1.5
 
 
 def test_a_ring_passes_keys_or_queries_whichever_are_fewer(site, make_shape):

@@ -92,6 +92,14 @@ def test_mistral_has_a_window(written):
     assert attention_of(written(architectures=["MistralForCausalLM"], sliding_window=4096)).window == 4096
 
 
+def test_a_window_may_be_called_sliding_window_size(written):
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window_size": 4096}
+    assert attention_of(written(**mistral)).window == 4096
+    assert attention_of(written(**mistral, sliding_window=4096)).window == 4096
+    with pytest.raises(ValueError, match="sliding_window_size=4096: must be the same as sliding_window=512"):
+        ModelSpec.from_hf_config(written(**mistral, sliding_window=512))
+
+
 def test_a_window_as_long_as_the_context_is_none(written):
     folder = written(architectures=["MistralForCausalLM"], sliding_window=131072)
     assert attention_of(folder).window is None
@@ -814,6 +822,48 @@ def test_dense_models_that_leave_attention_out_say_that_it_counts_as_quantised()
     model = read(LLAMA, quantization_config=config)
     assert model.weights == "nvfp4"
     assert model.notes == ("attention counted in nvfp4 too, which quantization_config leaves out",)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"type": "float", "num_bits": 8}}, "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": None}, "auto"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_keys_and_values_are_stored_as_the_checkpoint_says(given, dtype):
+    model = read(LLAMA, quantization_config=given | group("float", 8))
+    assert (model.weights, model.kv_cache_dtype, model.notes) == ("fp8", dtype, ())
+    asked = ModelSpec.from_hf_fields(
+        {**LLAMA, "quantization_config": given | group("float", 8)}, name="model", kv_cache_dtype="bf16"
+    )
+    assert asked.kv_cache_dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"kv_cache_quant_algo": "NVFP4"}, 'kv_cache_quant_algo="NVFP4"'),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 8}}, "kv_cache_scheme={"),
+    ],
+)
+def test_other_ways_of_storing_keys_and_values_are_noted(given, named):
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", **given}
+    model = read(LLAMA, quantization_config=config)
+    assert model.kv_cache_dtype == "auto"
+    (note,) = model.notes
+    assert note.startswith("keys and values counted in the model's dtype: quantization_config.")
+    assert f".{named}" in note
+    assert note.endswith("is not known; set kv_cache_dtype")
 
 
 def test_the_user_may_choose_other_formats_than_the_checkpoint():

@@ -153,19 +153,69 @@ def test_no_share_is_larger_than_the_whole(make_shape, counts, layout):
 
 
 def test_shares_by_hand():
-    """2 micro-batches x 2 attention groups: 10 decodes are 3 on the fullest; of 3 chunks it has 2, in halves.
+    """2 micro-batches x 2 attention groups: 10 decodes are 3 on the fullest; of 3 chunks its group has 2.
 
-    900 new tokens: 2/3 of them in 2 micro-batches on 2 devices of a ring: 150 each; a ring device holds half
-    of the 3/10 of the decodes' contexts.
+    900 new tokens: 2/3 of them in 2 micro-batches, one chunk each, on 2 devices of a ring: 150 each; a ring
+    device holds half of the 3/10 of the decodes' contexts. 450 new tokens would be a micro-batch's share of
+    all groups; of 3 chunks two are on their way at once, 256 tokens of each: 512. Beside them 5 decodes.
     """
     layout = ParallelLayout(pipeline_parallel_size=2, context_parallel_size=2, attention_data_parallel_size=2)
     batch = layout.rank_batch(IterationShape(10, 5000, 3, 900, 90_000, 1200, 13))
     assert batch.decode_seqs == 3
     assert batch.decode_context_tokens == pytest.approx(5000 * 0.3 / 2)
-    assert (batch.prefill_seqs, batch.prefill_tokens) == (2, 150)
+    assert (batch.prefill_seqs, batch.prefill_tokens) == (1, 150)
     assert batch.prefill_pairs == pytest.approx(90_000 * 2 / 3 / 4)
-    assert batch.prefill_context_tokens == pytest.approx(1200 * 2 / 3)
-    assert (batch.tokens, batch.all_tokens, batch.rows) == (153, 455, 4)
+    assert batch.prefill_context_tokens == pytest.approx(1200 / 3)
+    assert (batch.tokens, batch.all_tokens, batch.rows) == (153, 5 + 512, 4)
+
+
+def test_few_sequences_leave_micro_batches_empty(make_shape):
+    """4 stages: 1 to 4 decodes are one in each micro-batch, 5 are two in the fullest."""
+    layout = ParallelLayout(pipeline_parallel_size=4)
+    batches = [layout.rank_batch(make_shape([100] * count)) for count in (1, 4, 5)]
+    assert [batch.tokens for batch in batches] == [1, 1, 2]
+    assert [batch.decode_context_tokens for batch in batches] == [100, 100, 200]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "count", "tokens"),
+    [
+        (100, 1, 100),
+        (100, 4, 100),
+        (100, 8, 200),
+        (256, 1, 256),
+        (600, 1, 256),
+        (1024, 1, 256),
+        (2000, 1, 500),
+    ],
+)
+def test_a_pipeline_cuts_long_chunks_only(make_shape, chunk, count, tokens):
+    """4 stages; pieces of at least 256 tokens. Pairs are shared out as tokens are."""
+    shape = make_shape(chunks=[(chunk, 0)] * count)
+    batch = ParallelLayout(pipeline_parallel_size=4).rank_batch(shape)
+    assert batch.tokens == batch.all_tokens == batch.prefill_tokens == tokens
+    assert batch.prefill_pairs == pytest.approx(shape.prefill_pairs * tokens / shape.prefill_tokens)
+    assert batch.prefill_seqs == max(1, count / 4)
+    assert batch.prefill_context_tokens == chunk * batch.prefill_seqs
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "layers", "passes"),
+    [
+        (1, None, 32, 1),
+        (4, None, 32, 1),
+        (4, None, 33, 36 / 33),
+        (4, 1, 33, 1),
+        (4, 3, 32, 1),
+        (2, 3, 4, 1.5),
+    ],
+)
+def test_a_pipeline_takes_one_pass_or_all_micro_batches_on_the_slowest_stage(
+    stages, micro_batches, layers, passes
+):
+    layout = ParallelLayout(pipeline_parallel_size=stages, num_micro_batches=micro_batches)
+    assert layout.passes(layers) == pytest.approx(passes)
+    assert layout.stage_share(layers) == -(-layers // stages) / layers
 
 
 def test_chunks_with_fewer_tokens_than_devices_take_their_contexts_with_them():

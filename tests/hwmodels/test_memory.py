@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hwmodels.assembly.site import Lora
 from hwmodels.host import CudaGraphs
 from hwmodels.layout import ParallelLayout
-from hwmodels.memory import GIB, activation_bytes, kv_split, plan_memory, weight_bytes
+from hwmodels.memory import GIB, activation_bytes, adapter_bytes, kv_split, plan_memory, weight_bytes
 from hwmodels.model_spec import (
     Block,
     DenseMlp,
+    DraftHeads,
     GroupedQueryAttention,
     LinearAttention,
     MixtureOfExperts,
@@ -149,8 +151,25 @@ def test_more_memory_or_more_ranks_never_mean_fewer_blocks(models, devices, shar
 def test_stages_share_weights_and_kv(models, devices):
     model, device = models["llama3_1_70b"], devices["h200_sxm"]
     stages = plan_memory(model=model, device=device, layout=ParallelLayout(pipeline_parallel_size=4))
-    assert stages.weights_bytes == weight_bytes(model, tp(1)) / 4
+    table = 128_256 * 8192 * 2
+    layers = weight_bytes(model, tp(1)) - 2 * table
+    assert stages.weights_bytes == layers / 4 + table, "the first stage has the embedding, the last the head"
     assert stages.kv_bytes_per_token == model.kv_bytes_per_token() / 4
+
+
+def test_the_stage_with_the_most_layers_counts(models, devices):
+    """DeepSeek-R1: 31 of 61 layers; 80 layers in 3 stages: 27. A tied table is on both ends all the same."""
+    r1 = models["deepseek_r1"]
+    halves = tp(8, pipeline_parallel_size=2)
+    plan = plan_memory(model=r1, device=devices["h200_sxm"], layout=halves)
+    assert plan.kv_bytes_per_token == pytest.approx(r1.kv_bytes_per_token(8) * 31 / 61)
+    thirds = plan_memory(
+        model=models["llama3_1_70b"], device=devices["h200_sxm"], layout=tp(1, pipeline_parallel_size=3)
+    )
+    assert thirds.kv_bytes_per_token == models["llama3_1_70b"].kv_bytes_per_token() * 27 / 80
+    tied = replace(make_model(grouped(), grouped()), tie_word_embeddings=True)
+    table = 1000 * 64 * 2
+    assert weight_bytes(tied, tp(1, pipeline_parallel_size=2)) == (weight_bytes(tied, tp(1)) + table) / 2
 
 
 def test_attention_groups_and_rings_have_blocks_of_their_own(models, devices):
@@ -171,6 +190,44 @@ def test_expert_parallel_devices_hold_their_experts_only():
     model = make_model(grouped(), mlp=mlp)
     layout = ParallelLayout(attention_data_parallel_size=4, expert_parallel_size=4)
     assert weight_bytes(model, tp(1)) - weight_bytes(model, layout) == 6 * 7680 * 2
+
+
+# Adapters and draft heads
+
+
+def test_adapters_by_hand():
+    """Rank 4, 3 adapters: 4 (k + n) weights a matrix; 64 x 256, 128 x 64, 64 x 320, 160 x 64; two layers."""
+    model, lora = make_model(grouped(), grouped()), Lora(rank=4, num_active=3)
+    both_sides = (64 + 256) + (128 + 64) + (64 + 320) + (160 + 64)
+    assert adapter_bytes(model, tp(1), lora) == 3 * 4 * 2 * both_sides * 2
+    cut = (64 + 128) + (64 + 64) + (64 + 160) + (80 + 64)
+    assert adapter_bytes(model, tp(2), lora) == 3 * 4 * 2 * cut * 2
+    assert adapter_bytes(model, tp(1, pipeline_parallel_size=2), lora) == 3 * 4 * both_sides * 2
+
+
+def test_experts_and_routers_have_no_adapters():
+    mlp = MixtureOfExperts(num_experts=8, top_k=2, intermediate_size=40)
+    both_sides = (64 + 256) + (128 + 64)
+    assert adapter_bytes(make_model(grouped(), mlp=mlp), tp(1), Lora(rank=4)) == 4 * both_sides * 2
+
+
+def test_adapters_take_memory_from_kv(models, devices):
+    """Llama-3.1-8B, rank 16: 68 MiB each; a block of 16 tokens takes 2 MiB."""
+    asked = {"model": models["llama3_1_8b"], "device": devices["h100_sxm"]}
+    without, plan = plan_memory(**asked), plan_memory(**asked, lora=Lora(rank=16, num_active=10))
+    assert plan.adapter_bytes == 680 * 2**20
+    assert plan.fixed_bytes - without.fixed_bytes == plan.adapter_bytes
+    assert without.num_blocks - plan.num_blocks == 340
+
+
+def test_draft_heads_take_memory_where_they_run():
+    """MTP: 128 x 64, a layer, its norms; on the last stage of a pipeline, whole."""
+    draft = DraftHeads(kind="mtp", num_heads=1)
+    model = replace(make_model(grouped(), grouped()), draft=draft)
+    added = model.weight_bytes_per_rank(with_draft=True) - model.weight_bytes_per_rank()
+    assert added > 2 * model.num_draft_parameters * 0.999
+    for layout in (tp(1), tp(1, pipeline_parallel_size=2)):
+        assert weight_bytes(model, layout, with_draft=True) - weight_bytes(model, layout) == added
 
 
 # Windows and states

@@ -201,3 +201,14 @@ def test_names_its_source_and_leaves_the_choice_of_formats_open(file):
     assert preset.source.count("/") == 1
     open_choices = (preset.dtype, preset.weights, preset.moe_weights, preset.kv_cache_dtype)
     assert open_choices == ("auto", None, None, "auto")
+
+
+def test_pruned_weights_are_a_setting_of_every_preset():
+    """2:4 of bf16: half of the values and two bits for each, 0.5625 of the matrices' bytes."""
+    models = [
+        build(SOURCE.compose(["model=llama3_1_8b", *more]).model, "model")
+        for more in ([], ["model.sparsity='2:4'"])
+    ]
+    dense, sparse = (model.weight_bytes_per_rank() for model in models)
+    matrices = 32 * (4096 * (4096 + 2048) + 4096 * 4096 + 3 * 4096 * 14336) * 2
+    assert dense - sparse == matrices * (1 - 0.5625)

@@ -177,6 +177,12 @@ def test_rejects_ranks_that_do_not_divide_the_heads(models):
         models["qwen2_5_7b"].check_tensor_parallel_size(0)
 
 
+def test_the_size_proposed_is_never_larger_than_the_one_asked_for(models):
+    """9 attention heads and 3 KV heads: 9 ranks are nearer to 8 than 3 are."""
+    with pytest.raises(ValueError, match=r"tensor_parallel_size=8: .*nearest: 3$"):
+        models["smollm2_135m"].check_tensor_parallel_size(8)
+
+
 def test_rejects_ranks_that_do_not_divide_each_kind_of_attention():
     blocks = [
         Block(count=1, attention=attention, mlp=DenseMlp(intermediate_size=16))

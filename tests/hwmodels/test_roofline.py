@@ -1,6 +1,7 @@
 """The roofline: arrays equal numbers bit by bit, parts sum to the whole, prices move the right way."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -149,6 +150,59 @@ def test_bounds_are_the_textbooks(models, devices, make_shape):
     assert (decode["mlp_norm"], prefill["mlp_norm"]) == ("launch", "memory")
     assert decode["mlp_all_reduce"] == prefill["mlp_all_reduce"] == "communication"
     assert decode["host and launches"] == "host"
+
+
+def test_only_short_kernels_are_bound_by_launches(models, devices, make_shape):
+    """Far below the roof for some other reason: one long kernel of 1 % of the peak is still bound by it."""
+    roofline = Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"])
+    gemm = next(op for op in roofline.operators if op.name == "gate_up_proj")
+    flops_of_10us, bytes_of_1us = 989e12 * 10e-6, 3.35e12 * 1e-6
+    assert roofline._bound(gemm, flops_of_10us, bytes_of_1us, 1e-3) == "compute"
+    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 1e-3) == "memory"
+    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 14e-6) == "launch"
+    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 16e-6) == "memory"
+    assert roofline._bound(gemm, flops_of_10us, bytes_of_1us, 14e-6) == "compute"
+    eight = replace(gemm, kernels=8)
+    assert roofline._bound(eight, flops_of_10us / 100, bytes_of_1us, 8 * 14e-6) == "launch"
+
+
+# Pipelines
+
+
+def pipeline(models, devices, stages):
+    layout = ParallelLayout(pipeline_parallel_size=stages)
+    return Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"], layout=layout, host=NO_HOST)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_one_sequence_takes_one_pass_of_all_stages(models, devices, make_shape, stages):
+    """As long as on one device that holds all layers, and the sends: a few microseconds each."""
+    alone, cut = (pipeline(models, devices, count) for count in (1, stages))
+    for shape in (make_shape([1000]), make_shape(chunks=[(200, 0)])):
+        sends_s = cut.seconds(shape) - alone.seconds(shape)
+        assert 0 < sends_s < (stages - 1) * 20e-6
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_a_full_pipeline_takes_as_long_as_a_share_of_the_batch_on_one_device(
+    models, devices, make_shape, stages
+):
+    """Every stage works on some micro-batch all the time; nothing is drained between iterations."""
+    alone, cut = (pipeline(models, devices, count) for count in (1, stages))
+    share, whole = make_shape([1000] * 16), make_shape([1000] * 16 * stages)
+    assert alone.seconds(share) < cut.seconds(whole) < alone.seconds(share) + (stages - 1) * 20e-6
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_prices_of_a_pipeline_rise_without_jumps(models, devices, make_shape, stages):
+    """With every decode, and with every token of a chunk, however it is cut."""
+    roofline = pipeline(models, devices, stages)
+    decodes = [roofline.seconds(make_shape([1000] * count)) for count in range(1, 60)]
+    chunks = [roofline.seconds(make_shape(chunks=[(n, 0)])) for n in range(1, 3000, 7)]
+    for prices, most in ((decodes, 1.05), (chunks, 1.15)):
+        ratios = [later / earlier for earlier, later in pairwise(prices)]
+        assert min(ratios) >= 1
+        assert max(ratios) < most
 
 
 # Against closed forms

@@ -30,6 +30,12 @@ def rows(**columns):
     return {name: np.atleast_1d(np.asarray(values)) for name, values in columns.items()}
 
 
+def test_slowness_is_the_median_of_the_large_rows():
+    least_s = np.array([1e-6, 10e-6, 20e-6, 100e-6])
+    assert limits.slowness(np.array([1.0, 20e-6, 60e-6, 400e-6]), least_s) == pytest.approx(3)
+    assert limits.slowness(np.array([1.0]), least_s[:1]) == 1
+
+
 def test_gemm_is_bound_by_arithmetic_or_by_what_the_cache_cannot_hold(device):
     columns = rows(
         m=[10_000, 1, 10_000, 1],

@@ -59,8 +59,10 @@ def test_fit_finds_the_curve_that_made_the_rows(devices):
         saturating_tiles_per_sm=0.3,
         tile_fill_rows=30.0,
     )
-    found = fit_moe(synthetic_rows(devices["h100_sxm"], truth), devices["h100_sxm"])
-    for name in MoeCurve.__dataclass_fields__:
+    rows = synthetic_rows(devices["h100_sxm"], truth)
+    found = fit_moe(rows, devices["h100_sxm"], compute_capability="sm90")
+    assert found.compute_capability == "sm90"
+    for name in set(MoeCurve.__dataclass_fields__) - {"compute_capability"}:
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.02), name
 
 
@@ -109,9 +111,9 @@ def test_experts_of_nemotron_have_no_gate(devices):
 
 def test_rows_of_other_kernels_and_of_old_skewed_ranks_are_left_out(devices):
     forced = make_rows(kernel=["vllm_x_triton_tritonexperts", "vllm_x_flashinfer_cutlass_flashinferexperts"])
-    assert fitted_rows(forced, devices["h100_sxm"]).tolist() == [True, False]
+    assert fitted_rows(forced, devices["h100_sxm"], "sm90").tolist() == [True, False]
     old = make_rows(version=["0.14.0", "0.14.0", "0.24.0"], moe_ep_size=[1, 2, 2], kernel="vllm_fused_moe")
-    assert fitted_rows(old, devices["a100_80gb_sxm"]).tolist() == [True, False, True]
+    assert fitted_rows(old, devices["a100_80gb_sxm"], "sm80").tolist() == [True, False, True]
 
 
 def test_rejects_rows_it_cannot_read(devices):
@@ -119,12 +121,26 @@ def test_rejects_rows_it_cannot_read(devices):
         predict_moe(make_rows(dtype="fp3"), devices["h100_sxm"], MoeCurve())
     with pytest.raises(ValueError, match="moe_tp_size=3: must divide inter_size=14336"):
         predict_moe(make_rows(moe_tp_size=3), devices["h100_sxm"], MoeCurve())
+    rows = make_rows(kernel="unheard_of", latency_us=100.0)
     with pytest.raises(ValueError, match="no row of H100 SXM was measured with the kernel"):
-        fit_moe(make_rows(kernel="unheard_of", latency_us=100.0), devices["h100_sxm"])
+        fit_moe(rows, devices["h100_sxm"], compute_capability="sm90")
 
 
-@pytest.mark.parametrize("gpu", ["h100_sxm", "b200_sxm", "rtx_pro_6000_server"])
-def test_layouts_that_were_kept_back_are_predicted(devices, gpu):
+def test_the_capability_chooses_the_kernels_of_rows(devices):
+    """bf16 runs Triton on Hopper, CUTLASS on RTX: as the curve says, on whichever device."""
+    hopper, rtx = (
+        predict_moe(
+            make_rows(num_tokens=4096), devices["rtx_pro_6000_server"], MoeCurve(compute_capability=c)
+        )
+        for c in ("sm90", "sm120")
+    )
+    assert rtx > 1.3 * hopper  # CUTLASS reaches 0.6 of Triton's FLOP/s
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability"), [("h100_sxm", "sm90"), ("b200_sxm", "sm100"), ("rtx_pro_6000_server", "sm120")]
+)
+def test_layouts_that_were_kept_back_are_predicted(devices, gpu, capability):
     """One row in three, for speed; targets are those of the whole: median 15 %, nine in ten within 40 %."""
     if not MEASURED.exists():
         pytest.skip("measured MoE latencies are not beside this checkout")
@@ -132,7 +148,8 @@ def test_layouts_that_were_kept_back_are_predicted(devices, gpu):
     table = table[table.gpu == gpu].iloc[::3]
     rows = {name: table[name].to_numpy() for name in table}
     kept_back = validation_rows(rows, GROUP_BY)
-    curve = fit_moe({name: column[~kept_back] for name, column in rows.items()}, devices[gpu])
+    fitted = {name: column[~kept_back] for name, column in rows.items()}
+    curve = fit_moe(fitted, devices[gpu], compute_capability=capability)
 
     held = {name: column[kept_back] for name, column in rows.items()}
     found = errors(predict_moe(held, devices[gpu], curve), held["latency_us"] * 1e-6)

@@ -13,9 +13,6 @@ from hwmodels.operators.attention import (
     DecodeAttention,
     HeadLayout,
     PrefillAttention,
-    decode_attention_lines,
-    decode_attention_seconds,
-    prefill_attention_seconds,
 )
 from hwmodels.operators.attention_kernels import KERNELS
 
@@ -35,6 +32,22 @@ H100 = Device(
 )
 LLAMA_8B = HeadLayout(num_heads=32, num_kv_heads=8, head_dim=128)
 CURVE = AttentionCurve()
+
+
+def decode_attention_lines(num_seqs, heads, device, curve, kernels="vllm"):
+    return DecodeAttention(heads, device, curve, kernels).lines(num_seqs)
+
+
+def decode_attention_seconds(num_seqs, context_tokens, heads, device, curve, *, kernels="vllm"):
+    return DecodeAttention(heads, device, curve, kernels).seconds(num_seqs, context_tokens)
+
+
+def prefill_attention_seconds(
+    num_seqs, new_tokens, pairs, context_tokens, heads, device, curve, *, kernels="vllm", compute_dtype="bf16"
+):
+    attention = PrefillAttention(heads, device, curve, kernels, compute_dtype)
+    return attention.seconds(num_seqs, new_tokens, pairs, context_tokens)
+
 
 libraries_and_chips = st.sampled_from(sorted(KERNELS))
 layouts = st.builds(

@@ -17,8 +17,15 @@ from hwmodels.operators.mla import (
 
 DEEPSEEK = MlaHeads(num_heads=128)
 CURVE = MlaCurve()
+CURVES = {
+    "t4": MlaCurve(compute_capability="sm80"),
+    "a100_80gb_sxm": MlaCurve(compute_capability="sm80"),
+    "h100_sxm": CURVE,
+    "b200_sxm": MlaCurve(compute_capability="sm100"),
+    "rtx_pro_6000_server": MlaCurve(compute_capability="sm120"),
+}
 
-presets = st.sampled_from(["a100_80gb_sxm", "h100_sxm", "b200_sxm", "rtx_pro_6000_server", "t4"])
+presets = st.sampled_from(list(CURVES))
 kernels = st.sampled_from(["vllm", "trtllm"])
 layouts = st.builds(
     MlaHeads, num_heads=st.sampled_from([1, 16, 20, 128]), kv_bytes_per_element=st.sampled_from([1.0, 2.0])
@@ -64,7 +71,7 @@ def test_few_heads_take_the_time_of_reading_latents_once(devices):
 def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
     heads = replace(DEEPSEEK, kv_bytes_per_element=1.0)
     (_, hopper_s), (_, blackwell_s) = (
-        mla_decode_lines(1, heads, devices[name], CURVE)[0] for name in ("h100_sxm", "b200_sxm")
+        mla_decode_lines(1, heads, devices[name], CURVES[name])[0] for name in ("h100_sxm", "b200_sxm")
     )
     assert hopper_s == pytest.approx(278_528 / (0.6 * 989.4e12), rel=1e-3)
     assert blackwell_s == pytest.approx(278_528 / (0.6 * 4500e12), rel=0.02)
@@ -72,11 +79,19 @@ def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
 
 def test_generic_kernels_read_a_single_context_on_one_sm(devices):
     """RTX PRO 6000: 9e-3 x 13 us a token, shared by as many sequences as there are."""
-    (_, shared_s), (_, alone_s) = mla_decode_lines(
-        4, DEEPSEEK, devices["rtx_pro_6000_server"], CURVE, kernels="trtllm"
-    )
+    gpu = "rtx_pro_6000_server"
+    (_, shared_s), (_, alone_s) = mla_decode_lines(4, DEEPSEEK, devices[gpu], CURVES[gpu], kernels="trtllm")
     assert alone_s == pytest.approx(9e-3 * 13e-6 / 4)
     assert shared_s < alone_s
+
+
+def test_a_better_data_sheet_runs_the_same_kernels(devices):
+    """The chip tells the kernels, not its FLOP/s: four times as many, and contexts are still not split."""
+    device, curve = devices["rtx_pro_6000_server"], CURVES["rtx_pro_6000_server"]
+    better = replace(device, peak_flops_per_s={d: 4 * p for d, p in device.peak_flops_per_s.items()})
+    slow, fast = (mla_decode_lines(4, DEEPSEEK, d, curve, kernels="trtllm") for d in (device, better))
+    assert len(slow) == len(fast) == 2
+    assert fast[1] == slow[1]
 
 
 def test_a_single_long_prompt_of_one_head_waits_for_its_last_tile(devices):
@@ -102,14 +117,14 @@ def test_chips_without_fp8_prefill_in_bf16(devices):
 
 @given(preset=presets, kernels=kernels, heads=layouts)
 def test_no_sequences_cost_nothing(devices, preset, kernels, heads):
-    settings = {"heads": heads, "device": devices[preset], "curve": CURVE, "kernels": kernels}
+    settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
     assert mla_decode_seconds(0, 0, **settings) == 0
     assert prefill(0, 0, 0, **settings) == 0
 
 
 @given(preset=presets, kernels=kernels, heads=layouts, n=seq_counts, length=lengths)
 def test_decode_is_the_largest_of_its_lines(devices, preset, kernels, heads, n, length):
-    settings = {"heads": heads, "device": devices[preset], "curve": CURVE, "kernels": kernels}
+    settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
     lines = mla_decode_lines(n, **settings)
     assert len(lines) <= 3
     largest = max(fixed_s + token_s * n * length for fixed_s, token_s in lines)
@@ -123,7 +138,7 @@ def test_decode_is_the_largest_of_its_lines(devices, preset, kernels, heads, n, 
     shapes=st.lists(st.tuples(seq_counts, lengths, lengths), min_size=1, max_size=9),
 )
 def test_arrays_are_priced_as_numbers_are(devices, preset, kernels, heads, shapes):
-    settings = {"heads": heads, "device": devices[preset], "curve": CURVE, "kernels": kernels}
+    settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
     n, new, cached = (np.array(column, dtype=np.float64) for column in zip(*shapes, strict=True))
     rows = [tuple(map(float, shape)) for shape in shapes]
     decodes = [mla_decode_seconds(a, a * c, **settings) for a, _, c in rows]
@@ -149,7 +164,7 @@ def test_less_work_and_better_chips_are_never_slower(
         device,
         memory_bandwidth_bytes_per_s=gain * device.memory_bandwidth_bytes_per_s,
     )
-    settings = {"heads": heads, "device": device, "curve": CURVE, "kernels": kernels}
+    settings = {"heads": heads, "device": device, "curve": CURVES[preset], "kernels": kernels}
 
     def decode(num_tokens, **changed):
         return mla_decode_seconds(n, n * num_tokens, **{**settings, **changed})
@@ -169,5 +184,7 @@ def test_rejects_what_makes_no_sense(devices):
         mla_decode_lines(1, DEEPSEEK, devices["h100_sxm"], CURVE, kernels="sglang")
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MlaCurve(flops_share=1.5)
+    with pytest.raises(ValueError, match="compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"):
+        MlaCurve(compute_capability="sm70")
     with pytest.raises(ValueError, match=r"num_heads=0"):
         MlaHeads(num_heads=0)
