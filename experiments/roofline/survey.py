@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from hwmodels.assembly.site import Lora
-from hwmodels.calibration import Calibration
-from hwmodels.device import Device
 from hwmodels.iteration import Explained, IterationShape
-from hwmodels.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
-from hwmodels.memory import MemoryPlan, plan_memory
-from hwmodels.model_spec import ModelSpec
+from hwmodels.memory import MemoryPlan
 from hwmodels.operating_point import (
     LargestBatch,
     OperatingPoint,
@@ -22,31 +16,13 @@ from hwmodels.operating_point import (
     prefill_shape,
 )
 from hwmodels.precision import precision_notes
-from policies.batching import Batching
-from policies.caching.paged import Paged
-from policies.scheduling import Scheduling
-from sim.engine_profile import EngineProfile
+from sim.deployment import Deployment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RooflineSettings:
+class RooflineSettings(Deployment):
     """Settings of `windtunnel roofline`."""
 
-    model: ModelSpec
-    hardware: Device
-    engine: EngineProfile
-    batching: Batching
-    scheduling: Scheduling
-    caching: Paged
-    calibration: Calibration = field(default_factory=Calibration)
-    latency: LatencyLevel = field(default_factory=Calibrated)
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    context_parallel_size: int = 1
-    attention_data_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    sequence_parallel: bool = False
-    lora: Lora | None = None
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
     """Sequences in an iteration."""
     context: int = 1024
@@ -74,52 +50,7 @@ class RooflineSettings:
                     f"{name}={getattr(self, name)}: must be 1 to {limit} tokens, "
                     f"the context of {self.model.name}"
                 )
-        self.layout.check(self.model, self.hardware)
-
-    @property
-    def layout(self) -> ParallelLayout:
-        return ParallelLayout(
-            tensor_parallel_size=self.tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            context_parallel_size=self.context_parallel_size,
-            attention_data_parallel_size=self.attention_data_parallel_size,
-            expert_parallel_size=self.expert_parallel_size,
-            sequence_parallel=self.sequence_parallel,
-        )
-
-    @property
-    def replica(self) -> Replica:
-        return Replica(
-            model=self.model,
-            device=self.hardware,
-            layout=self.layout,
-            calibration=self.calibration,
-            host=self.engine.host,
-            cuda_graphs=self.engine.cuda_graphs,
-            kernels=self.engine.kernels,
-            lora=self.lora,
-        )
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        """Tokens of one iteration: the batching policy's own limit, the engine's if it has none."""
-        limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
-        return limit
-
-    def plan_memory(self) -> MemoryPlan:
-        return plan_memory(
-            model=self.model,
-            device=self.hardware,
-            layout=self.layout,
-            gpu_memory_utilization=self.engine.gpu_memory_utilization,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.engine.max_num_seqs,
-            max_model_len=self.engine.max_model_len,
-            block_size=self.caching.block_size,
-            num_kv_blocks=self.engine.num_kv_blocks,
-            cuda_graphs=self.engine.cuda_graphs,
-            lora=self.lora,
-        )
+        Deployment.__post_init__(self)  # super() does not know classes with slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

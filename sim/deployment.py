@@ -1,0 +1,109 @@
+"""A model served by an engine on some hardware: what a replica's prices and memory follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.assembly.site import Lora
+from hwmodels.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.iteration import IterationModel
+from hwmodels.layout import ParallelLayout
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
+from hwmodels.memory import MemoryPlan, plan_memory
+from hwmodels.model_spec import ModelSpec
+from policies.batching import Batching
+from policies.caching.paged import Paged
+from policies.scheduling import Scheduling
+from sim.engine_profile import EngineProfile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """One replica's settings, as objects. Raises ValueError for settings that do not go together."""
+
+    model: ModelSpec
+    hardware: Device
+    engine: EngineProfile
+    batching: Batching
+    scheduling: Scheduling
+    caching: Paged
+    calibration: Calibration = Calibration()
+    """What kernels reach on the hardware; for `latency=calibrated`."""
+    latency: LatencyLevel = Calibrated()
+    """How iterations are priced."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    sequence_parallel: bool = False
+    """How a replica is cut over its devices: see `hwmodels.layout`."""
+    lora: Lora | None = None
+    """Adapters in every batch."""
+
+    def __post_init__(self) -> None:
+        self.layout.check(self.model, self.hardware)
+        limit = self.model.max_position_embeddings
+        if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
+            raise ValueError(
+                f"engine.max_model_len={self.engine.max_model_len}: must be <= {limit}, "
+                f"the context of {self.model.name}"
+            )
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """Of one replica."""
+        return ParallelLayout(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+            attention_data_parallel_size=self.attention_data_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+    @property
+    def replica(self) -> Replica:
+        """What one replica's iterations are priced for."""
+        return Replica(
+            model=self.model,
+            device=self.hardware,
+            layout=self.layout,
+            calibration=self.calibration,
+            host=self.engine.host,
+            cuda_graphs=self.engine.cuda_graphs,
+            kernels=self.engine.kernels,
+            lora=self.lora,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of one sequence."""
+        return self.engine.max_model_len or self.model.max_position_embeddings
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one iteration: the batching policy's own limit, the engine's if it has none."""
+        limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
+        return limit
+
+    def plan_memory(self) -> MemoryPlan:
+        """How each device's memory is used. Raises ValueError if the model does not fit."""
+        return plan_memory(
+            model=self.model,
+            device=self.hardware,
+            layout=self.layout,
+            gpu_memory_utilization=self.engine.gpu_memory_utilization,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.engine.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.caching.block_size,
+            num_kv_blocks=self.engine.num_kv_blocks,
+            cuda_graphs=self.engine.cuda_graphs,
+            lora=self.lora,
+        )
+
+    def iteration_model(self) -> IterationModel:
+        """The prices of a replica's iterations. Raises ValueError where the level cannot price it."""
+        return self.latency.iteration_model(self.replica)
