@@ -22,7 +22,7 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError, suggest
 from experiments.output_file import check_output_file
 from experiments.score import per_request, runs, silicon
-from experiments.score.physical import check_latencies
+from experiments.score.physical import impossible_rows
 from experiments.score.presets import NotSimulatedError
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
@@ -104,7 +104,7 @@ def main(cfg: DictConfig) -> None:
     """Predict, write, print."""
     settings = _settings(cfg)
     GlobalHydra.instance().clear()  # the rows' presets are composed from here on
-    table, console = _read(settings), Console()
+    (table, impossible), console = _read(settings), Console()
     kind = KINDS[settings.kind]
     columns = ["id", *kind.metrics, "status"]
     predicted = pd.DataFrame(list(_predictions(settings, table, console))).reindex(columns=columns)
@@ -113,13 +113,16 @@ def main(cfg: DictConfig) -> None:
     scored = table.merge(renamed.drop(columns="status"), on="id")
     if "concurrency" in scored:
         scored["concurrency_band"] = scored["concurrency"].map(concurrency_band)
-    print_errors(errors_by_group(scored, kind.metrics, kind.groups), console)
+    credible = scored[~scored["id"].isin(list(impossible))]
+    print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
     reasons = predicted.loc[predicted["status"] != "ok", "status"].value_counts()
     console.print(
         f"{(predicted['status'] == 'ok').sum():,} of {len(predicted):,} rows predicted: {settings.out}"
     )
     for reason, count in reasons.items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
+    for row_id, reason in impossible.items():
+        console.print(f"  left out of the errors, id={row_id}: {reason}", highlight=False, soft_wrap=True)
     for line in not_measured(
         settings, table[table["id"].isin(predicted.loc[predicted["status"] == "ok", "id"])]
     ):
@@ -132,9 +135,10 @@ def _settings(cfg: DictConfig) -> ScoreSettings:
     return settings
 
 
-def _read(settings: ScoreSettings) -> pd.DataFrame:
-    kind = KINDS[settings.kind]
-    table = read_table(Path(settings.measured), kind.columns, kind.positive)
+def _read(settings: ScoreSettings) -> tuple[pd.DataFrame, dict[Any, str]]:
+    """The rows to predict, and why the truth of some cannot be right, by id."""
+    kind, path = KINDS[settings.kind], Path(settings.measured)
+    table = read_table(path, kind.columns, kind.positive)
     if settings.where is not None:
         try:
             table = table.query(settings.where)
@@ -142,11 +146,10 @@ def _read(settings: ScoreSettings) -> pd.DataFrame:
             raise ConfigError(f"where={settings.where}: {error}") from error
         if table.empty:
             raise ConfigError(f"where={settings.where}: no row is left")
-    rows = table if kind.rows is None else kind.rows(table, Path(settings.measured))
-    check_latencies(
-        Path(settings.measured), rows, kind.metrics, lambda row: kind.scenario_of(row, settings.latency)
+    rows = table if kind.rows is None else kind.rows(table, path)
+    return rows, impossible_rows(
+        path, rows, kind.metrics, lambda row: kind.scenario_of(row, settings.latency)
     )
-    return rows
 
 
 def not_measured(settings: ScoreSettings, predicted: pd.DataFrame) -> list[str]:

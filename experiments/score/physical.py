@@ -22,40 +22,60 @@ LONGEST_MS = {"ttft": 3_600e3, "tpot": 10e3, "itl": 10e3}
 """By the beginning of a metric's name. An hour for the first token, and 10 s for each of the others."""
 
 
-def check_latencies(
+def impossible_rows(
     path: Path,
     table: pd.DataFrame,
     metrics: Iterable[str],
     scenario_of: Callable[[dict[str, Any]], Scenario],
-) -> None:
-    """Raise ConfigError for the first row whose TTFT, TPOT or ITL is beyond what devices can do.
+) -> dict[Any, str]:
+    """Reasons by id: rows whose TTFT, TPOT or ITL is beyond what devices can do.
 
-    Rows that cannot be simulated have no lower limit: their reason is in the predictions.
+    Speculative decoding or a wrong label make a few of them. Raises ConfigError, with the first, where it is
+    half of the rows: a table in another unit. Rows that cannot be simulated have no lower limit: their reason
+    is in the predictions.
     """
-    checked = {name: name.partition("_")[0] for name in metrics if name in table}
-    checked = {name: kind for name, kind in checked.items() if kind in LONGEST_MS}
-    for _, columns in table.iterrows():
-        row = dict(columns)
+    checked = [name for name in metrics if name in table and name.partition("_")[0] in LONGEST_MS]
+    found = {}
+    rows: Any = table.to_dict("records")
+    for row in rows:
         measured = {name: float(row[name]) for name in checked if pd.notna(row[name])}
-        for name, value in measured.items():
-            if value > LONGEST_MS[checked[name]]:
-                rule = f"must be <= {LONGEST_MS[checked[name]]:,.0f}"
-                raise ConfigError(f"measured={path}: id={row['id']}: {name}={value:g}: {rule}; is it in ms?")
-        if not measured:
-            continue
-        try:
-            scenario = scenario_of(row)
-        except (NotSimulatedError, ValueError):
-            continue
-        limit_ms = 1e3 * least_step_seconds(scenario)
-        for name, value in measured.items():
-            if value < PHYSICAL_SHARE * limit_ms:
-                count = scenario.layout.num_devices
-                raise ConfigError(
-                    f"measured={path}: id={row['id']}: {name}={value:g}: {count} x {scenario.hardware.name} "
-                    f"cannot read the weights of {scenario.model.name} in less than {limit_ms:.3g} ms; "
-                    "is it in ms? If so, check model, GPU and sizes"
-                )
+        reason = _too_long(measured) or _too_short(measured, row, scenario_of)
+        if reason is not None:
+            found[row["id"]] = reason
+    if found and 2 * len(found) >= len(table):
+        first, reason = next(iter(found.items()))
+        raise ConfigError(
+            f"measured={path}: id={first}: {reason}; is it in ms? If so, check model, GPU and sizes "
+            f"({len(found):,} of {len(table):,} rows)"
+        )
+    return found
+
+
+def _too_long(measured: dict[str, float]) -> str | None:
+    for name, value in measured.items():
+        longest = LONGEST_MS[name.partition("_")[0]]
+        if value > longest:
+            return f"{name}={value:g}: must be <= {longest:,.0f}"
+    return None
+
+
+def _too_short(
+    measured: dict[str, float], row: dict[str, Any], scenario_of: Callable[[dict[str, Any]], Scenario]
+) -> str | None:
+    if not measured:
+        return None
+    try:
+        scenario = scenario_of(row)
+    except (NotSimulatedError, ValueError):
+        return None
+    limit_ms = 1e3 * least_step_seconds(scenario)
+    for name, value in measured.items():
+        if value < PHYSICAL_SHARE * limit_ms:
+            return (
+                f"{name}={value:g}: {scenario.layout.num_devices} x {scenario.hardware.name} cannot read "
+                f"the weights of {scenario.model.name} in less than {limit_ms:.3g} ms"
+            )
+    return None
 
 
 def least_step_seconds(scenario: Scenario) -> float:

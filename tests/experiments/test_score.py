@@ -383,6 +383,17 @@ def test_a_table_without_rows_is_refused(score):
     assert "measured=measured.csv: no rows" in said
 
 
+def test_a_few_impossible_rows_are_predicted_and_left_out_of_the_errors(score):
+    """As of speculative decoding that no column tells; a whole table of them is in another unit."""
+    rows = [{**SILICON, "id": f"row-{i}"} for i in range(3)]
+    rows[1]["tpot_ms"] = 0.5
+    code, predicted, said = score(rows)
+    assert code == 0
+    assert predicted["status"].tolist() == ["ok"] * 3
+    assert "left out of the errors, id=row-1: tpot_ms=0.5: 1 x L4 cannot read the weights" in said
+    assert "row-0" not in said
+
+
 def test_replayed_runs_in_seconds_are_refused(score, tmp_path):
     pd.DataFrame([REPLAYED_RUN]).to_csv(tmp_path / "runs.csv", index=False)
     code, _, said = score(replayed(2, tpot_ms=0.004), kind="requests")
