@@ -1,0 +1,72 @@
+"""The operators of linear attention, of one layer on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hwmodels.assembly.site import Site
+from hwmodels.exact import larger, smaller
+from hwmodels.layers.attention import LinearAttention
+from hwmodels.ops import Operator, Per, Quantity, whatever_the_context
+
+DELTA_NET_CHUNK = 64
+"""Tokens that the chunked form of the delta rule takes at once (Yang et al., 2024)."""
+
+
+def linear(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
+    """Gated delta net: projections, a short convolution, the delta rule over the state, a gated norm."""
+    b = site.model.element_bytes
+    *in_projs, out_proj = spec.matrices(site.model.hidden_size, site.tp)
+    for matrix in in_projs:
+        yield from site.gemm(matrix, calls)
+    yield site.stream("convolution", calls, 2 * spec.conv_width(site.tp) * b)
+    yield from delta_rule(site, spec, calls)
+    yield site.stream("output_gate", calls, 3 * spec.value_width(site.tp) * b)
+    yield from site.gemm(out_proj, calls)
+
+
+def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
+    """Reads and writes a sequence's state once a decode and once a chunk.
+
+    A token takes 6 heads d_k d_v FLOPs (decay, correct, read the state); in a chunk of C tokens at once
+    2 C heads (2 d_k + d_v) more, for the products among its tokens.
+    """
+    heads = spec.value_heads_per_rank(site.tp)
+    state_bytes = spec.state_bytes(site.model.dtype, site.tp)
+    token_flops = 6.0 * heads * spec.key_head_dim * spec.value_head_dim
+    chunk_flops = token_flops + 2.0 * DELTA_NET_CHUNK * heads * (2 * spec.key_head_dim + spec.value_head_dim)
+    peak = site.device.peak_flops_per_s[site.dtype] * site.calibration.attention.flops_share
+    bandwidth = site.device.memory_bandwidth_bytes_per_s * site.calibration.stream.bandwidth_share
+    start_s = site.calibration.stream.start_s
+
+    def busy_seconds(tokens_flops: Any, seqs: Any) -> Any:
+        busy_s = larger(tokens_flops / peak, 2.0 * state_bytes * seqs / bandwidth)
+        return start_s * smaller(seqs, 1) + busy_s
+
+    def advanced(per: Per, seconds: Quantity, flops: Quantity, seqs: Quantity) -> Operator:
+        return Operator(
+            name=f"delta_rule_{per.name}",
+            component="attention",
+            per=per,
+            calls=calls,
+            seconds=seconds,
+            flops=flops,
+            stored_bytes=lambda batch: state_bytes * seqs(batch),
+            bytes_moved=lambda batch: 2.0 * state_bytes * seqs(batch),
+            dtype=site.dtype,
+            kernels=1 if per is Per.decode else 0,
+        )
+
+    yield advanced(
+        Per.decode,
+        whatever_the_context(lambda seqs: busy_seconds(token_flops * seqs, seqs)),
+        lambda b: token_flops * b.decode_seqs,
+        lambda b: b.decode_seqs,
+    )
+    yield advanced(
+        Per.prefill,
+        lambda b: busy_seconds(chunk_flops * b.prefill_tokens, b.prefill_seqs),
+        lambda b: chunk_flops * b.prefill_tokens,
+        lambda b: b.prefill_seqs,
+    )
