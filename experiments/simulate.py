@@ -17,6 +17,7 @@ from experiments.progress import simulated_time
 from experiments.terminal import print_summary
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
+from hwmodels.storage import Storage
 from sim.scenario import MetricsSettings, Scenario, SimSettings
 from sim.workload.base import Source
 
@@ -44,6 +45,8 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     """What is simulated; whether the model fits its devices is not asked. Raises ConfigError."""
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
+    settings["prediction"] = cfg.prediction or None
+    settings["storage"] = build_as(Storage, cfg.storage, "storage")
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
     settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")

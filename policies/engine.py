@@ -7,23 +7,26 @@
 There is no prefill phase and no decode phase here: a sequence has tokens computed and tokens known, a step
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
 decode set, which advances in constant time (policies/decode_set.py).
-Requests and aborts may come at any time; they take effect with the next plan.
+Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
+KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says that it is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
 
 from policies.batching import Batching
 from policies.caching.paged import BlockPool
-from policies.decode_set import DecodeSet
-from policies.plan import Progress, StepOutcome, StepPlan
+from policies.decode_set import AT_LIMIT, DecodeSet
+from policies.plan import Progress, StepOutcome, StepPlan, Transfer
+from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.scheduling import Scheduling
 from policies.sequence import FinishReason, Sequence, SequenceState
 from policies.step import StepBuilder, StepView
-from policies.waiting import WaitingQueue
 
 
 class RejectedError(ValueError):
@@ -34,7 +37,7 @@ class EngineCore:
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
-    sequence; a cache too small for that lowers it.
+    sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class EngineCore:
         pool: BlockPool,
         max_num_seqs: int,
         max_model_len: int,
+        predictor: LengthPredictor | None = None,
+        num_swap_blocks: int = 0,
     ) -> None:
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs={max_num_seqs}: must be >= 1")
@@ -52,19 +57,34 @@ class EngineCore:
             raise ValueError(
                 f"max_model_len={max_model_len}: must be >= 2, a prompt token and an output token"
             )
+        if scheduling.needs_predictor and predictor is None:
+            name = type(scheduling).__name__
+            raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
+        if num_swap_blocks < 0:
+            raise ValueError(f"num_swap_blocks={num_swap_blocks}: must be >= 0")
         self.batching = batching
         self.scheduling = scheduling
+        self.predictor = predictor
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
-        self.waiting = WaitingQueue()
+        self.swaps = scheduling.preemption_mode == "swap"
+        self.num_free_swap_blocks = num_swap_blocks
+        self.waiting = scheduling.queue()
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
-        self.prefilling: dict[int, Sequence] = {}  # the running ones that do not decode yet, same order
+        self.prefilling: dict[int, Sequence] = {}  # the running ones that have prompt left, same order
+        self.paused: dict[int, Sequence] = {}  # the running ones that a policy has paused
+        self.loading: dict[int, Sequence] = {}  # the running ones whose KV is on its way
         self.decodes = DecodeSet(max_num_seqs, pool.block_size)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.view = StepView(self)
         self.num_iterations = 0
         self.num_preemptions = 0
+        self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
+        self._transfers: list[Transfer] = []  # wanted by plans, not taken yet
+        self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
+        self._lost: list[Sequence] = []  # preempted by steps that computed nothing
+        self._hooks = _overridden(scheduling)
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._in_flight: StepPlan | None = None
         self._now = float("-inf")
@@ -79,7 +99,9 @@ class EngineCore:
         """Tokens whose KV is stored."""
         num_tokens = self.decodes.num_context_tokens
         for seq in self.prefilling.values():
-            num_tokens += seq.num_computed
+            num_tokens += seq.num_held
+        for seq in self.paused.values():
+            num_tokens += seq.num_held
         return num_tokens
 
     @property
@@ -101,10 +123,25 @@ class EngineCore:
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
         end_known, reason = self.end_of(request, stop_after)
-        seq = Sequence(request, self.scheduling.rank(request), self.decodes, end_known, reason)
+        predicted = None
+        if self.predictor is not None:
+            if self.predictor.needs_truth and stop_after is None:
+                name = type(self.predictor).__name__
+                raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
+            truth = end_known - request.prompt.num_tokens if self.predictor.needs_truth else None
+            predicted = self.predictor.predict(request, truth)
+        seq = Sequence(request, self.decodes, end_known, reason, self._max_known(request), predicted)
+        seq._rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
         self.waiting.push(seq)
         return seq
+
+    def _max_known(self, request: Request) -> int:
+        """Known tokens at which a request ends at the latest, as far as anybody may know."""
+        limit = min(self.max_model_len, self.pool.max_tokens_per_seq + 1)
+        if request.max_tokens is None:
+            return limit
+        return min(limit, request.prompt.num_tokens + request.max_tokens)
 
     def end_of(self, request: Request, stop_after: int | None = None) -> tuple[int, FinishReason]:
         """At how many known tokens a request would end here, and why; as for `add`.
@@ -119,9 +156,7 @@ class EngineCore:
         if num_prompt > self.pool.max_tokens_per_seq:
             room = self.pool.max_tokens_per_seq
             raise RejectedError(f"prompt of {num_prompt} tokens: the KV cache holds {room} of one sequence")
-        end_known = min(self.max_model_len, self.pool.max_tokens_per_seq + 1)
-        if request.max_tokens is not None:
-            end_known = min(end_known, num_prompt + request.max_tokens)
+        end_known = self._max_known(request)
         reason = FinishReason.length
         if stop_after is not None and num_prompt + stop_after <= end_known:
             end_known = num_prompt + stop_after
@@ -138,40 +173,76 @@ class EngineCore:
             return None
         if seq._state is SequenceState.waiting:
             self.waiting.remove(seq)
+            self._free_swapped(seq)
             self._end(seq, FinishReason.aborted)
         else:
             self._finish(seq, FinishReason.aborted)
         return seq
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None if there is nothing to serve. Every plan must be committed before the next.
+        """The next step; None if there is nothing to compute now. Every plan must be committed before the next.
 
-        Raises RuntimeError if the policies schedule nothing although requests are there.
+        After None: ask again when something comes from outside, and at `wake_s`. After either, look at
+        `take_transfers`. Raises RuntimeError if the policies schedule nothing although requests are there and
+        nothing is awaited.
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
         self._advance_to(now)
-        preempted: list[Sequence] = []
+        self.wake_s = inf
         attempts_left = self.max_num_seqs + 100  # an attempt that only preempts frees at least a slot
         while self._sequences:
             step = StepBuilder(self)
+            if self._hooks.before_step:
+                self.scheduling.before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)
             step._is_over = True
             if step.num_tokens:
                 plan = step._plan(self.num_iterations)
-                if preempted:
-                    plan.preempted[:0] = preempted
-                    plan.horizon = 1  # to be committed, and recorded, as the one step that preempted
+                if self._lost:  # to be committed, and recorded, with the one step that computes
+                    plan.preempted[:0] = self._lost
+                    plan.horizon = 1
+                    self._lost = []
+                if self._arrived:
+                    plan.admitted[:0] = self._arrived
+                    plan.horizon = 1
+                    self._arrived = []
                 self._in_flight = plan
                 return plan
-            preempted += step._preempted
+            self._lost += step._preempted
             attempts_left -= 1
             if not step._preempted or not attempts_left:  # else blocks were freed: another attempt
+                self.wake_s = step._wake_s
+                if self.loading or now < self.wake_s < inf:
+                    return None
                 raise RuntimeError(
                     f"{type(self.batching).__name__} scheduled nothing with {len(self.waiting)} waiting "
                     f"and {len(self.running)} running: the engine would stand still"
                 )
         return None
+
+    def take_transfers(self) -> list[Transfer]:
+        """The transfers that plans have asked for since the last call, in order; whoever takes them runs them.
+
+        Stores of the last plan come before it is run: their blocks are its blocks.
+        """
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
+    def loaded(self, request_id: int) -> None:
+        """The transfer that a sequence was waiting for is done; nothing happens if it was aborted meanwhile."""
+        seq = self.loading.pop(request_id, None)
+        if seq is None:
+            return
+        seq._num_loading = 0
+        self.pool.loaded(seq)
+        self._free_swapped(seq)
+        self._arrived.append(seq)
+        if seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
+            self._join(seq)
+        else:
+            seq._state = SequenceState.prefilling
+            self.prefilling[request_id] = seq
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Enter what a plan's run has changed: outcome.iterations times the plan, then the ends."""
@@ -182,8 +253,14 @@ class EngineCore:
             )
         self._advance_to(now)
         self._in_flight = None
+        if self._hooks.on_commit:
+            self.scheduling.on_commit(plan, num_iterations, now)
         if num_iterations > 1:
-            self.pool.take(self.blocks_of_repeats(plan, num_iterations - 1))
+            if plan.num_decodes:
+                self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
+            for chunk in plan.chunks:
+                first = chunk.num_cached + chunk.num_tokens
+                self.pool.grow(chunk.seq, first, first + (num_iterations - 1) * chunk.num_tokens)
         self.num_iterations += num_iterations
         finished = self.decodes.advance(num_iterations, plan.idle) if plan.num_decodes else []
         prefilled: list[Sequence] = []
@@ -212,41 +289,82 @@ class EngineCore:
         num_blocks = self.decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
         for chunk in plan.chunks:
             first = chunk.num_cached + chunk.num_tokens
-            num_blocks += self.pool.blocks_for(first + num_repeats * chunk.num_tokens) - self.pool.blocks_for(
-                first
-            )
+            num_blocks += self.pool.blocks_to_grow(chunk.seq, first, first + num_repeats * chunk.num_tokens)
         return num_blocks
 
     def check_integrity(self) -> None:
         """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         running = list(self.running.values())
-        owned = sum(self.pool.blocks_for(seq.num_computed) for seq in running)
-        assert owned + self.pool.num_free == self.pool.num_blocks, "a block is leaked or owned twice"
+        self.pool.check_integrity((seq, seq.num_held) for seq in running)
         slots = [seq._slot for seq in running] + self.free_slots
         assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self.max_num_seqs))
-        decoding = {seq.request_id for seq in running if seq._state is SequenceState.decoding}
-        assert (
-            {seq.request_id for seq in self.decodes} == decoding == set(self.running) - set(self.prefilling)
-        )
+        states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
+        for seq in running:
+            states[seq._state].add(seq.request_id)
+        assert {seq.request_id for seq in self.decodes} == states[SequenceState.decoding]
+        assert set(self.prefilling) == states[SequenceState.prefilling]
+        assert set(self.paused) == states[SequenceState.paused]
+        assert set(self.loading) == states[SequenceState.loading]
         assert len(self._sequences) == len(running) + len(self.waiting)
 
-    def _start(self, seq: Sequence, num_cached: int) -> None:
-        """From waiting to running: a slot, and KV for num_cached tokens only. Called by the step builder."""
+    def _start(self, seq: Sequence, num_cached: int, num_loaded: int) -> None:
+        """From waiting to running: a slot, and KV for num_cached tokens; num_loaded more are on their way."""
         self.waiting.remove(seq)
         seq._slot = heappop(self.free_slots)
-        seq._state = SequenceState.prefilling
-        seq._computed = num_cached
         self.running[seq.request_id] = seq
-        self.prefilling[seq.request_id] = seq
+        self.pool.admit(seq, num_cached)
+        seq._computed = num_cached
+        seq._num_found = num_cached + num_loaded
+        seq._dropped = 0
+        if not num_loaded:
+            seq._state = SequenceState.prefilling
+            self.prefilling[seq.request_id] = seq
+            return
+        seq._state = SequenceState.loading
+        seq._computed = num_cached + num_loaded
+        seq._num_loading = num_loaded
+        self.pool.grow(seq, num_cached, seq._computed)
+        self.loading[seq.request_id] = seq
+        source = "host" if seq._swapped else self.pool.tier_of(seq)
+        self._transfers.append(Transfer(seq, source, "gpu", num_loaded))
 
-    def _stop(self, seq: Sequence, num_blocks: int) -> None:
-        """From running back to waiting, its num_blocks blocks freed. Called by the step builder."""
-        self._release(seq, num_blocks, SequenceState.waiting)
-        seq._computed = 0
+    def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
+        """From running back to waiting, its KV freed, or on its way to host memory."""
+        self._leave(seq, SequenceState.waiting)
+        num_blocks = self.pool.blocks_for(seq._computed)
+        self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)
         seq._num_preemptions += 1
         self.num_preemptions += 1
+        if swap and not seq._dropped and 0 < num_blocks <= self.num_free_swap_blocks:
+            self.num_free_swap_blocks -= num_blocks
+            seq._swapped = seq._computed
+            self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
+        seq._computed = seq._dropped = 0
+        seq._rank = self.scheduling.rank(seq)
         self.waiting.push(seq)
+
+    def _rerank(self, seq: Sequence) -> None:
+        """Ask for a sequence's rank again. Called by the step builder."""
+        waits = seq._state is SequenceState.waiting
+        if waits:
+            self.waiting.remove(seq)
+        seq._rank = self.scheduling.rank(seq)
+        if waits:
+            self.waiting.push(seq)
+
+    def _victim(self) -> Sequence:
+        """The running sequence of largest rank, but for those whose KV is on its way."""
+        candidates: Collection[Sequence] = self.running.values()
+        if self.loading:
+            candidates = [seq for seq in candidates if seq._state is not SequenceState.loading]
+        return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
+
+    def _free_swapped(self, seq: Sequence) -> None:
+        """Give back the host memory of a sequence that was swapped out."""
+        if seq._swapped:
+            self.num_free_swap_blocks += self.pool.blocks_for(seq._swapped)
+            seq._swapped = 0
 
     def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
         """A prefill that is complete has produced a token: the sequence decodes on, or ends with it."""
@@ -255,21 +373,31 @@ class EngineCore:
             finished.append(seq)
             return
         del self.prefilling[seq.request_id]
-        self.decodes.join(seq)
+        self._join(seq)
+
+    def _join(self, seq: Sequence) -> None:
+        """A sequence decodes from now on, or waits at its limit for room."""
+        growth = self.pool.growth(seq)
+        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a running sequence that is at rest."""
-        self._release(seq, self.pool.blocks_for(seq.num_computed), SequenceState.ended)
+        self._leave(seq, SequenceState.ended)
+        self.pool.release(seq, seq._computed - seq._dropped, seq._num_loading)
+        self._free_swapped(seq)
         self._end(seq, reason)
 
-    def _release(self, seq: Sequence, num_blocks: int, state: SequenceState) -> None:
-        """Free blocks and slot of a running sequence and take it out of the sets of the running."""
+    def _leave(self, seq: Sequence, state: SequenceState) -> None:
+        """Take a running sequence out of the sets of the running, and its slot from it."""
         if seq._state is SequenceState.decoding:
             self.decodes.leave(seq, state)
-        else:
+        elif seq._state is SequenceState.prefilling:
             del self.prefilling[seq.request_id]
-            seq._state = state
-        self.pool.give_back(seq, num_blocks)
+        elif seq._state is SequenceState.paused:
+            del self.paused[seq.request_id]
+        else:
+            del self.loading[seq.request_id]
+        seq._state = state
         del self.running[seq.request_id]
         assert seq._slot is not None
         heappush(self.free_slots, seq._slot)
@@ -279,6 +407,10 @@ class EngineCore:
         seq._state = SequenceState.ended
         seq._finish_reason = reason
         del self._sequences[seq.request_id]
+        if self.predictor is not None and reason is not FinishReason.aborted:
+            self.predictor.observe(seq.request, seq.num_output_tokens)
+        if self._hooks.on_end:
+            self.scheduling.on_end(seq)
 
     def _advance_to(self, now: float) -> None:
         """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""
@@ -289,3 +421,16 @@ class EngineCore:
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:
             raise RuntimeError(f"{what} while a plan is in flight: commit it first")
+
+
+class _Hooks(NamedTuple):
+    """Which of its optional methods a scheduling policy has."""
+
+    before_step: bool
+    on_commit: bool
+    on_end: bool
+
+
+def _overridden(scheduling: Scheduling) -> _Hooks:
+    own, base = type(scheduling), Scheduling
+    return _Hooks(*(getattr(own, name) is not getattr(base, name) for name in _Hooks._fields))

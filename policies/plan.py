@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
 from policies.sequence import Sequence
 
 FOREVER = 2**62  # a horizon without a bound of its own
+
+
+class Cause(IntEnum):
+    """Why the first of the waiting was not admitted, and with it all behind it."""
+
+    iteration = 0  # it came while an iteration was under way: nobody has looked at it yet
+    slot = 1  # every slot is taken
+    budget = 2  # the step's token budget is spent
+    memory = 3  # its KV finds no room
+    policy = 4  # the policies do not want it yet
+
+
+class Transfer(NamedTuple):
+    """KV of num_tokens tokens to be copied between tiers: "gpu", "host", "disk".
+
+    seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that it
+    reads are used again by the very step before which it was asked for.
+    """
+
+    seq: Sequence | None
+    source: str
+    target: str
+    num_tokens: int
 
 
 class Chunk(NamedTuple):
@@ -38,11 +62,14 @@ class StepPlan:
     num_decodes: int  # sequences that decode one token
     num_decode_context_tokens: int  # KV tokens they attend to, the new ones included
     chunks: list[Chunk]
-    admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk
+    admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk, or waits for a transfer
     preempted: list[Sequence]  # lost slot and KV in this step, in order
-    horizon: int  # >= 1: iterations for which this very plan holds unless something comes from outside
+    horizon: int  # >= 1: iterations for which this very plan holds unless something comes from outside ...
+    until_s: float  # ... and which start before this time
+    num_widening: int  # tokens by which num_decode_context_tokens grows from one iteration to the next
     decoding: Iterable[Sequence]  # all that could decode ...
     idle: list[Sequence]  # ... and those of them that do not in this step
+    waits_for: Cause | None  # why who waits has to; None: nobody does
 
     @property
     def decodes(self) -> list[Sequence]:

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """A run of prompt tokens whose content has a name: equal ids at equal places hold equal tokens."""
+    """A run of tokens whose content has a name: equal ids at equal places hold equal tokens.
+
+    Two runs of one id at one place, one longer than the other, share the tokens of the shorter.
+    """
 
     content_id: int
     num_tokens: int
@@ -16,6 +19,7 @@ class Prompt(NamedTuple):
     """`num_tokens` tokens; `segments` name their content from the first token on, for prefix reuse.
 
     Segments may cover a part of the prompt only: tokens behind the last segment are like no others.
+    Content ids are not negative.
     """
 
     num_tokens: int
@@ -26,7 +30,10 @@ class Request(NamedTuple):
     """One request as a serving engine sees it: everything but how long the answer will be.
 
     arrival_s is on the caller's clock. max_tokens is the client's limit on output tokens; None means that
-    only the model's context ends it. A smaller `priority` goes first, as in vLLM.
+    only the model's context ends it. A smaller `priority` goes first, as in vLLM. deadline_s: when the client
+    wants the whole answer, on the same clock (a batch API's completion window).
+    answer_id names the content of the answer, so that a later prompt that quotes it finds its KV; None: a
+    content that nobody else has.
     """
 
     request_id: int
@@ -36,3 +43,5 @@ class Request(NamedTuple):
     priority: int = 0
     tenant: str = ""
     session_id: int | None = None
+    deadline_s: float | None = None
+    answer_id: int | None = None

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from policies.request import Request
 
 if TYPE_CHECKING:
-    from policies.decode_set import DecodeSet
+    from policies.decode_set import DecodeSet, Growth
 
 
 class SequenceState(Enum):
     """Where a sequence stands in its engine."""
 
-    waiting = 0  # holds no KV; also after a preemption
+    waiting = 0  # holds no slot; also after a preemption
     prefilling = 1  # holds KV for a part of its known tokens
     decoding = 2  # KV for all known tokens but the newest: one token an iteration
     ended = 3
+    paused = 4  # as decoding, but a policy makes it stand still; it keeps slot and KV
+    loading = 5  # holds slot and blocks; KV from another tier is on its way into them
 
 
 class FinishReason(Enum):
@@ -43,40 +45,59 @@ class Sequence:
         "_block_ids",
         "_computed",
         "_decodes",
+        "_dropped",
         "_end_known",
         "_end_reason",
         "_finish_reason",
+        "_growth",
         "_join",
         "_known",
+        "_kv",
+        "_max_known",
+        "_num_found",
+        "_num_loading",
         "_num_preemptions",
         "_origin",
+        "_predicted",
         "_rank",
         "_request",
         "_slot",
         "_state",
+        "_steady_from",
+        "_swapped",
     )
 
     def __init__(
         self,
         request: Request,
-        rank: tuple[float, ...],
         decodes: DecodeSet,
         end_known: int,
         end_reason: FinishReason,
+        max_known: int,
+        predicted: int | None = None,
     ) -> None:
         self._request = request
-        self._rank = rank
+        self._rank: tuple[float, ...] = ()  # given by the scheduling policy
         self._state = SequenceState.waiting
         self._slot: int | None = None
         self._num_preemptions = 0
+        self._num_found = 0
+        self._num_loading = 0  # the last of its computed tokens whose KV is still on its way
         self._finish_reason: FinishReason | None = None
         self._known = request.prompt.num_tokens  # stale while decoding, like _computed: see num_computed
         self._computed = 0
         self._end_known = end_known  # known tokens at which it ends, and why; policies never see it
         self._end_reason = end_reason
+        self._max_known = max_known
+        self._predicted = predicted
         self._decodes = decodes
         self._origin = 0  # while decoding: num_computed - clock of the decode set
+        self._dropped = 0  # computed tokens whose KV was given up for good
+        self._swapped = 0  # while waiting: computed tokens whose KV lies in host memory
+        self._kv: Any = None  # what the KV pool remembers of it while it holds KV
         self._join = 0  # number of its last joining of the decode set
+        self._growth: Growth  # while decoding: how its KV grows
+        self._steady_from = 0  # while decoding without widening: computed tokens when that began
         self._block_ids: list[int] = []
 
     @property
@@ -110,6 +131,11 @@ class Sequence:
         return self._num_preemptions
 
     @property
+    def num_found(self) -> int:
+        """Tokens whose KV need not be computed at its last admission: a cache or another tier had it."""
+        return self._num_found
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended; None until then."""
         return self._finish_reason
@@ -118,6 +144,23 @@ class Sequence:
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
         return self._request.prompt.num_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Prompt and output tokens at which client, model or KV cache end it at the latest."""
+        return self._max_known
+
+    @property
+    def num_predicted_tokens(self) -> int:
+        """Output tokens that the engine's length predictor expects; ValueError without a predictor."""
+        if self._predicted is None:
+            raise ValueError("the engine has no length predictor: choose one, such as prediction=histogram")
+        return self._predicted
+
+    @property
+    def num_swapped(self) -> int:
+        """Computed tokens whose KV lies in host memory; 0 unless it was preempted by swapping."""
+        return self._swapped
 
     @property
     def num_computed(self) -> int:
@@ -132,6 +175,13 @@ class Sequence:
         if self._state is SequenceState.decoding:
             return self._origin + self._decodes.clock + 1
         return self._known
+
+    @property
+    def num_held(self) -> int:
+        """Tokens whose KV it holds: the computed ones, less what a lossy cache has dropped."""
+        if self._state is SequenceState.decoding and not self._growth.widens:
+            return self._steady_from - self._dropped
+        return self.num_computed - self._dropped
 
     @property
     def num_uncomputed(self) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from math import inf
 from operator import index
 from typing import TYPE_CHECKING
 
-from policies.plan import FOREVER, Chunk, StepPlan
+from policies.plan import FOREVER, Cause, Chunk, StepPlan, Transfer
 from policies.sequence import Sequence, SequenceState
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ class StepView:
         return list(self._core.prefilling.values()) if self._core.prefilling else ()
 
     @property
+    def running(self) -> SequenceOf[Sequence]:
+        """Sequences that hold a slot, in the order of their admission."""
+        return list(self._core.running.values())
+
+    @property
+    def paused(self) -> SequenceOf[Sequence]:
+        """Sequences that were paused, in that order."""
+        return list(self._core.paused.values())
+
+    @property
     def waiting(self) -> Iterable[Sequence]:
         """Sequences without KV, smallest rank first; may be admitted while iterating."""
         return iter(self._core.waiting) if self._core.waiting else ()
@@ -47,7 +58,7 @@ class StepView:
 
     @property
     def num_running(self) -> int:
-        """How many hold KV: decoding or in prefill, those admitted in this step included."""
+        """How many hold a slot: decoding, in prefill, paused or loading; those admitted in this step included."""
         return len(self._core.running)
 
     @property
@@ -61,13 +72,35 @@ class StepView:
         return self._core.pool.num_free
 
     @property
+    def num_blocks(self) -> int:
+        """KV blocks there are."""
+        return self._core.pool.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block."""
+        return self._core.pool.block_size
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations that the engine has run."""
+        return self._core.num_iterations
+
+    @property
     def max_num_seqs(self) -> int:
         """Slots: how many sequences may hold KV at once."""
         return self._core.max_num_seqs
 
 
 class StepBuilder:
-    """The verbs of a step: budget, decode, decode_all, prefill, admit, preempt, repeat.
+    """The verbs of a step.
+
+    budget                       how many tokens it may have
+    decode_all, decode, prefill  tokens for the running
+    admit                        a slot, KV and tokens for one who waits
+    preempt, pause, resume       who has to stop, and who goes on
+    rerank                       ask the scheduling policy for a sequence's place again
+    repeat, hold, wait_until     for how long the decision stands
 
     Every verb says by its return value whether it was done; refusing is normal and changes nothing. What
     makes no sense raises ValueError, and so does every verb once the step is over.
@@ -80,9 +113,13 @@ class StepBuilder:
         "_completes",
         "_core",
         "_decoded",
-        "_horizon",
+        "_hold",
         "_is_over",
         "_preempted",
+        "_promise",
+        "_refusal",
+        "_until_s",
+        "_wake_s",
         "num_tokens",
         "tokens_left",
     )
@@ -99,7 +136,11 @@ class StepBuilder:
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
         self._completes = False  # a prefill: what follows is another step
-        self._horizon = 1
+        self._promise = 1
+        self._hold = FOREVER
+        self._until_s = inf
+        self._wake_s = inf
+        self._refusal: Cause | None = None  # why the first admission that failed did
         self._is_over = False
 
     def budget(self, max_num_tokens: int) -> None:
@@ -109,12 +150,27 @@ class StepBuilder:
     def repeat(self, num_iterations: int = FOREVER) -> None:
         """Promise: for num_iterations iterations this very step would be decided again.
 
-        Only events from outside (an arrival, an abort, the end of a sequence or of a prefill, a full KV
-        cache) may change it; the core watches for those. Without a promise a step holds for one iteration.
+        Only events from outside (an arrival, an abort, a transfer that is done, the end of a sequence or of a
+        prefill, a full KV cache) may change it; the core watches for those. Without a promise a step holds for
+        one iteration.
         """
         if not (isinstance(num_iterations, int) and num_iterations >= 1):
             raise ValueError(f"repeat({num_iterations}): must be a whole number of iterations >= 1")
-        self._horizon = num_iterations
+        self._promise = num_iterations
+
+    def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
+        """Whoever promises more: decide anew after num_iterations iterations, and at time until_s.
+
+        Several bounds add up to the tightest. At until_s: at the first end of an iteration that is not earlier.
+        """
+        if num_iterations < 1:
+            raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
+        self._hold = min(self._hold, num_iterations)
+        self._until_s = min(self._until_s, until_s)
+
+    def wait_until(self, time_s: float) -> None:
+        """If this step computes nothing: ask again at time_s, or when something comes from outside."""
+        self._wake_s = min(self._wake_s, time_s)
 
     def decode_all(self) -> None:
         """Decode every decoding sequence in the order of admission, as far as the budget goes.
@@ -123,6 +179,8 @@ class StepBuilder:
         """
         self._check_open()
         core = self._core
+        if core.decodes.at_limit:
+            self._renew_all()
         num_decodes = core.decodes.size
         if not num_decodes:
             return
@@ -148,10 +206,15 @@ class StepBuilder:
             return False
         if seq._state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
-        num_blocks = int(seq.num_computed % self._core.pool.block_size == 0)
-        if self.tokens_left < 1 or not self._make_room(seq, num_blocks):
+        if self.tokens_left < 1:
             return False
-        self._core.pool.take(num_blocks)
+        core = self._core
+        if seq.request_id in core.decodes.at_limit and not self._renew(seq):
+            return False
+        num_blocks = int(seq._growth.takes_blocks and seq.num_held % core.pool.block_size == 0)
+        if not self._make_room(seq, num_blocks):
+            return False
+        core.pool.take(num_blocks)
         self._decoded[seq.request_id] = seq
         self._spend(1)
         return True
@@ -170,56 +233,96 @@ class StepBuilder:
                 f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
             )
         num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
-        pool = self._core.pool
-        num_blocks = pool.blocks_for(seq.num_computed + num_tokens) - pool.blocks_for(seq.num_computed)
-        if num_tokens < 1 or not self._make_room(seq, num_blocks):
+        if num_tokens < 1:
             return False
-        self._add_chunk(seq, num_tokens, num_blocks)
+        num_blocks = self._core.pool.blocks_to_grow(seq, seq._computed, seq._computed + num_tokens)
+        if not self._make_room(seq, num_blocks):
+            return False
+        self._add_chunk(seq, num_tokens)
         return True
 
     def admit(self, seq: Sequence, max_num_tokens: int) -> bool:
         """Give a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
 
-        False if there is no slot or no budget, if its whole prompt could not get blocks now, or if this step
-        has preempted somebody.
+        If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
+        transfer is done. False if there is no slot or no budget, if its known tokens could not all get room
+        now, or if this step has preempted somebody.
         """
         self._check_open()
         if seq._state is not SequenceState.waiting:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
-        num_cached = core.pool.num_cached(seq)
+        pool = core.pool
+        num_cached = 0 if seq._swapped else pool.num_cached(seq)
+        num_loaded = seq._swapped or pool.num_loadable(seq, num_cached)
         num_tokens = min(index(max_num_tokens), seq._known - num_cached, self.tokens_left)
-        if num_tokens < 1 or self._preempted or not core.free_slots or not core.pool.can_admit(seq._known):
-            return False
-        core._start(seq, num_cached)
-        self._admitted.append(seq)
-        self._add_chunk(seq, num_tokens, core.pool.blocks_for(num_cached + num_tokens))
+        if num_tokens < 1:
+            return self._refuse(Cause.budget)
+        if not core.free_slots:
+            return self._refuse(Cause.slot)
+        if self._preempted or not pool.can_admit(seq, num_cached, not core.running):
+            return self._refuse(Cause.memory)
+        core._start(seq, num_cached, num_loaded)
+        if not num_loaded:
+            self._admitted.append(seq)
+            self._add_chunk(seq, num_tokens)
         return True
 
-    def preempt(self, seq: Sequence) -> None:
-        """Take slot, KV and its part of this step from a sequence; it waits, and is recomputed later."""
+    def preempt(self, seq: Sequence, swap: bool | None = None) -> None:
+        """Take slot, KV and its part of this step from a sequence; it waits.
+
+        swap: move the KV that it has computed to host memory, while there is room, and load it when it is
+        admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says.
+        """
         self._check_open()
         core = self._core
+        num_planned = 0
         if seq._state is SequenceState.decoding:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in core.decodes}
                 self._all_decode = False
-            num_tokens = int(self._decoded.pop(seq.request_id, None) is not None)
+            num_planned = int(self._decoded.pop(seq.request_id, None) is not None)
         elif seq._state is SequenceState.prefilling:
             mine = [chunk for chunk in self._chunks if chunk.seq is seq]
-            num_tokens = sum(chunk.num_tokens for chunk in mine)
+            num_planned = sum(chunk.num_tokens for chunk in mine)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
-        else:
-            raise ValueError(f"{seq!r} holds no KV: it cannot be preempted")
-        self._spend(-num_tokens)
+        elif seq._state is not SequenceState.paused:
+            raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
+        self._spend(-num_planned)
         if seq in self._admitted:
             self._admitted.remove(seq)
-        core._stop(seq, core.pool.blocks_for(seq.num_computed + num_tokens))
+        core._stop(seq, num_planned, core.swaps if swap is None else swap)
         self._preempted.append(seq)
+
+    def pause(self, seq: Sequence) -> None:
+        """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
+        self._check_open()
+        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
+            raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
+        self._core.decodes.leave(seq, SequenceState.paused)
+        self._core.paused[seq.request_id] = seq
+
+    def resume(self, seq: Sequence) -> None:
+        """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
+        self._check_open()
+        if seq._state is not SequenceState.paused:
+            raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
+        del self._core.paused[seq.request_id]
+        self._core.decodes.join(seq, seq._growth)
+
+    def rerank(self, seq: Sequence) -> None:
+        """Ask the scheduling policy for the rank of a sequence again, and move it there."""
+        self._check_open()
+        self._core._rerank(seq)
 
     def _check_open(self) -> None:
         if self._is_over:
             raise ValueError("this step is over: a builder is good for the fill() that it was given to")
+
+    def _refuse(self, cause: Cause) -> bool:
+        if self._refusal is None:
+            self._refusal = cause
+        return False
 
     def _spend(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -228,8 +331,8 @@ class StepBuilder:
     def _has_decoded(self, seq: Sequence) -> bool:
         return self._all_decode or seq.request_id in self._decoded
 
-    def _add_chunk(self, seq: Sequence, num_tokens: int, num_blocks: int) -> None:
-        self._core.pool.take(num_blocks)
+    def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
+        self._core.pool.grow(seq, seq._computed, seq._computed + num_tokens)
         completes = seq._computed + num_tokens == seq._known
         self._completes = self._completes or completes
         self._chunks.append(Chunk(seq, seq._computed, num_tokens, completes))
@@ -239,27 +342,52 @@ class StepBuilder:
         """Preempt by rank until num_blocks are free; False if `seq` itself had to go."""
         core = self._core
         while core.pool.num_free < num_blocks:
-            victim = max(core.running.values(), key=lambda s: (s._rank, s.request_id))
+            victim = core._victim()
             self.preempt(victim)
             if victim is seq:
                 return False
         return True
 
+    def _renew_all(self) -> None:
+        """Ask the pool about every sequence at its KV limit; who finds no room is preempted."""
+        at_limit = self._core.decodes.at_limit
+        for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
+            if seq.request_id in at_limit:
+                self._renew(seq)
+
+    def _renew(self, seq: Sequence) -> bool:
+        """Ask the pool how a sequence at its KV limit goes on; preempts it, and returns False, if it cannot."""
+        core = self._core
+        core.decodes.leave(seq, SequenceState.prefilling)
+        growth = core.pool.growth(seq)
+        core.decodes.join(seq, growth or seq._growth)
+        if growth is None:
+            self.preempt(seq)
+            return False
+        return True
+
     def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""
-        decodes = self._core.decodes
+        core = self._core
+        decodes = core.decodes
         decoding: Iterable[Sequence] = decodes
         num_decodes = decodes.size
-        num_context_tokens = num_decodes + decodes.num_context_tokens
+        num_widening = decodes.num_widening
+        num_context_tokens = num_widening + decodes.num_context_tokens
         idle: list[Sequence] = []
         if not self._all_decode:
             if self._decoded:
                 idle = [seq for seq in decodes if seq.request_id not in self._decoded]
                 num_decodes -= len(idle)
-                num_context_tokens -= sum(seq.num_known for seq in idle)
+                widening = sum(seq._growth.widens for seq in idle)
+                num_widening -= widening
+                num_context_tokens -= sum(seq.num_held for seq in idle) + widening
             else:
-                decoding, num_decodes, num_context_tokens = (), 0, 0
-        horizon = 1 if self._completes or idle or self._preempted else self._horizon
+                decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
+        horizon = 1 if self._completes or idle or self._preempted else min(self._promise, self._hold)
+        waits_for = None
+        if core.waiting:
+            waits_for = Cause.policy if self._refusal is None else self._refusal
         plan = StepPlan(
             step_index,
             num_decodes,
@@ -268,8 +396,11 @@ class StepBuilder:
             self._admitted,
             self._preempted,
             horizon,
+            self._until_s,
+            num_widening,
             decoding,
             idle,
+            waits_for,
         )
         if horizon > 1:
             plan.horizon = self._cut_horizon(plan)
@@ -280,7 +411,7 @@ class StepBuilder:
         core = self._core
         horizon = plan.horizon
         if plan.num_decodes:
-            horizon = min(horizon, core.decodes.iterations_to_first_end())
+            horizon = min(horizon, core.decodes.iterations_to_first_event())
         for chunk in plan.chunks:  # the chunk that completes a prefill will be a step of its own
             horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
         num_free = core.pool.num_free

@@ -13,7 +13,8 @@ from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
 from hwmodels.memory import MemoryPlan, plan_memory
 from hwmodels.model_spec import ModelSpec
 from policies.batching import Batching
-from policies.caching.paged import Paged
+from policies.caching import Caching
+from policies.caching.paged import KvMemory
 from policies.scheduling import Scheduling
 from sim.engine_profile import EngineProfile
 
@@ -27,7 +28,7 @@ class Deployment:
     engine: EngineProfile
     batching: Batching
     scheduling: Scheduling
-    caching: Paged
+    caching: Caching
     calibration: Calibration = Calibration()
     """What kernels reach on the hardware; for `latency=calibrated`."""
     latency: LatencyLevel = Calibrated()
@@ -103,6 +104,20 @@ class Deployment:
             cuda_graphs=self.engine.cuda_graphs,
             lora=self.lora,
         )
+
+    def kv_memory(self, num_blocks: int) -> KvMemory:
+        """What a replica's KV pool is made for."""
+        return KvMemory(
+            num_blocks=num_blocks,
+            bytes_per_token=self.kv_bytes_per_token,
+            max_model_len=self.max_model_len,
+        )
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """KV of one token, over all devices that hold a part of it."""
+        plan = self.plan_memory()
+        return plan.kv_bytes_per_token * self.layout.num_devices / plan.num_pools
 
     def iteration_model(self) -> IterationModel:
         """The prices of a replica's iterations. Raises ValueError where the level cannot price it."""

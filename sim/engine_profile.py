@@ -26,11 +26,14 @@ class EngineProfile:
     """Share of device memory for weights, activations and KV."""
     max_model_len: int | None = None
     """Prompt and output tokens of one sequence; None: what the model was made for."""
+    swap_space_gib: float = 4.0
+    """Host memory a GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: int | None = None
     """KV blocks of a replica; None: what is left of the memory."""
 
     def __post_init__(self) -> None:
         check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)
+        check_finite("swap_space_gib", self.swap_space_gib, unit="GiB", zero_allowed=True)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")

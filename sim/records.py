@@ -51,6 +51,12 @@ class RequestLog:
         self.finished_s = array("d")
         self.output_tokens = array("q")
         self.preemptions = array("i")
+        self.cached_tokens = array("q")
+
+    def schedule(self, seq: Sequence, now: float) -> None:
+        """A request is worked on for the first time."""
+        self.scheduled_s[seq.request_id] = now
+        self.cached_tokens[seq.request_id] = seq.num_found
 
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
@@ -63,7 +69,7 @@ class RequestLog:
         self.replica.extend([-1] * num_rows)
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s.extend([NAN] * num_rows)
-        for counts in (self.status, self.output_tokens, self.preemptions):
+        for counts in (self.status, self.output_tokens, self.preemptions, self.cached_tokens):
             counts.extend([0] * num_rows)  # status: unfinished
 
     def reject(self, request_id: int, reason: str, now: float) -> None:
@@ -109,6 +115,7 @@ class RequestLog:
                 "last_token_s": np.array(self.last_token_s)[ids],
                 "finished_s": np.array(self.finished_s)[ids],
                 "prompt_tokens": np.fromiter((r.prompt.num_tokens for r in requests), np.int64, num_requests),
+                "cached_tokens": np.array(self.cached_tokens, np.int64)[ids],
                 "output_tokens": np.array(self.output_tokens, np.int64)[ids],
                 "preemptions": np.array(self.preemptions, np.int32)[ids],
             }

@@ -10,18 +10,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, takewhile
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
 from policies.engine import EngineCore
-from policies.plan import StepOutcome, StepPlan
+from policies.plan import StepOutcome, StepPlan, Transfer
 from policies.request import Request
 from policies.sequence import Sequence, SequenceState
 from sim.clock import Clock, Phase
+from sim.links import Links
 from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
 
@@ -61,6 +63,7 @@ class Replica:
         leap: bool = True,
         frontend_s: float = 0.0,
         plans_ahead: bool = False,
+        links: Links | None = None,
     ) -> None:
         self.index = index
         self.core = core
@@ -72,6 +75,8 @@ class Replica:
         self._max_leap = MAX_LEAP if leap else 1
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
+        self._wakes = False  # the timer is the policies' wish to be asked again later
+        self._links = links or Links()
         self._aborts: list[int] = []
         self._frontend_s = frontend_s
         self._plans_ahead = plans_ahead
@@ -102,7 +107,7 @@ class Replica:
     def _reach_engine(self, request: Request, stop_after: int) -> None:
         """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
         now = self._clock.now
-        if self._plans_ahead and (self._flight is not None or self._timer is not None):
+        if self._plans_ahead and (self._flight is not None or (self._timer is not None and not self._wakes)):
             flight = self._flight
             planned_s = now if flight is None else flight.ends_s[bisect_left(flight.ends_s, now)]
             self._clock.at(planned_s, Phase.late, lambda event: self._enter(request, stop_after))
@@ -147,8 +152,8 @@ class Replica:
         """
         flight = self._flight
         if flight is None:
-            if self._timer is None:
-                self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
+            if self._timer is None or self._wakes:
+                self._plan_soon()
             return
         if flight.num_iterations > 1:
             bisect = bisect_right if is_late else bisect_left
@@ -176,24 +181,39 @@ class Replica:
         if self._clock.peek() > self._clock.now:
             self._plan()
         else:  # others act at this very instant: plan after them
-            self._timer = self._clock.at(self._clock.now, Phase.plan + self.index, self._on_plan)
+            self._plan_soon()
+
+    def _plan_soon(self, time_s: float | None = None) -> None:
+        """Plan at this instant, when all that happens at it has; or at a later time, if nothing happens before."""
+        self._wakes = time_s is not None
+        time_s = self._clock.now if time_s is None else time_s
+        self._timer = self._clock.at(time_s, Phase.plan + self.index, self._on_plan)
 
     def _on_plan(self, event: Event) -> None:
+        if event is not self._timer:
+            return
         self._timer = None
+        self._wakes = False
         self._plan()
 
     def _plan(self) -> None:
         """Decide what comes next and set out, if there is anything to do."""
         core, now = self.core, self._clock.now
         plan = core.plan(now)
+        transfers = core.take_transfers()
+        delay_s = self._begin(transfers) if transfers else 0.0
         if plan is None:
+            if core.wake_s < inf:
+                self._plan_soon(core.wake_s)
             return
         for seq in plan.admitted:
             if isnan(self._requests.scheduled_s[seq.request_id]):
-                self._requests.scheduled_s[seq.request_id] = now
+                self._requests.schedule(seq, now)
         for seq in plan.preempted:
             self._note_preemption(seq)
-        ends_s = self._ends_s(plan, plan.horizon if plan.horizon < self._max_leap else self._max_leap)
+        ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
+        if plan.until_s < ends_s[-1]:
+            del ends_s[bisect_left(ends_s, plan.until_s) + 1 :]
         flight = Flight(
             plan,
             now,
@@ -207,21 +227,36 @@ class Replica:
         self._flight = flight
         self._leave_after(flight, len(ends_s))
 
-    def _ends_s(self, plan: StepPlan, num_iterations: int) -> list[float]:
+    def _begin(self, transfers: list[Transfer]) -> float:
+        """Start copies between tiers; returns for how long the step has to wait for those out of its blocks."""
+        now, delay_s = self._clock.now, 0.0
+        for transfer in transfers:
+            done_s = self._links.begin(transfer, now)
+            if transfer.seq is not None:
+                self._clock.at(done_s, Phase.arrive, partial(self._on_loaded, transfer.seq.request_id))
+            elif not self._links.overlapped:
+                delay_s = max(delay_s, done_s - now)
+        return delay_s
+
+    def _on_loaded(self, request_id: int, event: Event) -> None:
+        self.core.loaded(request_id)
+        self._look_up()
+
+    def _ends_s(self, plan: StepPlan, num_iterations: int, start_s: float) -> list[float]:
         """When each of the plan's iterations ends: added up one after the other, as stepping does.
 
         Up to the first that the model cannot price, if there is one: the leap may be cut before it.
         """
-        now = self._clock.now
-        if not plan.chunks:
+        if not plan.chunks and plan.num_widening == plan.num_decodes:
             durations_s = self._model.decode_seconds(
                 plan.num_decodes, plan.num_decode_context_tokens, num_iterations
             )
         elif num_iterations == 1:
-            return [now + float(self._model.seconds(shape_of(plan, 0)))]
+            return [start_s + float(self._model.seconds(shape_of(plan, 0)))]
         else:
-            durations_s = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations)))).tolist()
-        durations_s[0] += now
+            seconds = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations))))
+            durations_s = np.broadcast_to(seconds, num_iterations).tolist()
+        durations_s[0] += start_s
         ends_s = list(accumulate(durations_s))
         if isnan(ends_s[-1]):
             ends_s = list(takewhile(lambda end_s: not isnan(end_s), ends_s))

@@ -12,11 +12,14 @@ import pandas as pd
 
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
-from hwmodels.memory import MemoryPlan
+from hwmodels.memory import GIB, MemoryPlan
 from hwmodels.precision import precision_notes
+from hwmodels.storage import Storage
 from policies.engine import EngineCore
+from policies.prediction import LengthPredictor
 from policies.routing import Routing
 from sim.deployment import Deployment
+from sim.links import Links
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.records import RunRecords, Status
@@ -91,6 +94,10 @@ class Scenario(Deployment):
     workload: Workload
     routing: Routing
     slo: Slo | None = None
+    prediction: LengthPredictor | None = None
+    """Who guesses how long answers will be, for policies that ask."""
+    storage: Storage = Storage()
+    """Memory below the GPUs'."""
     replicas: int = 1
     """Engines behind the router, all alike."""
     energy: EnergySettings = EnergySettings()
@@ -104,6 +111,20 @@ class Scenario(Deployment):
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
         Deployment.__post_init__(self)  # super() does not know classes with slots
+        name = type(self.scheduling).__name__
+        if self.scheduling.needs_predictor and self.prediction is None:
+            raise ValueError(
+                f"prediction=none: {name} needs predicted output lengths; choose one, such as prediction=histogram"
+            )
+        if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
+            raise ValueError(
+                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
+            )
+        if self.engine.swap_space_gib > self.storage.host_memory_gib:
+            raise ValueError(
+                f"engine.swap_space_gib={self.engine.swap_space_gib:g}: must be <= the host memory of a GPU, "
+                f"storage.host_memory_gib={self.storage.host_memory_gib:g}"
+            )
 
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
@@ -114,9 +135,28 @@ class Scenario(Deployment):
         return EngineCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
-            pool=self.caching.pool(num_kv_blocks),
+            pool=self.caching.pool(self.kv_memory(num_kv_blocks)),
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
+            predictor=deepcopy(self.prediction),
+            num_swap_blocks=self.num_swap_blocks,
+        )
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Blocks of host memory of a replica for preempted KV."""
+        block_bytes = self.caching.block_size * self.kv_bytes_per_token
+        return int(self.engine.swap_space_gib * GIB * self.layout.num_devices / block_bytes)
+
+    def links(self) -> Links:
+        """The ways between a replica's memory tiers, idle."""
+        num_devices = self.layout.num_devices
+        return Links(
+            bytes_per_token=self.kv_bytes_per_token,
+            host_bytes_per_s=self.hardware.pcie.bandwidth_bytes_per_s * self.storage.pcie_share * num_devices,
+            disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
+            latency_s=self.hardware.pcie.latency_s,
+            overlapped=self.storage.overlapped,
         )
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
@@ -131,6 +171,7 @@ class Scenario(Deployment):
             until_s=self.sim.until_s,
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.engine.host.overlapped,
+            links=self.links,
         )
         return simulation.run(report)
 
@@ -179,7 +220,7 @@ class Scenario(Deployment):
                     f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
                     f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
                 )
-        num_tokens = self.caching.pool(memory.num_blocks).max_tokens_per_seq
+        num_tokens = self.caching.pool(self.kv_memory(memory.num_blocks)).max_tokens_per_seq
         if num_tokens < self.max_model_len:
             yield (
                 f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "

@@ -12,7 +12,7 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
     From one iteration to the next a decode attends to one token more, a chunk to its predecessors.
     """
     num_decodes = plan.num_decodes
-    context = plan.num_decode_context_tokens + num_decodes * step
+    context = plan.num_decode_context_tokens + plan.num_widening * step
     num_tokens = 0
     num_pairs: Num = 0
     num_context: Num = 0

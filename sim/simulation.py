@@ -15,6 +15,7 @@ from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
 from sim.interrupt import ctrl_c_noted
+from sim.links import Links
 from sim.records import Gaps, RequestLog, RunRecords, Status
 from sim.replica import Replica
 from sim.workload.base import Arrival, Source
@@ -26,7 +27,8 @@ class Simulation:
     """One run. `cores` are the replicas' engines, all alike in size; each is driven by `model`.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
-    simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`.
+    simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`. links makes the
+    ways between a replica's memory tiers.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Simulation:
         until_s: float | None = None,
         frontend_s: float = 0.0,
         plans_ahead: bool = False,
+        links: Callable[[], Links] = Links,
     ) -> None:
         if not cores:
             raise ValueError("replicas=0: must be >= 1")
@@ -56,7 +59,18 @@ class Simulation:
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         self._replicas = [
-            Replica(i, core, model, self._clock, self._requests, self._on_end, leap, frontend_s, plans_ahead)
+            Replica(
+                i,
+                core,
+                model,
+                self._clock,
+                self._requests,
+                self._on_end,
+                leap,
+                frontend_s,
+                plans_ahead,
+                links(),
+            )
             for i, core in enumerate(cores)
         ]
 

@@ -1,15 +1,55 @@
-"""Who goes first, and who is preempted. One policy a file."""
+"""Who goes first, who is preempted, and how. One policy a file."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from policies.request import Request
+from policies.plan import StepPlan
+from policies.sequence import Sequence
+from policies.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from policies.step import StepBuilder, StepView
+
+PREEMPTION_MODES = ("recompute", "swap")
 
 
-class Scheduling(Protocol):
-    """An order of requests: the smallest rank is admitted first, the largest rank is preempted first."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheduling:
+    """An order of sequences: the smallest rank is admitted first, the largest rank is preempted first.
 
-    def rank(self, request: Request) -> tuple[float, ...]:
-        """Sort key of a request, asked once, at its intake. Ties go by request id."""
-        ...
+    A policy gives `rank`; the other methods are for those whose order depends on what has been served. What
+    such a policy remembers lies in fields with init=False, by request id or tenant, and goes when `on_end`
+    says so.
+    """
+
+    needs_predictor: ClassVar[bool] = False
+    """Whether it asks for `Sequence.num_predicted_tokens`."""
+
+    preemption_mode: str = "recompute"
+    """What becomes of a victim's KV: recompute frees it, swap moves it to host memory while there is room."""
+
+    def __post_init__(self) -> None:
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ValueError(f"preemption_mode={self.preemption_mode}: must be recompute or swap")
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """Sort key of a sequence, asked at its intake, after a preemption, and by `StepBuilder.rerank`.
+
+        Ties go by request id.
+        """
+        raise NotImplementedError
+
+    def queue(self) -> WaitingQueue:
+        """An empty queue for the waiting."""
+        return WaitingQueue()
+
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Act before the batching policy does: preempt, pause, resume, rerank, bound the horizon."""
+
+    def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
+        """A plan was run num_iterations times; its sequences have not advanced yet."""
+
+    def on_end(self, seq: Sequence) -> None:
+        """A sequence has ended, or was aborted."""

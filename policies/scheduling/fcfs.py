@@ -1,16 +1,20 @@
-"""First come, first served; the last come is preempted first (vLLM's default, `--scheduling-policy fcfs`)."""
+"""First come, first served; the last come is preempted first (vLLM's default, `--scheduling-policy fcfs`).
+
+Memory pressure: the last come goes. Horizon: the order never changes by itself.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.request import Request
+from policies.scheduling import Scheduling
+from policies.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fcfs:
+class Fcfs(Scheduling):
     """Order of arrival. A preempted request keeps its place: ahead of all that came later."""
 
-    def rank(self, request: Request) -> tuple[float, ...]:
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
         """(arrival,)."""
-        return (request.arrival_s,)
+        return (seq.request.arrival_s,)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import Paged
+from policies.caching.paged import KvMemory, Paged
 from policies.engine import EngineCore
 from policies.plan import StepOutcome
 from policies.request import Prompt, Request
@@ -41,7 +41,7 @@ def _make_core(
         batching=batching or Chunked(),
         scheduling=scheduling or Fcfs(),
         pool=Paged(block_size=block_size, watermark=watermark, presume_cached=presume_cached).pool(
-            num_blocks
+            KvMemory(num_blocks)
         ),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

@@ -89,7 +89,7 @@ def check_decode_set(core, naive):
             assert decodes.blocks_due_after(skipped, num_iterations) == expected
     if members:
         first_end = min(naive.end[request_id] - naive.known[request_id] for request_id in members)
-        assert decodes.iterations_to_first_end() == first_end
+        assert decodes.iterations_to_first_event() == first_end
 
 
 def check_block_ids(core, plan):

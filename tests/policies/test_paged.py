@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import BlockPool, Paged
+from policies.caching.paged import BlockPool, KvMemory, Paged
 from policies.decode_set import DecodeSet
 from policies.plan import StepOutcome
 from policies.request import Prompt, Request
@@ -16,24 +16,25 @@ NUM_BLOCKS, BLOCK_SIZE = 12, 4
 
 def make_sequence(request_id, num_prompt_tokens=4):
     request = Request(request_id, 0.0, Prompt(num_prompt_tokens))
-    return Sequence(request, (0.0,), DecodeSet(8, BLOCK_SIZE), 100, FinishReason.length)
+    return Sequence(request, DecodeSet(8, BLOCK_SIZE), 100, FinishReason.length, 100)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 16)), max_size=40))
 def test_no_block_is_leaked_or_owned_twice(wishes):
     """Four sequences grow by a few tokens at a time, or give all back if that does not fit."""
-    pool = Paged(block_size=BLOCK_SIZE).pool(NUM_BLOCKS)
+    pool = Paged(block_size=BLOCK_SIZE).pool(KvMemory(NUM_BLOCKS))
     seqs = [make_sequence(number) for number in range(4)]
     num_tokens, ids = [0] * 4, [[], [], [], []]
     for number, more in wishes:
         seq = seqs[number]
         owned = pool.blocks_for(num_tokens[number])
         wanted = pool.blocks_for(num_tokens[number] + more)
+        assert pool.blocks_to_grow(seq, num_tokens[number], num_tokens[number] + more) == wanted - owned
         if more == 0 or wanted - owned > pool.num_free:
-            pool.give_back(seq, owned)
+            pool.release(seq, num_tokens[number])
             num_tokens[number], ids[number] = 0, []
         else:
-            pool.take(wanted - owned)
+            pool.grow(seq, num_tokens[number], num_tokens[number] + more)
             num_tokens[number] += more
             grown = list(pool.block_ids(seq, num_tokens[number]))
             assert grown[:owned] == ids[number], "a block changed its name while it was held"
@@ -49,13 +50,14 @@ def test_blocks_are_rounded_up():
 
 
 def test_watermark_is_left_free_by_admissions_only():
-    """A tenth of 25 blocks is 2.5: two blocks stay free, so 23 x 4 = 92 tokens can be admitted."""
-    pool = Paged(block_size=4, watermark=0.1).pool(25)
-    assert pool.max_tokens_per_seq == 92
-    assert pool.can_admit(92)
-    assert not pool.can_admit(93)
+    """A tenth of 25 blocks is 2.5: two blocks stay free, so 23 x 4 = 92 tokens can be admitted beside others."""
+    pool = Paged(block_size=4, watermark=0.1).pool(KvMemory(25))
+    assert pool.can_admit(make_sequence(0, 92), 0, is_alone=False)
+    assert not pool.can_admit(make_sequence(0, 93), 0, is_alone=False)
+    assert pool.max_tokens_per_seq == 100
+    assert pool.can_admit(make_sequence(0, 100), 0, is_alone=True)
     pool.take(24)
-    assert not pool.can_admit(1)
+    assert not pool.can_admit(make_sequence(0, 1), 0, is_alone=False)
     pool.take(1)
     assert pool.num_free == 0
 
@@ -76,7 +78,7 @@ def test_rejects_impossible_settings(settings, message):
 
 def test_rejects_an_empty_pool():
     with pytest.raises(ValueError, match="num_blocks=0: must be >= 1"):
-        Paged().pool(0)
+        Paged().pool(KvMemory(0))
 
 
 # Blocks that are presumed cached
@@ -88,8 +90,8 @@ def test_rejects_an_empty_pool():
 def test_every_full_block_of_a_prompt_but_its_last_is_presumed_cached(num_prompt_tokens, num_cached):
     """At least one token is computed, or there would be no first answer token."""
     seq = make_sequence(0, num_prompt_tokens)
-    assert Paged(block_size=BLOCK_SIZE, presume_cached=True).pool(99).num_cached(seq) == num_cached
-    assert Paged(block_size=BLOCK_SIZE).pool(99).num_cached(seq) == 0
+    assert Paged(block_size=BLOCK_SIZE, presume_cached=True).pool(KvMemory(99)).num_cached(seq) == num_cached
+    assert Paged(block_size=BLOCK_SIZE).pool(KvMemory(99)).num_cached(seq) == 0
 
 
 def test_only_what_is_not_cached_is_computed_but_all_blocks_are_taken(make_core, make_request, run_step):

@@ -35,7 +35,7 @@ def begun(make_core, make_request, run_step):
         (lambda step, d, p, w: step.prefill(w, 1), "cannot continue its prefill: not begun"),
         (lambda step, d, p, w: step.prefill(p, 1) and step.prefill(p, 1), "served in this step already"),
         (lambda step, d, p, w: step.admit(w, 1) and step.prefill(w, 1), "served in this step already"),
-        (lambda step, d, p, w: step.preempt(w), "holds no KV: it cannot be preempted"),
+        (lambda step, d, p, w: step.preempt(w), "holds no KV of its own: it cannot be preempted"),
         (lambda step, d, p, w: step.admit(w, 1) and step.admit(w, 1), "cannot be admitted: it does not wait"),
         (lambda step, d, p, w: step.admit(d, 1), "cannot be admitted: it does not wait"),
     ],

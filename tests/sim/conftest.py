@@ -16,9 +16,10 @@ from hwmodels.iteration import COMPONENTS
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.static import Static
-from policies.caching.paged import Paged
+from policies.caching.paged import KvMemory, Paged
+from policies.caching.prefix import PrefixCaching, PrefixPool
 from policies.engine import EngineCore
-from policies.request import Prompt, Request
+from policies.request import Prompt, Request, Segment
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
@@ -74,6 +75,9 @@ class Ask(NamedTuple):
     num_output_tokens: int
     priority: int = 0
     max_tokens: int | None = None
+    contents: tuple[tuple[int, int], ...] = ()
+    """(content id, tokens) of what the prompt begins with."""
+    answer_id: int | None = None
 
 
 class Traffic:
@@ -106,8 +110,14 @@ class Traffic:
         return self._make(self._later.pop(0), now + self._think_s) if self._later else None
 
     def _make(self, ask, arrival_s):
+        segments = tuple(Segment(*content) for content in ask.contents)
         request = Request(
-            self._num_made, arrival_s, Prompt(ask.num_prompt_tokens), ask.max_tokens, ask.priority
+            self._num_made,
+            arrival_s,
+            Prompt(ask.num_prompt_tokens, segments),
+            ask.max_tokens,
+            ask.priority,
+            answer_id=ask.answer_id,
         )
         self._num_made += 1
         return Arrival(request, ask.num_output_tokens)
@@ -160,8 +170,9 @@ class DiaryCore(EngineCore):
             assert len(ids) == -(-num_tokens // self.pool.block_size)
             owners.update(ids)
         assert set(owners) <= set(range(1, self.pool.num_blocks + 1))
-        assert all(count == 1 for count in owners.values()), "a block is owned twice"
-        assert owners.total() == self.pool.num_used, "a block is leaked"
+        shares = isinstance(self.pool, PrefixPool)
+        assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
+        assert len(owners) == self.pool.num_used, "a block is leaked"
 
 
 class Flown(NamedTuple):
@@ -179,7 +190,7 @@ class World:
     asks: tuple[Ask, ...]
     batching: Any = field(default_factory=Chunked)
     scheduling: Any = field(default_factory=Fcfs)
-    paged: Paged = field(default_factory=lambda: Paged(block_size=4))
+    paged: Any = field(default_factory=lambda: Paged(block_size=4))
     num_blocks: int = 1000
     max_num_seqs: int = 8
     max_model_len: int = 4096
@@ -201,7 +212,7 @@ class World:
             DiaryCore(
                 batching=self.batching,
                 scheduling=self.scheduling,
-                pool=self.paged.pool(self.num_blocks),
+                pool=self.paged.pool(KvMemory(self.num_blocks)),
                 max_num_seqs=self.max_num_seqs,
                 max_model_len=self.max_model_len,
             )
@@ -266,6 +277,8 @@ def draw_worlds(draw):
         st.integers(8, 60) if storm else st.integers(1, 9) | st.integers(1, 60),
         st.integers(0, 2),
         st.none() if storm else st.none() | st.none() | st.integers(1, 60),
+        st.lists(st.tuples(st.integers(0, 1), st.sampled_from([4, 8, 8, 13, 32])), max_size=3).map(tuple),
+        st.none() | st.integers(0, 1),
     )
     num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
@@ -279,10 +292,16 @@ def draw_worlds(draw):
         asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(batching),
         scheduling=draw(st.sampled_from([Fcfs(), Priority()])),
-        paged=Paged(
-            block_size=block_size,
-            watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.3])),
-            presume_cached=draw(st.sampled_from([False, False, True])),
+        paged=draw(
+            st.builds(
+                Paged,
+                block_size=st.just(block_size),
+                watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+                presume_cached=st.sampled_from([False, False, True]),
+            )
+            | st.builds(
+                PrefixCaching, block_size=st.just(block_size), watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3])
+            )
         ),
         num_blocks=num_blocks,
         max_num_seqs=draw(st.integers(2 if storm else 1, 8)),

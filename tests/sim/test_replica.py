@@ -3,7 +3,7 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import Paged
+from policies.caching.paged import KvMemory, Paged
 from policies.engine import EngineCore, RejectedError
 from policies.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
@@ -24,7 +24,7 @@ def make_replica(toy_model):
         core = EngineCore(
             batching=Chunked(),
             scheduling=Fcfs(),
-            pool=Paged(block_size=4).pool(100),
+            pool=Paged(block_size=4).pool(KvMemory(100)),
             max_num_seqs=2,
             max_model_len=100,
         )

@@ -91,7 +91,7 @@ def test_nobody_starves_and_every_answer_has_its_length(data, worlds):
     records = world.fly().records
     asks = sorted(world.asks, key=lambda ask: ask.arrival_s)
     block_size, num_blocks = world.paged.block_size, world.num_blocks
-    kv_room = (num_blocks - int(world.paged.watermark * num_blocks)) * block_size
+    kv_room = num_blocks * block_size
     for row, ask in zip(records.requests.itertuples(), asks, strict=True):
         prompt = ask.num_prompt_tokens
         if prompt >= world.max_model_len or prompt > kv_room:

@@ -1,0 +1,211 @@
+"""Contiguous KV regions, one per request, placed by first or best fit: how memory was cut before paging.
+
+FasterTransformer and Orca keep the KV of a request in one contiguous region, taken when the request is
+admitted and sized for the longest it may become. What is lost that way (Kwon et al., SOSP 2023, section 3.1):
+
+    reserved   slots of a region that its request will fill later; nobody else can use them until it ends
+    internal   slots of a region that are never filled: the request ended before the length it was given
+    external   free slots between regions, in pieces too short for the request that waits
+
+Figure 2 there: share of the KV memory by use, in percent. Sums differ from 100 by rounding; for vLLM only the
+first number is printed.
+
+                      token states   reserved   internal   external and others
+    Orca (Max)            20.4         13.3       57.3             8.9
+    Orca (Pow2)           26.8         17.9       13.6            41.6
+    Orca (Oracle)         38.2         25.2        -              36.6
+    vLLM (paged)          96.3
+
+The Oracle row has no internal part although its regions come from a buddy allocator: what a buddy allocator
+adds to a region by rounding is counted there under "external and others" (our reading).
+
+Assumes nothing about requests: regions are counted in token slots, and whoever asks decides how many.
+Memory pressure: an allocator refuses (None) and changes nothing; who must free a region is not its choice.
+Horizon: while nothing is freed, what was refused stays refused, to `allocate` and to `grow`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+
+class Region(NamedTuple):
+    """Token slots [start, start + num_tokens), rounding of the allocator included."""
+
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """First slot behind the region."""
+        return self.start + self.num_tokens
+
+
+class RegionAllocator(Protocol):
+    """A memory of num_tokens slots, cut into regions that do not move.
+
+    num_tokens = num_free + slots of the taken regions
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the memory, in token slots."""
+
+    @property
+    def num_free(self) -> int:
+        """Free slots, in whatever pieces."""
+
+    @property
+    def largest_free(self) -> int:
+        """Longest region that could be allocated now; 0 if none."""
+
+    def free_regions(self) -> list[Region]:
+        """The free pieces, by address."""
+
+    def allocate(self, num_tokens: int) -> Region | None:
+        """A region of at least num_tokens slots; None, and no change, if num_tokens > largest_free.
+
+        Raises ValueError if num_tokens < 1.
+        """
+
+    def grow(self, region: Region, num_tokens: int) -> Region | None:
+        """The region with room for num_tokens in all, at the same start; else None, and no change.
+
+        A region that is long enough comes back as it is; none is shortened. The region returned replaces the
+        one given. Raises ValueError if the region is not taken or num_tokens < 1.
+        """
+
+    def free(self, region: Region) -> None:
+        """Give a region back. Raises ValueError if it is not taken."""
+
+    def check_integrity(self) -> None:
+        """Assert that regions and free pieces tile the memory and that no two free pieces could be joined."""
+
+
+class FirstFit:
+    """Regions of exactly the length asked for, from one free list (Knuth, TAOCP vol. 1, section 2.5).
+
+    First fit takes the front of the free piece with the lowest address that is long enough: O(free pieces).
+    Best fit takes the shortest such piece, lowest address first among equals: found by bisection. Freed
+    regions are joined with the free pieces at both ends.
+    """
+
+    def __init__(self, num_tokens: int, *, best_fit: bool = False) -> None:
+        must_be_positive(num_tokens)
+        self.num_tokens = num_tokens
+        self.num_free = num_tokens
+        self._best_fit = best_fit
+        self._taken: set[Region] = set()
+        # The free pieces, three times: by address, by (length, address), and length by address.
+        self._starts: list[int] = []
+        self._by_length: list[tuple[int, int]] = []
+        self._length_at: dict[int, int] = {}
+        self._add(0, num_tokens)
+
+    @property
+    def largest_free(self) -> int:
+        """Longest region that could be allocated now; 0 if none."""
+        return self._by_length[-1][0] if self._by_length else 0
+
+    def free_regions(self) -> list[Region]:
+        """The free pieces, by address."""
+        return [Region(start, self._length_at[start]) for start in self._starts]
+
+    def allocate(self, num_tokens: int) -> Region | None:
+        """A region of num_tokens slots; None, and no change, if no free piece is long enough."""
+        must_be_positive(num_tokens)
+        if num_tokens > self.largest_free:
+            return None
+        region = Region(self._fitting(num_tokens), num_tokens)
+        self._cut(region)
+        self._taken.add(region)
+        return region
+
+    def grow(self, region: Region, num_tokens: int) -> Region | None:
+        """The region with num_tokens slots, if those behind it are free; else None, and no change."""
+        must_be_taken(region, self._taken)
+        must_be_positive(num_tokens)
+        num_more = num_tokens - region.num_tokens
+        if num_more <= 0:
+            return region
+        if num_more > self._length_at.get(region.end, 0):
+            return None
+        self._cut(Region(region.end, num_more))
+        grown = Region(region.start, num_tokens)
+        self._taken.remove(region)
+        self._taken.add(grown)
+        return grown
+
+    def free(self, region: Region) -> None:
+        """Give a region back and join it with the free pieces before and behind it."""
+        must_be_taken(region, self._taken)
+        self._taken.remove(region)
+        self.num_free += region.num_tokens
+        start, length = region
+        if region.end in self._length_at:
+            length += self._drop(region.end)
+        index = bisect_left(self._starts, start)
+        if index > 0:
+            before = self._starts[index - 1]
+            if before + self._length_at[before] == start:
+                start, length = before, length + self._drop(before)
+        self._add(start, length)
+
+    def check_integrity(self) -> None:
+        """Assert that regions and free pieces tile the memory and that no two free pieces touch."""
+        pieces = self.free_regions()
+        must_tile([*self._taken, *pieces], self.num_tokens)
+        assert self.num_free == sum(piece.num_tokens for piece in pieces)
+        assert all(piece.end < following.start for piece, following in pairwise(pieces))
+        assert self._by_length == sorted((piece.num_tokens, piece.start) for piece in pieces)
+        assert len(self._length_at) == len(pieces)
+
+    def _fitting(self, num_tokens: int) -> int:
+        """Start of the free piece to cut num_tokens slots from; there is one."""
+        if self._best_fit:
+            return self._by_length[bisect_left(self._by_length, (num_tokens, 0))][1]
+        return next(start for start in self._starts if self._length_at[start] >= num_tokens)
+
+    def _cut(self, region: Region) -> None:
+        """Take a region off the front of the free piece that starts where it does."""
+        num_left = self._drop(region.start) - region.num_tokens
+        if num_left:
+            self._add(region.end, num_left)
+        self.num_free -= region.num_tokens
+
+    def _add(self, start: int, length: int) -> None:
+        insort(self._starts, start)
+        insort(self._by_length, (length, start))
+        self._length_at[start] = length
+
+    def _drop(self, start: int) -> int:
+        """Forget the free piece at start. Returns its length."""
+        length = self._length_at.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._by_length[bisect_left(self._by_length, (length, start))]
+        return length
+
+
+def must_be_positive(num_tokens: int) -> None:
+    """Raise ValueError unless num_tokens >= 1."""
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens={num_tokens}: must be >= 1 token")
+
+
+def must_be_taken(region: Region, taken: Collection[Region]) -> None:
+    """Raise ValueError if the region was freed, was replaced by a longer one, or never existed."""
+    if region not in taken:
+        raise ValueError(f"region={tuple(region)}: must be taken, as last returned by allocate or grow")
+
+
+def must_tile(regions: Iterable[Region], num_tokens: int) -> None:
+    """Assert that the regions cover [0, num_tokens) without gap or overlap."""
+    end = 0
+    for region in sorted(regions):
+        assert region.num_tokens > 0, f"{region} is empty"
+        assert region.start == end, f"gap or overlap between slot {end} and {region}"
+        end = region.end
+    assert end == num_tokens, f"the regions end at slot {end}, the memory at {num_tokens}"

@@ -1,0 +1,53 @@
+"""The true length times a lognormal error: how good must a predictor be? For the simulator only.
+
+A usual model of wrong sizes in size-based scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
+
+    predicted = true * exp(error * z),    z standard normal
+
+True 100, error 0.5: half of the predictions lie above 100, 68 % between 61 and 165. The median is right, the
+mean is too large by exp(error^2 / 2), here by 13 %.
+Assumes that errors are independent of everything, of the length too; a real model's are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+from statistics import NormalDist
+from typing import ClassVar
+
+from policies.prediction import require_truth, within_limits
+from policies.prediction.draws import uniform
+from policies.request import Request
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OracleWithNoise:
+    """Knows the answer, and is wrong by a known amount."""
+
+    error: float = 0.5
+    """Standard deviation of log(predicted / true); 0: always right."""
+    seed: int = 0
+    """Of the errors."""
+
+    needs_truth: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.error <= 3:
+            raise ValueError(
+                f"error={self.error}: must be >= 0 and <= 3; at 3, one prediction in three is wrong "
+                "by more than a factor of 20"
+            )
+
+    def predict(self, request: Request, true_num_tokens: int | None) -> int:
+        """The true length, spoilt."""
+        truth = require_truth(self, true_num_tokens)
+        if not self.error:
+            return within_limits(request, truth)
+        z = _NORMAL.inv_cdf(uniform(self.seed, "prediction.oracle", request.request_id))
+        return within_limits(request, round(truth * exp(self.error * z)))
+
+    def observe(self, request: Request, num_output_tokens: int) -> None:
+        """Nothing to learn."""
