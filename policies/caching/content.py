@@ -1,22 +1,30 @@
-"""What the tokens of a sequence are, told in runs and in keys of blocks: equal keys, equal KV.
+"""What the tokens of a sequence are, told in runs: equal places, equal KV.
 
-The KV of a token depends on all tokens before it, so the key of a block stands for the whole sequence up to the
-block's end, as vLLM's chained hashes do. It is not computed token by token: contents have names
-(`policies.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a run
-have consecutive keys from the place's first one on.
+The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
+end, as in vLLM's chained hashes. That is not computed token by token: contents have names
+(`policies.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a run are
+the place's blocks 0, 1, 2, ...
 
     tokens     0        16        32        48    53      64
     runs       |------ content 7 ------------|-- content 9 --      blocks of 16
-    keys       |   p7    |  p7 + 1 |  p7 + 2 |   p9       |  p9 = place of (p7, 48 tokens, 9)
+    blocks     |  A 0    |   A 1   |   A 2   |      B 0   |        A: 7 behind nothing; B: 9 behind 53 tokens of A
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 from policies.request import Request, Segment
 
-_PLACE = 1 << 24  # keys of one place: blocks that may end within a run
+ENDLESS = 1 << 40
+"""Tokens, or blocks, of an answer whose length nobody knows."""
+
+
+class Stretch(NamedTuple):
+    """The blocks of a sequence that end within one run: those of `place`, up to the sequence's block `end`."""
+
+    place: int
+    end: int
 
 
 def runs_of(request: Request) -> list[Segment]:
@@ -26,52 +34,47 @@ def runs_of(request: Request) -> list[Segment]:
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
-            runs.append(
-                segment if num_tokens == segment.num_tokens else Segment(segment.content_id, num_tokens)
-            )
+            runs.append(Segment(segment.content_id, num_tokens))
             num_left -= num_tokens
     if num_left:
         runs.append(Segment(-2 * request.request_id - 1, num_left))
     answer_id = -2 * request.request_id - 2 if request.answer_id is None else request.answer_id
-    runs.append(Segment(answer_id, _PLACE))  # as long as it takes
+    runs.append(Segment(answer_id, ENDLESS))
     return runs
 
 
 class Places:
-    """Gives every (past, content) its place: a number, from which block keys count up."""
+    """Gives every (past, content) its place: a number."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._places: dict[tuple[int, int, int], int] = {}  # (place before, its tokens, content) -> place
-        self._next = 0
+        self._num_given = 0
         self._forget_at = 100_000
 
-    def keys(self, request: Request, num_tokens: int) -> list[int]:
-        """Keys of the full blocks within the first num_tokens tokens of a request's prompt and answer."""
-        block_size, places = self._block_size, self._places
-        num_blocks = num_tokens // block_size
-        keys: list[int] = []
-        before, before_tokens, start = -1, 0, 0
-        for content_id, run_tokens in runs_of(request):
-            path = (before, before_tokens, content_id)
-            place = places.get(path)
+    def path(self, request: Request) -> list[Stretch]:
+        """Where the blocks of a request's prompt and answer are found; runs in which no block ends are left out."""
+        path: list[Stretch] = []
+        before, before_tokens, start, end = -1, 0, 0, 0
+        for content_id, num_tokens in runs_of(request):
+            name = (before, before_tokens, content_id)
+            place = self._places.get(name)
             if place is None:
-                place = places[path] = self._next
-                self._next += _PLACE
-            start += run_tokens
-            end_block = start // block_size
-            num_keys = (end_block if end_block < num_blocks else num_blocks) - len(keys)
-            if num_keys > 0:
-                keys.extend(range(place, place + num_keys))
-            if len(keys) >= num_blocks:
-                return keys
-            before, before_tokens = place, run_tokens
-        return keys
+                place = self._places[name] = self._num_given
+                self._num_given += 1
+            before, before_tokens = place, num_tokens
+            start += num_tokens
+            if start // self._block_size > end:
+                end = start // self._block_size
+                path.append(Stretch(place, end))
+        return path
 
-    def forget(self, used_keys: Iterable[int]) -> None:
-        """Now and then, drop the places of which no key is in use, so that a long life needs no more memory."""
-        if len(self._places) < self._forget_at:
-            return
-        used = {key // _PLACE for key in used_keys}
-        self._places = {path: place for path, place in self._places.items() if place // _PLACE in used}
+    def forget(self, used: set[int]) -> None:
+        """Drop the places that are not in use; who asks now and then needs no more memory in a long life."""
+        self._places = {name: place for name, place in self._places.items() if place in used}
         self._forget_at = max(100_000, 2 * len(self._places))
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether it is time to `forget`."""
+        return len(self._places) >= self._forget_at

@@ -7,6 +7,7 @@ admit it later in the same leap.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -76,14 +77,25 @@ class BlockPool:
         release                 it holds nothing
     """
 
+    can_fork: ClassVar[bool] = True
+    """Whether sequences may share the blocks of what they have in common."""
+    unfilled: array[int] | None = None
+    """Of a pool that reserves ahead: token places that were never filled; None where none are reserved.
+
+    Rows of three: from which iteration on they were held, before which they were given back, how many.
+    """
+
     def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be >= 1")
+        self.num_iterations = 0  # that the engine has committed; it says so
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_watermark_blocks = num_watermark_blocks
         self.num_free = num_blocks
         self.presume_cached = False
+        self.num_evicted = 0
+        """Blocks whose content was given up for another; a pool without contents has none to give up."""
         self._free_ids = list(range(num_blocks, 0, -1))  # a stack: the last freed is the next used
 
     @property

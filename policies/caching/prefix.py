@@ -1,27 +1,26 @@
 """Prefix caching by block hashes, as vLLM's automatic prefix caching does it.
 
 Full blocks only. A block is offered to others from the moment at which it is handed out for known tokens: the
-step that computes it writes its KV, layer by layer, before others read it. A hit leaves at least one known token
-to compute. Blocks that nobody holds stay, and are taken for other contents in the order in which they became
-free (LRU), the tail of a sequence before its head; blocks without content go first. The same content may be
-stored twice, if two sequences computed it side by side.
+step that computes it writes its KV, layer by layer, before others read it. A hit leaves at least one known
+token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in which they
+became free (LRU), the tail of a sequence before its head; blocks without content go first. The same content may
+be stored twice, if two sequences computed it side by side.
 Generated tokens are offered, too, when their sequence has ended or was preempted: the next turn of a
 conversation finds prompt and answer.
 
 Memory pressure: who needs blocks takes free ones, contents or not; nobody is preempted to keep contents.
 Horizon: as paged. Taking blocks evicts contents, which may shorten, never lengthen, what a waiting prompt
-would find.
+would find, and leaves it as short of room as it was.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice, repeat
 from typing import ClassVar
 
-from policies.caching.content import Places
+from policies.caching.content import Places, Stretch
 from policies.caching.paged import BlockPool, KvMemory, check_paging
 from policies.sequence import Sequence
 
@@ -45,11 +44,48 @@ class PrefixCaching:
         return PrefixPool(memory.num_blocks, self.block_size, int(self.watermark * memory.num_blocks))
 
 
-class PrefixPool(BlockPool):
-    """A block pool whose blocks have contents.
+class Run:
+    """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
 
-    A block is in exactly one of: `_fresh` (free, no content), `_lru` (free, with content), the ids of one or
-    more sequences, or `_loose` (taken for decodes, not yet said by whom). num_free counts the first two.
+    owners: the sequences that hold it, by request id. ids: physical blocks, once somebody asked. A copy is not
+    offered: another run has the same contents.
+    """
+
+    __slots__ = ("first", "ids", "is_copy", "num_blocks", "owners", "place")
+
+    def __init__(self, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False) -> None:
+        self.place = place
+        self.first = first
+        self.num_blocks = num_blocks
+        self.ids = ids
+        self.owners: dict[int, Sequence] = {}
+        self.is_copy = is_copy
+
+    @property
+    def end(self) -> int:
+        """The block behind its last."""
+        return self.first + self.num_blocks
+
+
+class Held:
+    """What a sequence holds: runs, from its first block on, and then blocks that have no content yet."""
+
+    __slots__ = ("found", "num_keyed", "path", "runs", "tail_ids")
+
+    def __init__(self, path: list[Stretch]) -> None:
+        self.path = path
+        self.found: list[tuple[Run, int]] = []  # while it waits: by the last look
+        self.runs: list[Run] = []
+        self.num_keyed = 0  # blocks in runs
+        self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
+
+
+class PrefixPool(BlockPool):
+    """A block pool whose blocks have contents, counted and moved in runs.
+
+        num_blocks = fresh (free, no content) + runs that nobody holds (free, LRU) + runs held + tails held
+
+    Costs per request grow with the named pieces of its prompt, not with its blocks.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
@@ -57,170 +93,258 @@ class PrefixPool(BlockPool):
         self.num_evicted = 0
         """Blocks whose content was given up for another."""
         self._places = Places(block_size)
-        self._fresh = self._free_ids  # a stack, as there
-        self._lru: dict[int, None] = {}  # in the order in which they became free
-        self._loose: list[int] = []
-        self._block_of: dict[int, int] = {}  # key -> the block that is offered
-        self._copies: dict[int, list[int]] = {}  # key -> further blocks of the same content
-        self._key_of: dict[int, int] = {}  # block -> key
-        self._others: dict[int, int] = {}  # block -> owners beyond the first
-        self._found: tuple[Sequence | None, list[int]] = (None, [])  # the last answer of num_cached
+        self._num_fresh = num_blocks
+        self._lru: OrderedDict[Run, None] = OrderedDict()  # in the order in which they became free
+        self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
+        self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
 
     def num_cached(self, seq: Sequence) -> int:
-        keys = self._places.keys(seq.request, seq._known - 1)
-        ids = list(map(self._block_of.get, keys))
-        num_found = ids.index(None) if None in ids else len(ids)
-        self._found = (seq, ids[:num_found])  # type: ignore[assignment]
+        held = self._held(seq)
+        held.found, num_found = self._find(held, (seq._known - 1) // self.block_size)
         return num_found * self.block_size
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        found = self._ids_found(seq, num_cached)
-        num_revived = sum(map(self._lru.__contains__, found))
-        room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
-        return self.blocks_for(seq._known) - len(found) + num_revived <= room
+        need = self.blocks_for(seq._known)
+        if num_cached:
+            for run, num_blocks in self._held(seq).found:
+                if run.owners:
+                    need -= num_blocks
+        return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        found = self._ids_found(seq, num_cached)
-        lru, others = self._lru, self._others
-        if found:
-            num_cached_free = len(lru)
-            shared = [block for block in found if lru.pop(block, 0) == 0] if lru else found
-            self.num_free -= num_cached_free - len(lru)
-            for block in shared:
-                others[block] = others.get(block, 0) + 1
-        seq._block_ids.extend(found)
-        seq._kv = len(found)  # blocks of its ids that have a key
-        self._found = (None, [])
-
-    def _ids_found(self, seq: Sequence, num_cached: int) -> list[int]:
-        """The blocks that the last num_cached found, which was about this sequence unless num_cached is 0."""
-        if not num_cached:
-            return []
-        assert self._found[0] is seq
-        return self._found[1]
+        held = self._held(seq)
+        if num_cached:
+            for run, num_blocks in held.found:
+                if num_blocks < run.num_blocks:
+                    run = self._split(run, num_blocks)
+                if not run.owners:
+                    del self._lru[run]
+                    self.num_free -= num_blocks
+                run.owners[seq.request_id] = seq
+                held.runs.append(run)
+                held.num_keyed += num_blocks
+        held.found = []
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
-        num_new = self.blocks_to_grow(seq, num_held, num_tokens)
-        if num_new:
-            seq._block_ids.extend(self._hand_out(num_new))
-        num_present = num_tokens - seq._num_loading
-        if num_present // self.block_size > seq._kv:
-            self._offer(seq, num_present)
+        self.take(self.blocks_to_grow(seq, num_held, num_tokens))
+        self._offer(seq, (num_tokens - seq._num_loading) // self.block_size)
 
     def loaded(self, seq: Sequence) -> None:
-        self._offer(seq, seq._computed)
+        self._offer(seq, seq._computed // self.block_size)
 
     def take(self, num_blocks: int) -> None:
-        if num_blocks:
-            self._loose.extend(self._hand_out(num_blocks))
-
-    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        ids = self.block_ids(seq, num_tokens)
-        num_full = (num_tokens - num_planned) // self.block_size
-        if num_full > seq._kv:
-            self._offer(seq, num_tokens - num_planned)
-        elif num_full < seq._kv:
-            self._withdraw(ids[num_full : seq._kv])
-        ids.reverse()
-        if self._others:
-            ids = [block for block in ids if not self._is_shared(block)]
-        num_contentless = 0
-        key_of = self._key_of
-        for block in ids:  # only the tail of a sequence lacks a key
-            if block in key_of:
-                break
-            num_contentless += 1
-        self._fresh.extend(ids[:num_contentless])
-        self._lru.update(zip(islice(ids, num_contentless, None), repeat(None)))
-        self.num_free += len(ids)
-        seq._block_ids.clear()
-        self._places.forget(self._block_of)
-
-    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        while len(seq._block_ids) < self.blocks_for(num_tokens):
-            seq._block_ids.append(self._loose.pop())
-        return seq._block_ids
-
-    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
-        owners: dict[int, int] = {}
-        num_unnamed = 0
-        for seq, num_tokens in held:
-            num_unnamed += self.blocks_for(num_tokens) - len(seq._block_ids)
-            for block in seq._block_ids:
-                owners[block] = owners.get(block, 0) + 1
-        assert num_unnamed == len(self._loose), "a block is leaked or owned twice"
-        free = [*self._fresh, *self._lru]
-        assert len(free) == self.num_free
-        assert sorted([*free, *self._loose, *owners]) == list(range(1, self.num_blocks + 1))
-        assert {block: n - 1 for block, n in owners.items() if n > 1} == self._others
-        stored = [(block, key) for key, block in self._block_of.items()]
-        stored += [(block, key) for key, copies in self._copies.items() for block in copies]
-        assert dict(stored) == self._key_of
-        assert len(stored) == len(self._key_of)
-        assert set(self._lru) == set(self._key_of) & set(free)
-
-    def _hand_out(self, num_blocks: int) -> list[int]:
         """Blocks for new contents: those without any first, then those that became free first."""
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
-        fresh = self._fresh
-        if num_blocks <= len(fresh):
-            ids = fresh[-num_blocks:]
-            del fresh[-num_blocks:]
-        else:
-            ids = fresh[:]
-            fresh.clear()
-            evicted = list(islice(self._lru, num_blocks - len(ids)))
-            deque(map(self._lru.pop, evicted), maxlen=0)
-            self._forget_contents(evicted)
-            ids += evicted
-        ids.reverse()
-        return ids
+        self._num_fresh -= num_blocks
+        while self._num_fresh < 0:
+            run = next(iter(self._lru))
+            num_evicted = min(run.num_blocks, -self._num_fresh)
+            if num_evicted == run.num_blocks:
+                del self._lru[run]
+            self._drop_last(run, num_evicted)
+            self.num_evicted += num_evicted
+            self._num_fresh += num_evicted
 
-    def _forget_contents(self, evicted: list[int]) -> None:
-        self.num_evicted += len(evicted)
-        keys = list(map(self._key_of.pop, evicted))
-        if not self._copies:
-            deque(map(self._block_of.pop, keys), maxlen=0)
+    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
+        held: Held = seq._kv
+        num_full = (num_tokens - num_planned) // self.block_size
+        self._offer(seq, num_full)
+        num_withdrawn = held.num_keyed - num_full
+        while held.num_keyed > num_full:  # offered for tokens that will not be computed
+            run = held.runs[-1]
+            num_blocks = min(run.num_blocks, held.num_keyed - num_full)
+            held.num_keyed -= num_blocks
+            if num_blocks == run.num_blocks:
+                held.runs.pop()
+            self._drop_last(run, num_blocks)
+        num_tail = self.blocks_for(num_tokens) - held.num_keyed
+        assert num_tail >= max(0, num_withdrawn)
+        self.num_free += num_tail
+        self._num_fresh += num_tail
+        for run in reversed(held.runs):
+            del run.owners[seq.request_id]
+            if not run.owners:
+                self._lru[run] = None
+                self.num_free += run.num_blocks
+        self._free_ids.extend(reversed(held.tail_ids))
+        seq._kv = None
+        if self._places.is_crowded:
+            held_places = {place for run in self._held_runs() for place in (run.place,)}
+            self._places.forget(held_places | self._at.keys())
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        held: Held = seq._kv
+        ids: list[int] = []
+        for run in held.runs:
+            if not run.ids:
+                run.ids = self._draw(run.num_blocks)
+            ids += run.ids
+        num_tail = self.blocks_for(num_tokens) - held.num_keyed
+        held.tail_ids += self._draw(num_tail - len(held.tail_ids))
+        return ids + held.tail_ids
+
+    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        runs = {run for offered in self._at.values() for run in offered}
+        copies = {run for copies in self._copies.values() for run in copies}
+        assert all(not run.is_copy for run in runs)
+        assert all(run.is_copy for run in copies)
+        num_tail = 0
+        owned: set[Run] = set()
+        for seq, num_tokens in held:
+            mine: Held = seq._kv
+            assert mine.num_keyed == sum(run.num_blocks for run in mine.runs)
+            assert mine.num_keyed <= self.blocks_for(num_tokens)
+            assert all(run.owners[seq.request_id] is seq for run in mine.runs)
+            num_tail += self.blocks_for(num_tokens) - mine.num_keyed
+            owned.update(mine.runs)
+        assert owned | self._lru.keys() == runs | copies, "a run is lost"
+        assert not owned & self._lru.keys(), "a run is held and free"
+        free = self._num_fresh + sum(run.num_blocks for run in self._lru)
+        assert free == self.num_free
+        held_blocks = sum(run.num_blocks for run in owned)
+        assert free + held_blocks + num_tail == self.num_blocks, "a block is leaked or owned twice"
+        for offered in self._at.values():
+            assert offered
+            assert all(one.end <= other.first for one, other in zip(offered, offered[1:], strict=False))
+
+    def _held(self, seq: Sequence) -> Held:
+        """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
+        if seq._kv is None:
+            seq._kv = Held(self._places.path(seq.request))
+        held: Held = seq._kv
+        return held
+
+    def _find(self, held: Held, limit: int) -> tuple[list[tuple[Run, int]], int]:
+        """The runs that begin a waiting sequence, and how many blocks of each it may use: limit in all."""
+        found: list[tuple[Run, int]] = []
+        num_found, at = 0, self._at
+        for place, end in held.path:
+            wanted = (end if end < limit else limit) - num_found
+            next_block = 0
+            for run in at.get(place, ()):
+                if run.first != next_block or next_block == wanted:
+                    break
+                num_blocks = min(run.num_blocks, wanted - next_block)
+                next_block += num_blocks
+                found.append((run, num_blocks))
+            num_found += next_block
+            if next_block < wanted or num_found == limit:
+                break
+        return found, num_found
+
+    def _offer(self, seq: Sequence, num_full: int) -> None:
+        """Give the first num_full blocks of a sequence their contents, as far as they have none yet."""
+        held: Held = seq._kv
+        if num_full <= held.num_keyed:
             return
-        for block, key in zip(evicted, keys, strict=True):
-            copies = self._copies.get(key)
-            if copies is None:
-                del self._block_of[key]
-                continue
-            if self._block_of[key] == block:
-                self._block_of[key] = copies.pop(0)
+        start = 0  # the sequence's first block of the stretch
+        for place, end in held.path:
+            if end > held.num_keyed:
+                upto = min(end, num_full)
+                self._offer_stretch(seq, held, place, held.num_keyed - start, upto - start)
+                held.num_keyed = upto
+                if upto == num_full:
+                    return
+            start = end
+
+    def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
+        """Make runs of the place's blocks first to end - 1: copies, where others offer those already."""
+        offered = self._at.get(place)
+        if offered is None and not held.tail_ids:
+            run = Run(place, first, end - first, [])
+            run.owners[seq.request_id] = seq
+            held.runs.append(run)
+            self._at[place] = [run]
+            return
+        offered = self._at.setdefault(place, [])
+        index = len(offered)
+        while index and offered[index - 1].end > first:
+            index -= 1
+        while first < end:
+            other = offered[index] if index < len(offered) else None
+            is_copy = other is not None and other.first <= first
+            if other is None:
+                upto = end
             else:
-                copies.remove(block)
-            if not copies:
-                del self._copies[key]
+                upto = min(end, other.end if is_copy else other.first)
+            ids, held.tail_ids = held.tail_ids[: upto - first], held.tail_ids[upto - first :]
+            if len(ids) < upto - first:  # not asked for, or not all
+                self._free_ids.extend(ids)
+                ids = []
+            run = Run(place, first, upto - first, ids, is_copy)
+            run.owners[seq.request_id] = seq
+            held.runs.append(run)
+            if is_copy:
+                self._copies.setdefault(place, []).append(run)
+            else:
+                offered.insert(index, run)
+            index += 1
+            first = upto
 
-    def _offer(self, seq: Sequence, num_tokens: int) -> None:
-        """Give the full blocks of a sequence's first num_tokens tokens, which it has been handed, their keys."""
-        first, block_of = seq._kv, self._block_of
-        keys = self._places.keys(seq.request, num_tokens)[first:]
-        ids = seq._block_ids[first : first + len(keys)]
-        seq._kv = first + len(keys)
-        self._key_of.update(zip(ids, keys, strict=True))
-        if block_of.keys().isdisjoint(keys):
-            block_of.update(zip(keys, ids, strict=True))
-            return
-        for block, key in zip(ids, keys, strict=True):
-            if block_of.setdefault(key, block) != block:
-                self._copies.setdefault(key, []).append(block)
+    def _split(self, run: Run, num_blocks: int) -> Run:
+        """Cut a run behind num_blocks blocks. Returns the head; the rest stays what and where it was."""
+        head = Run(run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
+        head.owners = dict(run.owners)
+        for owner in run.owners.values():
+            runs = owner._kv.runs
+            runs.insert(runs.index(run), head)
+        same_kind = (self._copies if run.is_copy else self._at)[run.place]
+        same_kind.insert(same_kind.index(run), head)
+        run.first += num_blocks
+        run.num_blocks -= num_blocks
+        run.ids = run.ids[num_blocks:]
+        if not run.owners:  # the head goes right behind the rest: a tail goes before its head
+            self._lru[head] = None
+            if run.is_copy:
+                behind = list(self._lru)
+                for other in behind[behind.index(run) + 1 : -1]:
+                    self._lru.move_to_end(other)
+        return head
 
-    def _withdraw(self, ids: list[int]) -> None:
-        """Blocks were offered for tokens that will not be computed: they have no content."""
-        self._forget_contents(ids)
-        self.num_evicted -= len(ids)
+    def _drop_last(self, run: Run, num_blocks: int) -> None:
+        """The last blocks of a run lose their contents, and the run those blocks."""
+        run.num_blocks -= num_blocks
+        if run.ids:
+            self._free_ids.extend(reversed(run.ids[run.num_blocks :]))
+            del run.ids[run.num_blocks :]
+        by_place = self._copies if run.is_copy else self._at
+        if not run.num_blocks:
+            by_place[run.place].remove(run)
+            if not by_place[run.place]:
+                del by_place[run.place]
+        if not run.is_copy and run.place in self._copies:
+            self._promote(run.place, run.end, run.end + num_blocks)
 
-    def _is_shared(self, block: int) -> bool:
-        """Whether a block that one owner gives up has others; counts that owner off."""
-        num_others = self._others.get(block)
-        if num_others is None:
-            return False
-        if num_others == 1:
-            del self._others[block]
-        else:
-            self._others[block] = num_others - 1
-        return True
+    def _promote(self, place: int, first: int, end: int) -> None:
+        """Offer copies, the oldest first, of blocks that are not offered any more."""
+        while first < end:
+            candidates = [run for run in self._copies.get(place, ()) if run.first < end and run.end > first]
+            covering = [run for run in candidates if run.first <= first]
+            if not covering:
+                first = min((run.first for run in candidates), default=end)
+                continue
+            run = covering[0]
+            later = [other.first for other in candidates[: candidates.index(run)] if other.first > first]
+            if run.first < first:
+                self._split(run, first - run.first)
+            upto = min([run.end, end, *later])
+            if upto < run.end:
+                run = self._split(run, upto - first)
+            self._copies[place].remove(run)
+            if not self._copies[place]:
+                del self._copies[place]
+            run.is_copy = False
+            offered = self._at.setdefault(place, [])
+            offered.insert(sum(other.first < first for other in offered), run)
+            first = upto
+
+    def _held_runs(self) -> Iterable[Run]:
+        """All runs that are offered or copies."""
+        for runs in self._at.values():
+            yield from runs
+        for runs in self._copies.values():
+            yield from runs
+
+    def _draw(self, num_ids: int) -> list[int]:
+        return [self._free_ids.pop() for _ in range(num_ids)]

@@ -1,0 +1,232 @@
+"""One contiguous region of KV memory a sequence, reserved when it is admitted: serving before paging.
+
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
+sections 3.1 and 6.1, compare with such systems. How much is reserved:
+
+    max_model_len   the longest sequence of the model (FasterTransformer; Orca (Max) there)
+    max_tokens      prompt + the most that the client allows
+    predicted       prompt + the output that a predictor expects (S3: Jin et al., NeurIPS 2023); if that is
+                    always right, Orca (Oracle); its output rounded up to a power of two, Orca (Pow2)
+
+A sequence that reaches the end of its region gets one of twice the length: in place, if what lies behind is
+free; else, if `moves`, somewhere else. If neither goes, it is preempted, and asks for twice as much at its
+next admission (S3, section 3).
+
+    region   |--- filled ---|--- filled later: reserved ---|--- never filled: internal ---|
+    memory   |  region  |  free  |     region     | free |        free: external, while who waits fits nowhere
+
+Assumes that blocks of a region follow each other and that they cannot be shared: no forks, no prefix reuse.
+Memory pressure: an admission that finds no region is refused, although the free pieces together may suffice.
+Horizon: regions change at admissions, ends and limits only, and each of these ends a leap.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.caching.buddy import Buddy
+from policies.caching.paged import BlockPool, KvMemory, check_paging
+from policies.caching.regions import FirstFit, Region, RegionAllocator
+from policies.decode_set import Growth
+from policies.sequence import Sequence
+
+RESERVES = ("max_model_len", "max_tokens", "predicted")
+ALLOCATORS = ("first_fit", "best_fit", "buddy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contiguous:
+    """Settings of a cache of contiguous regions."""
+
+    changes_outputs: ClassVar[bool] = False
+
+    reserve: str = "max_model_len"
+    """For how many tokens a sequence asks: max_model_len, max_tokens or predicted."""
+    pow2_output: bool = False
+    """Round the output tokens reserved up to a power of two."""
+    allocator: str = "first_fit"
+    """Where a region is placed: first_fit, best_fit or buddy."""
+    moves: bool = False
+    """Copy a sequence that cannot grow in place to a longer region, if there is one; it takes no time."""
+    block_size: int = 16
+    """Tokens by which regions are measured."""
+
+    def __post_init__(self) -> None:
+        check_paging(self.block_size, 0.0)
+        for name, known in (("reserve", RESERVES), ("allocator", ALLOCATORS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
+        if self.pow2_output and self.reserve == "max_model_len":
+            raise ValueError(
+                "pow2_output=True: must be False with reserve=max_model_len, which has no output part"
+            )
+
+    @property
+    def needs_predictor(self) -> bool:
+        """Whether it asks for `Sequence.num_predicted_tokens`."""
+        return self.reserve == "predicted"
+
+    def pool(self, memory: KvMemory) -> RegionPool:
+        """An empty pool."""
+        allocator: RegionAllocator
+        if self.allocator == "buddy":
+            allocator = Buddy(memory.num_blocks)
+        else:
+            allocator = FirstFit(memory.num_blocks, best_fit=self.allocator == "best_fit")
+        return RegionPool(self, allocator, memory.max_model_len)
+
+
+@dataclass(slots=True)
+class Holding:
+    """What the pool remembers of a sequence; it outlives a preemption."""
+
+    num_wanted: int
+    """Tokens that its next region shall hold."""
+    region: Region | None = None
+    """In blocks; None while it waits."""
+    since: int = 0
+    """Iteration from which it had the region at this length."""
+    met_fragments: bool = False
+    """While it waits: there were enough free blocks, but not in one piece."""
+
+
+class RegionPool(BlockPool):
+    """A pool in which a sequence's blocks are one region of an allocator, all taken at admission."""
+
+    can_fork: ClassVar[bool] = False
+
+    def __init__(self, settings: Contiguous, allocator: RegionAllocator, max_model_len: int) -> None:
+        super().__init__(allocator.num_tokens, settings.block_size)
+        self.unfilled = array("q")
+        self.num_fragmented = 0
+        """Admissions that had to wait although there were enough free blocks, but not in one piece."""
+        self.num_moved_tokens = 0
+        """Tokens whose KV was copied to a longer region."""
+        self._settings = settings
+        self._allocator = allocator
+        self._capacity = allocator.largest_free * settings.block_size
+        self._max_model_len = max_model_len
+
+    @property
+    def max_tokens_per_seq(self) -> int:
+        """Tokens of the longest region that the empty memory has."""
+        return self._capacity
+
+    def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
+        """Whether there is a free region of the length that a waiting sequence asks for."""
+        holding = self._holding(seq)
+        num_blocks = self._num_blocks(seq, holding)
+        fits = num_blocks <= self._allocator.largest_free
+        if not fits and num_blocks <= self.num_free and not holding.met_fragments:
+            holding.met_fragments = True
+            self.num_fragmented += 1
+        return fits
+
+    def admit(self, seq: Sequence, num_cached: int) -> None:
+        """A sequence that can be admitted gets its region."""
+        holding = self._holding(seq)
+        region = self._allocator.allocate(self._num_blocks(seq, holding))
+        assert region is not None
+        self._place(seq, holding, region)
+        holding.met_fragments = False
+
+    def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
+        """None: they are there."""
+        return 0
+
+    def growth(self, seq: Sequence) -> Growth | None:
+        """Up to the end of its region; there it asks for twice the length, and fails if none is free."""
+        holding = self._holding(seq)
+        if seq._computed >= self._room(holding) and not self._double(seq, holding):
+            return None
+        room = self._room(holding)
+        is_enough = room >= seq.max_num_tokens - 1  # the last token's KV is never stored
+        return Growth(takes_blocks=False, until=None if is_enough else room)
+
+    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
+        """A sequence gives its region back, and what of it was never filled is noted."""
+        holding = self._holding(seq)
+        assert holding.region is not None
+        num_unfilled = self._room(holding) - (num_tokens - num_planned)
+        if num_unfilled > 0 and self.num_iterations > holding.since:
+            assert self.unfilled is not None
+            self.unfilled.extend((holding.since, self.num_iterations, num_unfilled))
+        self._allocator.free(holding.region)
+        holding.region = None
+        self.num_free = self._allocator.num_free
+        seq._block_ids = []
+
+    def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks of its region, however many tokens are in it."""
+        region = self._holding(seq).region
+        return 0 if region is None else region.num_tokens
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Ids of all blocks of its region, in a row; the first of them hold its tokens."""
+        region = self._holding(seq).region
+        if region is not None and not seq._block_ids:
+            seq._block_ids = list(range(region.start + 1, region.end + 1))
+        return seq._block_ids
+
+    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        """Assert that regions tile the memory, hold their sequences' tokens, and account for every block."""
+        held = list(held)
+        super().check_integrity(held)
+        self._allocator.check_integrity()
+        assert self.num_free == self._allocator.num_free
+        for seq, num_tokens in held:
+            assert num_tokens <= self._room(self._holding(seq)), f"{seq!r} is longer than its region"
+
+    def _holding(self, seq: Sequence) -> Holding:
+        """What is remembered of a sequence; at first, what it shall reserve."""
+        holding = seq._kv
+        if holding is None:
+            holding = seq._kv = Holding(self._reservation(seq))
+        assert isinstance(holding, Holding)
+        return holding
+
+    def _reservation(self, seq: Sequence) -> int:
+        """Tokens that a sequence reserves at its first admission, more than there may be."""
+        settings, num_prompt = self._settings, seq.num_prompt_tokens
+        if settings.reserve == "max_model_len":
+            return self._max_model_len
+        longest = seq.max_num_tokens - num_prompt
+        num_output = min(seq.num_predicted_tokens, longest) if settings.reserve == "predicted" else longest
+        if settings.pow2_output:
+            num_output = 1 << (num_output - 1).bit_length()
+        return num_prompt + num_output
+
+    def _num_blocks(self, seq: Sequence, holding: Holding) -> int:
+        """Blocks of the region that a waiting sequence asks for: at least all its known tokens'."""
+        return self.blocks_for(min(max(holding.num_wanted, seq._known), self._capacity))
+
+    def _room(self, holding: Holding) -> int:
+        """Tokens that its region holds."""
+        return 0 if holding.region is None else holding.region.num_tokens * self.block_size
+
+    def _double(self, seq: Sequence, holding: Holding) -> bool:
+        """Try to get twice the length for a sequence that has filled its region."""
+        region, room = holding.region, self._room(holding)
+        assert region is not None
+        holding.num_wanted = min(2 * room, seq.max_num_tokens, self._capacity)
+        num_blocks = self.blocks_for(holding.num_wanted)
+        longer = self._allocator.grow(region, num_blocks)
+        if longer is None and self._settings.moves:
+            longer = self._allocator.allocate(num_blocks)
+            if longer is not None:
+                self._allocator.free(region)
+                self.num_moved_tokens += room
+        if longer is None:
+            return False
+        self._place(seq, holding, longer)
+        return True
+
+    def _place(self, seq: Sequence, holding: Holding, region: Region) -> None:
+        """A sequence has a new region, or its region a new length."""
+        holding.region = region
+        holding.since = self.num_iterations
+        self.num_free = self._allocator.num_free
+        seq._block_ids = []

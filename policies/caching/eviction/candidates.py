@@ -1,0 +1,91 @@
+"""The entries that could be evicted now, in the order of a policy: heaps with lazy deletion.
+
+A touch costs O(1): the entry is put on a list of those whose key must be taken anew, and the list goes into
+the heaps at the next eviction. What is outdated in a heap is recognised by its version and dropped when it
+comes up, so that an eviction takes O(log n) amortised.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from policies.caching.eviction import Entry, Eviction
+
+
+class Candidate(Entry, Protocol):
+    """An entry that can be kept in `Candidates`; the last three are written there and nowhere else."""
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it may be evicted now: nobody holds it, nothing hangs on it, it was not evicted yet."""
+
+    queue: int
+    """Its queue; starts as 0."""
+    version: int
+    """Counts the keys taken of it; starts as 0."""
+    is_pending: bool
+    """Whether its key must be taken anew; starts as False."""
+
+
+C = TypeVar("C", bound=Candidate)
+_MIN_SWEEP = 1024  # heap length below which outdated keys are not worth a sweep
+
+
+class Candidates(Generic[C]):
+    """Candidates of one cache under one order."""
+
+    def __init__(self, eviction: Eviction) -> None:
+        self.eviction = eviction.fresh()
+        self.queue_tokens = [0] * self.eviction.num_queues
+        """Tokens held in each queue."""
+        self._heaps: list[list[tuple[tuple[float, ...], int, int, C]]] = [[] for _ in self.queue_tokens]
+        self._sweep_at = [_MIN_SWEEP] * len(self._heaps)
+        self._pending: list[C] = []
+
+    def admit(self, entry: C) -> None:
+        """Take a new entry into its queue. It need not be a candidate."""
+        entry.queue = self.eviction.admit(entry)
+        self.queue_tokens[entry.queue] += entry.num_tokens
+
+    def offer(self, entry: C) -> None:
+        """Say that an entry became a candidate, or that a candidate's key may have changed."""
+        if not entry.is_pending:
+            entry.is_pending = True
+            self._pending.append(entry)
+
+    def pop(self) -> C | None:
+        """Take out the entry to evict next, or None without any candidate. The cache must drop it then."""
+        if self._pending:
+            self._take_keys()
+        first = self.eviction.victim_queue(self.queue_tokens) if len(self._heaps) > 1 else 0
+        for offset in range(len(self._heaps)):
+            heap = self._heaps[(first + offset) % len(self._heaps)]
+            while heap:
+                key, _, version, entry = heappop(heap)
+                if version == entry.version and entry.is_candidate:
+                    self.queue_tokens[entry.queue] -= entry.num_tokens
+                    self.eviction.evicted(entry, key, self.queue_tokens)
+                    return entry
+        return None
+
+    def holds(self, entry: C) -> bool:
+        """Whether the entry will come up if nothing else changes; O(n), for integrity checks."""
+        return entry.is_pending or any(
+            item is entry and version == entry.version for heap in self._heaps for _, _, version, item in heap
+        )
+
+    def _take_keys(self) -> None:
+        for entry in self._pending:
+            entry.is_pending = False
+            if entry.is_candidate:
+                entry.version += 1
+                key = self.eviction.key(entry)
+                # `inserted` and the version decide before two entries would be compared.
+                heappush(self._heaps[entry.queue], (key, entry.inserted, entry.version, entry))
+        self._pending.clear()
+        for queue, heap in enumerate(self._heaps):
+            if len(heap) > self._sweep_at[queue]:
+                heap[:] = [item for item in heap if item[2] == item[3].version and item[3].is_candidate]
+                heapify(heap)
+                self._sweep_at[queue] = max(_MIN_SWEEP, 2 * len(heap))

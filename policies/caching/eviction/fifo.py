@@ -1,0 +1,19 @@
+"""First in, first out: the oldest entry goes first, used or not. SGLang's `fifo`.
+
+Assumes nothing about reuse; a baseline. Where a radix tree splits a node, its front half counts as new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.caching.eviction import Entry, Eviction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fifo(Eviction):
+    """Settings: none."""
+
+    def key(self, entry: Entry) -> tuple[float, ...]:
+        """Age."""
+        return (entry.inserted,)

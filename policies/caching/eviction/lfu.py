@@ -1,0 +1,20 @@
+"""Least frequently used first; among equals the least recently used. SGLang's `lfu`.
+
+Assumes that popularity is stable: counts never decay, so content that was popular once stays for long
+(`SizeAware` ages its counts). Counts start anew when evicted content comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.caching.eviction import Entry, Eviction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lfu(Eviction):
+    """Settings: none."""
+
+    def key(self, entry: Entry) -> tuple[float, ...]:
+        """Hits, then as `Lru`."""
+        return entry.hits, entry.last_access, -entry.depth, entry.inserted

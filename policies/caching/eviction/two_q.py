@@ -1,0 +1,75 @@
+"""2Q, full version: new content is on probation and earns its place (Johnson and Shasha, VLDB 1994).
+
+New entries join a first-in-first-out queue. Content that comes back after it left that queue, while its name
+is still remembered (the ghosts), joins the main queue, which is LRU. A scan of content that is used once
+therefore passes through the probation queue and leaves the main queue alone. Uses during probation do not
+count: they are taken for one burst.
+
+Memory pressure: probation gives while it holds more than its share, else the main queue. The names of ghosts
+take no KV memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from policies.caching.eviction import Entry, Eviction
+
+PROBATION, MAIN = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TwoQ(Eviction):
+    """Settings (the paper's Kin and Kout), and the ghosts of the cache it serves."""
+
+    num_queues: ClassVar[int] = 2
+
+    probation_share: float = 0.25
+    """Share of the cached tokens up to which the probation queue is spared."""
+    ghost_share: float = 0.5
+    """Tokens whose evicted content is remembered, as a share of the cached tokens."""
+    _ghosts: dict[int, int] = field(init=False, hash=False, repr=False, default_factory=dict)
+    """Tokens by content id, the oldest first."""
+    _num_ghost_tokens: list[int] = field(init=False, hash=False, repr=False, default_factory=lambda: [0])
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probation_share <= 1:
+            raise ValueError(f"probation_share={self.probation_share}: must be >= 0 and <= 1 (a share)")
+        if not 0 <= self.ghost_share < float("inf"):
+            raise ValueError(f"ghost_share={self.ghost_share}: must be >= 0 and finite")
+
+    def key(self, entry: Entry) -> tuple[float, ...]:
+        """First in, first out on probation; least recently used in the main queue."""
+        if entry.queue == PROBATION:
+            return (entry.inserted,)
+        return entry.last_access, -entry.depth, entry.inserted
+
+    def fresh(self) -> Self:
+        """The same settings without ghosts."""
+        return replace(self)
+
+    def admit(self, entry: Entry) -> int:
+        """Remembered content goes to the main queue, all other on probation."""
+        num_tokens = self._ghosts.pop(entry.content_id, None)
+        if num_tokens is None:
+            return PROBATION
+        self._num_ghost_tokens[0] -= num_tokens
+        return MAIN
+
+    def victim_queue(self, queue_tokens: Sequence[int]) -> int:
+        """Probation while it holds more than its share."""
+        over = queue_tokens[PROBATION] > self.probation_share * sum(queue_tokens)
+        return PROBATION if over else MAIN
+
+    def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
+        """Remember what left probation; forget the oldest names beyond the ghosts' share."""
+        if entry.queue != PROBATION:
+            return
+        self._num_ghost_tokens[0] += entry.num_tokens - self._ghosts.pop(entry.content_id, 0)
+        self._ghosts[entry.content_id] = entry.num_tokens
+        limit = self.ghost_share * (sum(queue_tokens) + entry.num_tokens)
+        while self._num_ghost_tokens[0] > limit:
+            oldest = next(iter(self._ghosts))
+            self._num_ghost_tokens[0] -= self._ghosts.pop(oldest)

@@ -1,0 +1,303 @@
+"""Radix tree over token sequences: KV of any shared prefix is found and kept once (SGLang, NeurIPS 2024).
+
+A sequence is a tuple of runs, `Segment(content_id, num_tokens)`. Two tokens are the same if their runs have
+the same id, they stand at the same place of the run, and all tokens in front are the same. A stream of token
+ids is a tuple of runs of one token each. Work is O(runs), not O(tokens).
+
+Matches and inserts end at multiples of `page_size` tokens, as does every edge (`radix_node` draws one).
+
+What it assumes: equal ids mean equal tokens. Memory pressure: `evict` takes whole leaves that nobody has
+locked, in the order of an eviction policy, and may free more than was asked for. Horizon: a match can only
+get longer by inserts and shorter by evictions; neither happens while the running batch repeats a step.
+
+Stamps, splits and hit counts follow SGLang's RadixCache, so that both evict the same leaves; see the comments
+where that shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from policies.caching.eviction import Eviction
+from policies.caching.eviction.candidates import Candidates
+from policies.caching.eviction.future import NO_HISTORY, FutureUses
+from policies.caching.eviction.lru import Lru
+from policies.caching.radix_node import Node, Runs, child_key, locate, num_shared
+from policies.request import Segment
+
+
+class Match(NamedTuple):
+    """The longest cached prefix: its tokens, and the node that ends it (the root for 0 tokens)."""
+
+    num_tokens: int
+    node: Node
+
+
+class Insertion(NamedTuple):
+    """num_new_tokens were not there before; `node` ends the path of all node.num_prefix_tokens tokens."""
+
+    num_new_tokens: int
+    node: Node
+
+
+class RadixTree:
+    """Cached prefixes of one replica.
+
+    num_tokens = num_evictable + num_locked. The owner compares num_tokens with its memory and calls `evict`.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 1,
+        eviction: Eviction | None = None,
+        future: FutureUses | None = None,
+        on_evict: Callable[[Node], None] | None = None,
+    ) -> None:
+        """An empty tree.
+
+        eviction: `Lru` by default; the tree takes a `fresh` one for itself. future: needed by an offline
+        order. on_evict: called with each leaf before it leaves the tree (`path` still names its content).
+        """
+        if page_size < 1:
+            raise ValueError(f"page_size={page_size}: must be >= 1 token")
+        eviction = Lru() if eviction is None else eviction
+        if eviction.is_offline and future is None:
+            raise ValueError(
+                f"eviction={type(eviction).__name__}: must be given the requests to come (future=...)"
+            )
+        self.page_size = page_size
+        self.num_tokens = 0
+        self.num_locked = 0
+        self.root = Node((), 0, 0, 0, 0)
+        self.root._history = NO_HISTORY
+        self._future = future
+        self._on_evict = on_evict
+        self._candidates: Candidates[Node] = Candidates(eviction)
+        self._stamp = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Tokens on which there is no lock; `evict` can free all of them."""
+        return self.num_tokens - self.num_locked
+
+    def match(self, runs: Runs, max_tokens: int | None = None) -> Match:
+        """The longest cached prefix of the first max_tokens tokens, in whole pages.
+
+        Touches the nodes of the prefix. A node that goes on behind it is split; its back half counts as
+        touched, too.
+        """
+        usable, _ = self._usable(runs, max_tokens)
+        node, _, _ = self._walk(usable, None, 0)
+        return Match(node.num_prefix_tokens, node)
+
+    def insert(
+        self, runs: Runs, num_tokens: int | None = None, *, priority: int = 0, num_counted_tokens: int = 0
+    ) -> Insertion:
+        """Make the path of the first num_tokens tokens exist, in whole pages.
+
+        Tokens that no run names cannot be inserted. num_counted_tokens: how far the same request inserted
+        before (chunk by chunk, say): nodes up to there get no second hit.
+        """
+        usable, total = self._usable(runs, num_tokens)
+        node, first, skip = self._walk(usable, priority, num_counted_tokens)
+        num_new = total - node.num_prefix_tokens
+        if num_new:
+            leaf = Node(usable[first:], skip, num_new, node.num_prefix_tokens, self._next_stamp())
+            leaf._future = self._future
+            leaf._key = child_key(usable, first, skip, self.page_size)
+            leaf.priority = priority
+            leaf.hits = int(total > num_counted_tokens)
+            leaf.parent = node
+            node.children[leaf._key] = leaf
+            self.num_tokens += num_new
+            self._candidates.admit(leaf)
+            self._candidates.offer(leaf)
+            node = leaf
+        return Insertion(num_new, node)
+
+    def lock(self, node: Node) -> None:
+        """Keep the path from the root to `node`; locks are counted. Raises ValueError if it was evicted."""
+        self._check_alive(node)
+        while node.parent is not None:
+            if node.lock_count == 0:
+                self.num_locked += node.num_tokens
+            node.lock_count += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Give back one `lock` of the same node. Raises ValueError if there is none."""
+        self._check_alive(node)
+        if node is not self.root and node.lock_count == 0:
+            raise ValueError("unlock: the node is not locked")
+        while node.parent is not None:
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self.num_locked -= node.num_tokens
+                if not node.children:
+                    self._candidates.offer(node)
+            node = node.parent
+
+    def evict(self, num_tokens: int) -> int:
+        """Evict whole leaves until num_tokens tokens or more are free, or nothing evictable is left.
+
+        Returns the tokens freed. 0 and less are safe.
+        """
+        num_freed = 0
+        while num_freed < num_tokens:
+            leaf = self._candidates.pop()
+            if leaf is None:
+                break
+            if self._on_evict is not None:
+                self._on_evict(leaf)
+            parent = leaf.parent
+            assert parent is not None
+            del parent.children[leaf._key]
+            leaf.parent = None
+            num_freed += leaf.num_tokens
+            self.num_tokens -= leaf.num_tokens
+            if parent.is_candidate:
+                self._candidates.offer(parent)
+        return num_freed
+
+    def path(self, node: Node) -> Runs:
+        """The runs from the root to the end of a node that is in the tree."""
+        nodes = []
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        runs: list[Segment] = []
+        for node in reversed(nodes):
+            if node.skip:
+                runs.pop()  # the node's first run is the same one, named up to its later end
+            runs.extend(Segment(*run) for run in node.runs)
+        return tuple(runs)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        stack = [self.root]
+        while stack:
+            for child in stack.pop().children.values():
+                yield child
+                stack.append(child)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where counts, links, locks or candidates disagree with the nodes."""
+        num_tokens = num_locked = 0
+        queue_tokens = [0] * len(self._candidates.queue_tokens)
+        for node in self.nodes():
+            parent = node.parent
+            assert parent is not None
+            assert parent.children[node._key] is node
+            assert node._key == child_key(node.runs, 0, node.skip, self.page_size)
+            assert node.num_tokens == sum(run[1] for run in node.runs) - node.skip > 0
+            assert node.num_tokens % self.page_size == 0
+            assert node.depth == parent.num_prefix_tokens
+            assert node.lock_count >= sum(child.lock_count for child in node.children.values())
+            assert node.last_access <= self._stamp
+            assert not node.is_candidate or self._candidates.holds(node), "a leaf that would never come up"
+            if node.skip:
+                assert parent.runs[-1] == (node.runs[0][0], node.skip), "a run goes on where it did not end"
+            num_tokens += node.num_tokens
+            num_locked += node.num_tokens if node.lock_count else 0
+            queue_tokens[node.queue] += node.num_tokens
+        assert (num_tokens, num_locked) == (self.num_tokens, self.num_locked)
+        assert queue_tokens == self._candidates.queue_tokens
+
+    def _next_stamp(self) -> int:
+        self._stamp += 1
+        return self._stamp
+
+    def _check_alive(self, node: Node) -> None:
+        if node.parent is None and node is not self.root:
+            raise ValueError("node: was evicted; lock a match before the next eviction")
+
+    def _usable(self, runs: Runs, max_tokens: int | None) -> tuple[Runs, int]:
+        """The runs cut to max_tokens and to whole pages, and their tokens."""
+        runs = tuple(runs)  # slices of it are compared with the edges'
+        lengths = [run[1] for run in runs]
+        total = sum(lengths)
+        if lengths and min(lengths) < 1:
+            raise ValueError(f"num_tokens={min(lengths)}: a run must have >= 1 token")
+        target = total if max_tokens is None else max(0, min(total, max_tokens))
+        target -= target % self.page_size
+        if target == total:
+            return runs, total
+        count = len(runs)
+        while count and total - lengths[count - 1] >= target:
+            count -= 1
+            total -= lengths[count]
+        if total == target:
+            return runs[:count], target
+        last = Segment(runs[count - 1][0], lengths[count - 1] - (total - target))
+        return (*runs[: count - 1], last), target
+
+    def _walk(self, runs: Runs, priority: int | None, num_counted: int) -> tuple[Node, int, int]:
+        """Follow `runs` from the root as far as the tree goes, touching.
+
+        priority: None for a match, which counts no hits. Returns the last node, split if need be, and where
+        the first token behind it is: its run, and its place there.
+        """
+        stamp, page_size = self._next_stamp(), self.page_size
+        node, first, skip = self.root, 0, 0
+        is_split = False
+        while first < len(runs) and not is_split:
+            content_id, end = runs[first]
+            whole = end - skip >= page_size  # as in `child_key`, which costs a call
+            child = node.children.get(
+                (content_id, skip) if whole else child_key(runs, first, skip, page_size)
+            )
+            if child is None:
+                break
+            child.last_access = stamp
+            edge = child.runs
+            ahead = runs[first : first + len(edge)]
+            if ahead == edge:  # whole runs: the common case, compared in C
+                first, skip = first + len(edge), 0
+                node = child
+            else:
+                num_equal = num_shared(edge, ahead, skip)
+                num_equal -= num_equal % page_size
+                if num_equal < child.num_tokens:
+                    node = self._split(child, num_equal)
+                    # SGLang: the back half keeps this stamp, the front half gets a later one.
+                    if not child.children:
+                        self._candidates.offer(child)
+                    is_split = True
+                    first, skip = locate(runs, node.depth + num_equal)
+                else:
+                    node = child
+                    first, skip = first + len(edge) - 1, edge[-1][1]  # the prompt's run goes on behind it
+            if priority is not None:
+                if priority > node.priority:
+                    node.priority = priority
+                node.hits += node.depth + node.num_tokens > num_counted
+        if not node.children:
+            self._candidates.offer(node)
+        return node, first, skip
+
+    def _split(self, node: Node, num_tokens: int) -> Node:
+        """Cut a node behind its first num_tokens tokens; returns the new front half.
+
+        `node` stays the back half, so that locks taken on it still cover the whole path.
+        """
+        parent = node.parent
+        assert parent is not None
+        first, end = locate(node.runs, node.skip + num_tokens)
+        front_runs = node.runs[:first]
+        if end:
+            front_runs = (*front_runs, Segment(node.runs[first][0], end))
+        front = Node(front_runs, node.skip, num_tokens, node.depth, self._next_stamp())
+        front.parent, front._key = parent, node._key
+        front._future, front._history = node._future, node._history
+        front.lock_count, front.hits, front.priority = node.lock_count, node.hits, node.priority
+        front.queue = node.queue
+        parent.children[front._key] = front
+        node.runs, node.skip = node.runs[first:], end
+        node.num_tokens -= num_tokens
+        node.depth += num_tokens
+        node.parent, node._history = front, None
+        node._key = child_key(node.runs, 0, node.skip, self.page_size)
+        front.children[node._key] = node
+        return front

@@ -1,0 +1,98 @@
+"""Caches that keep the tokens which attention has looked at most: H2O and SnapKV, as policies of capacity.
+
+H2O (Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
+NeurIPS 2023): a sequence keeps heavy hitters, the tokens with the largest sums of attention weights so far,
+and recent ones; each new token pushes one out. As many tokens as a window of that length: `WindowPool`.
+
+SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): at the end
+of the prefill a prompt is cut to a budget, chosen by what its last tokens look at; nothing more is dropped.
+
+    SnapKV   |--- prompt: at most num_kept_tokens ---|--- all of the answer ---
+
+Which tokens are kept, by head and layer, changes answers and is the kernels' affair; how many decides memory
+and time, and is here. Answers differ from the model's. The scores that H2O keeps, and the choice that SnapKV
+makes once, take no time here.
+Assumes, as streaming, that a prompt fits whole while it is computed; what was preempted is recomputed whole.
+Memory pressure: as paged. Horizon: as paged; H2O also to the token with which a budget is full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.caching.paged import KvMemory, check_paging
+from policies.caching.streaming import LossyPool, WindowPool
+from policies.decode_set import PAGED, Growth
+from policies.sequence import Sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class H2o:
+    """Settings of a cache of heavy hitters and recent tokens."""
+
+    changes_outputs: ClassVar[bool] = True
+
+    num_heavy_tokens: int = 1024
+    """Heavy hitters that are kept."""
+    num_recent_tokens: int = 1024
+    """Last tokens that are kept, the one being computed included."""
+    block_size: int = 16
+    """Tokens in a block."""
+    watermark: float = 0.0
+    """Share of all blocks that an admission must leave free while others run."""
+
+    def __post_init__(self) -> None:
+        check_paging(self.block_size, self.watermark)
+        if self.num_heavy_tokens < 0:
+            raise ValueError(f"num_heavy_tokens={self.num_heavy_tokens}: must be >= 0")
+        if self.num_recent_tokens < 1:
+            raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
+
+    def pool(self, memory: KvMemory) -> WindowPool:
+        """An empty pool."""
+        num_kept = self.num_heavy_tokens + self.num_recent_tokens
+        num_watermark_blocks = int(self.watermark * memory.num_blocks)
+        return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapKv:
+    """Settings of a cache that compresses prompts."""
+
+    changes_outputs: ClassVar[bool] = True
+
+    num_kept_tokens: int = 1024
+    """Tokens of a prompt that are kept, the window that chooses them included."""
+    block_size: int = 16
+    """Tokens in a block."""
+    watermark: float = 0.0
+    """Share of all blocks that an admission must leave free while others run."""
+
+    def __post_init__(self) -> None:
+        check_paging(self.block_size, self.watermark)
+        if self.num_kept_tokens < 1:
+            raise ValueError(f"num_kept_tokens={self.num_kept_tokens}: must be >= 1")
+
+    def pool(self, memory: KvMemory) -> PromptPool:
+        """An empty pool."""
+        num_watermark_blocks = int(self.watermark * memory.num_blocks)
+        return PromptPool(memory.num_blocks, self.block_size, num_watermark_blocks, self.num_kept_tokens)
+
+
+class PromptPool(LossyPool):
+    """A sequence holds at most num_kept tokens of its prompt from the end of its prefill on."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0, num_kept: int = 1024
+    ) -> None:
+        super().__init__(num_blocks, block_size, num_watermark_blocks)
+        self.num_kept = num_kept
+        """Tokens of a prompt whose KV a decoding sequence holds at most."""
+
+    def growth(self, seq: Sequence) -> Growth | None:
+        """Cut the prompt; then block by block."""
+        num_surplus = seq.num_prompt_tokens - self.num_kept
+        if num_surplus > 0 and not seq._dropped:
+            self.drop(seq, num_surplus)
+        return PAGED

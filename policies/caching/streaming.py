@@ -1,0 +1,107 @@
+"""Attention sinks and a sliding window: a sequence never holds more than so many tokens (StreamingLLM).
+
+Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024. The first few tokens and
+the most recent ones keep their KV; once these places are full, each new token takes the place of the oldest
+but the sinks.
+
+    tokens   |sinks|........ dropped ........|------ recent ------|new
+    blocks   |sinks|------ recent, written round and round -------|
+
+Answers differ from the model's: what was dropped cannot be attended to.
+Assumes that a prompt is computed with full attention and cut when all of it is computed, so it must fit
+whole, and what was preempted is recomputed whole: no sequence becomes longer than the memory.
+Memory pressure: as paged; a sequence whose places are full takes no more blocks.
+Horizon: as paged, and to the token with which a sequence's places are full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.caching.paged import BlockPool, KvMemory, check_paging
+from policies.decode_set import PAGED, Growth
+from policies.sequence import Sequence
+
+STEADY = Growth(takes_blocks=False, widens=False)
+"""A token goes for each that comes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamingLlm:
+    """Settings of attention sinks with a window."""
+
+    changes_outputs: ClassVar[bool] = True
+
+    num_sink_tokens: int = 4
+    """First tokens that are kept for ever."""
+    num_recent_tokens: int = 2044
+    """Last tokens that are kept, the one being computed included."""
+    block_size: int = 16
+    """Tokens in a block."""
+    watermark: float = 0.0
+    """Share of all blocks that an admission must leave free while others run."""
+
+    def __post_init__(self) -> None:
+        check_paging(self.block_size, self.watermark)
+        if self.num_sink_tokens < 0:
+            raise ValueError(f"num_sink_tokens={self.num_sink_tokens}: must be >= 0")
+        if self.num_recent_tokens < 1:
+            raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
+
+    def pool(self, memory: KvMemory) -> WindowPool:
+        """An empty pool."""
+        num_kept = self.num_sink_tokens + self.num_recent_tokens
+        num_watermark_blocks = int(self.watermark * memory.num_blocks)
+        return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
+
+
+class LossyPool(BlockPool):
+    """A block pool whose sequences may give tokens up. The kept ones are packed into their first blocks."""
+
+    can_fork: ClassVar[bool] = False
+
+    def drop(self, seq: Sequence, num_tokens: int) -> None:
+        """A sequence at rest gives up the KV of num_tokens tokens, and the blocks that this leaves empty."""
+        num_held = seq._computed - seq._dropped
+        num_kept_blocks = self.blocks_for(num_held - num_tokens)
+        self.num_free += self.blocks_for(num_held) - num_kept_blocks
+        self._free_ids.extend(reversed(seq._block_ids[num_kept_blocks:]))
+        del seq._block_ids[num_kept_blocks:]
+        seq._dropped += num_tokens
+
+
+class WindowPool(LossyPool):
+    """A sequence holds at most num_kept tokens from the end of its prefill on.
+
+    seq._kv: whether its places are full; from then on it neither takes blocks nor gives any back.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0, num_kept: int = 2048
+    ) -> None:
+        super().__init__(num_blocks, block_size, num_watermark_blocks)
+        self.num_kept = num_kept
+        """Tokens whose KV a decoding sequence holds at most."""
+
+    def admit(self, seq: Sequence, num_cached: int) -> None:
+        seq._kv = False
+        super().admit(seq, num_cached)
+
+    def growth(self, seq: Sequence) -> Growth | None:
+        """Block by block until its places are full; then it stays as it is."""
+        num_surplus = seq._computed - seq._dropped - self.num_kept
+        if num_surplus < 0:
+            is_enough = self.num_kept >= seq.max_num_tokens - 1
+            return PAGED if is_enough else Growth(until=seq._dropped + self.num_kept)
+        if num_surplus:
+            self.drop(seq, num_surplus)
+        seq._kv = True
+        return STEADY
+
+    def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
+        """Also where num_tokens counts a token that was to take the place of another."""
+        return self.blocks_for(self.num_kept if seq._kv else num_tokens)
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        return super().block_ids(seq, self.num_kept if seq._kv else num_tokens)
