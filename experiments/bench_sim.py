@@ -69,14 +69,14 @@ def _measure(case: str, repeat: int, trace: Path) -> None:
     best_s, peak_mib, in_timeouts = float("inf"), 0.0, []
     for _ in range(repeat):
         scenario, _, _ = build_run(cfg)
-        before_s = _timeout_s()
+        before_s = timeout_s()
         start_s = time.process_time()
         records = scenario.simulate(scenario.source())
         cpu_s = time.process_time() - start_s
         best_s = min(best_s, cpu_s)
         # Of the first repetition: later ones add what the allocator has not given back.
         peak_mib = peak_mib or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        in_timeouts.append(2 * cpu_s / (before_s + _timeout_s()))
+        in_timeouts.append(2 * cpu_s / (before_s + timeout_s()))
         num_requests, num_iterations = len(records.requests), len(records.iterations)
         del records
     print(
@@ -85,7 +85,7 @@ def _measure(case: str, repeat: int, trace: Path) -> None:
     )
 
 
-def _timeout_s() -> float:
+def timeout_s() -> float:
     """CPU seconds of one SimPy timeout, the yardstick."""
 
     def sleep(env: simpy.Environment) -> simpy.events.ProcessGenerator:

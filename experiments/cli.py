@@ -27,6 +27,11 @@ COMMANDS = {
     "simulate": Command(
         "experiments.simulate", "Fly a workload with a policy on a hardware model.", "simulate"
     ),
+    "compare": Command(
+        "experiments.compare.command",
+        "Compare policies on the same traffic: intervals over seeds, and a verdict.",
+        "compare",
+    ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
     ),
@@ -39,6 +44,12 @@ COMMANDS = {
         "experiments.roofline.command",
         "Where a model's prefill and decode lie under the roofline of a GPU, and what bounds them.",
         "roofline",
+    ),
+    "explain": Command(
+        "experiments.explain.command", "One request's life in a run: every wait with its reason."
+    ),
+    "new": Command(
+        "experiments.new_policy.command", "Write a policy of your own to begin with: code, config and test."
     ),
     "list": Command("experiments.list_choices", "Show the config groups and their choices."),
     "completion": Command("experiments.completion", "Print a completion script for bash, zsh or fish."),

@@ -10,13 +10,22 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.report import write_report
+from experiments.timeline import write_timeline
+from sim.events import events_table
 from sim.scenario import RunResult
 
 
 def write_result(
-    folder: Path, result: RunResult, config: dict[str, Any], *, tables: bool, report: bool
-) -> None:
-    """Write a run's files into `folder`, which is made if need be."""
+    folder: Path,
+    result: RunResult,
+    config: dict[str, Any],
+    *,
+    tables: bool,
+    report: bool,
+    timeline: bool = False,
+    timeline_requests: int | None = None,
+) -> list[str]:
+    """Write a run's files into `folder`, which is made if need be; returns what the user should know."""
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     (folder / "summary.json").write_text(json.dumps(result.summary, indent=2) + "\n")
@@ -24,6 +33,8 @@ def write_result(
         write_table(result.requests, folder / "requests.parquet")
         write_table(result.records.iterations, folder / "iterations.parquet")
         write_table(result.replicas, folder / "replicas.parquet")
+        write_table(events_table(result.records), folder / "events.parquet")
+    note = write_timeline(folder / "timeline.json", result.records, timeline_requests) if timeline else None
     if report:
         write_report(
             folder / "report.html",
@@ -34,6 +45,7 @@ def write_result(
             config=config,
             slo=result.slo,
         )
+    return [note] if note else []
 
 
 def write_table(table: pd.DataFrame, file: Path) -> None:

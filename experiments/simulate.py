@@ -29,6 +29,14 @@ class OutputSettings:
     report: bool = True
     tables: bool = True
     progress: bool = True
+    timeline: bool = False
+    """Write timeline.json."""
+    timeline_requests: int | None = 10_000
+    """Requests in it, the first to arrive; None: all."""
+
+    def __post_init__(self) -> None:
+        if self.timeline_requests is not None and self.timeline_requests < 1:
+            raise ValueError(f"timeline_requests={self.timeline_requests}: must be >= 1; null for all")
 
 
 # The settings checked last, and what was built from them: a single run reads its trace once, not twice.
@@ -81,8 +89,18 @@ def main(cfg: DictConfig) -> None:
             raise ConfigError(f"latency: {error}") from error
     folder = Path(HydraConfig.get().runtime.output_dir)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    write_result(folder, result, config, tables=output.tables, report=output.report)
+    notes = write_result(
+        folder,
+        result,
+        config,
+        tables=output.tables,
+        report=output.report,
+        timeline=output.timeline,
+        timeline_requests=output.timeline_requests,
+    )
     print_summary(result.summary, console)
+    for note in notes:
+        console.print(note, style="yellow", highlight=False)
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
     if result.records.interrupted:

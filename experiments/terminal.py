@@ -33,6 +33,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(f"  {caveat}", style="yellow"))
     console.print(_latencies(summary, console))
     console.print(_figures(summary, console))
+    for line in wording.pressure_lines(summary):
+        console.print(Text(line))
     if energy := wording.energy_line(summary):
         console.print(Text(energy))
 

@@ -7,6 +7,16 @@ from typing import Any
 
 MISSING = "–"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
+WAITS = {
+    "frontend": "frontend",
+    "iteration": "iteration under way",
+    "slot": "no slot",
+    "budget": "no token budget",
+    "memory": "no KV memory",
+    "policy": "policy",
+    "load": "KV being loaded",
+}
+"""Why a request waited, in words."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -102,6 +112,71 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
         "per 1,000 requests": f"{number(figures['kwh_per_1000_requests'])} kWh",
         "power of a GPU": f"{number(figures['mean_device_w'])} W",
     }
+
+
+def pressure_lines(summary: dict[str, Any]) -> list[str]:
+    """What the cache found, who was preempted, why requests waited: a line each, where there is one to write.
+
+    Waits are worth a line if they were for more than the iteration under way and the way to the engine: more
+    than a tenth of them, and a millisecond a request.
+    """
+    return [line for line in (_cache(summary), _preemption(summary), _waiting(summary)) if line]
+
+
+def _cache(summary: dict[str, Any]) -> str:
+    cache = summary.get("cache")
+    if not cache:
+        return ""
+    parts = []
+    if cache["found_tokens"] or cache["with_resumptions"]["found_tokens"]:
+        again = cache["with_resumptions"]
+        with_resumed = f", {percent(again['hit_share'])} with resumptions"
+        resumed = with_resumed if again["looked_up_tokens"] != cache["looked_up_tokens"] else ""
+        parts.append(f"{percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} tokens found{resumed}")
+    if cache["evicted_blocks"]:
+        parts.append(f"{cache['evicted_blocks']:,} blocks evicted")
+    for verb, way in (("loaded", "from"), ("stored", "to")):
+        for tier, num_tokens in cache[f"{verb}_tokens"].items():
+            if num_tokens:
+                amount = amount_of_kv(num_tokens, cache[f"{verb}_bytes"][tier])
+                parts.append(f"{amount} {verb} {way} {tier}")
+    return f"Cache: {'; '.join(parts)}" if parts else ""
+
+
+def _preemption(summary: dict[str, Any]) -> str:
+    figures = summary.get("preemption")
+    if not figures:
+        return ""
+    parts = []
+    if figures["recompute"]:
+        parts.append(f"{figures['recompute']:,} by recompute")
+    if figures["swap"]:
+        out, back = (
+            amount_of_kv(figures[f"swapped_{way}_tokens"], figures[f"swapped_{way}_bytes"])
+            for way in ("out", "in")
+        )
+        parts.append(f"{figures['swap']:,} by swap ({out} out, {back} in)")
+    if parts:
+        parts.append(f"{figures['recomputed_tokens']:,} tokens computed again")
+    return f"Preemptions: {'; '.join(parts)}" if parts else ""
+
+
+def _waiting(summary: dict[str, Any]) -> str:
+    figures = summary.get("waiting")
+    if not figures or not figures["mean_s"]:
+        return ""
+    by_cause_s = figures["by_cause_s"]
+    least_s = max(1e-3, 0.1 * figures["mean_s"])
+    if sum(by_cause_s.values()) - by_cause_s["frontend"] - by_cause_s["iteration"] < least_s:
+        return ""
+    causes = sorted(by_cause_s, key=lambda cause: -by_cause_s[cause])
+    parts = [f"{WAITS[cause]} {milliseconds(by_cause_s[cause])}" for cause in causes if by_cause_s[cause] > 0]
+    return f"Waiting, ms a request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
+
+
+def amount_of_kv(num_tokens: int, num_bytes: float) -> str:
+    """In bytes, where it is known how many a token takes."""
+    return f"{num_bytes / 1e9:,.3g} GB" if num_bytes else f"{num_tokens:,} tokens"
 
 
 def energy_line(summary: dict[str, Any]) -> str:

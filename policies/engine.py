@@ -8,25 +8,34 @@ There is no prefill phase and no decode phase here: a sequence has tokens comput
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
 decode set, which advances in constant time (policies/decode_set.py).
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
+A request with several answers (`Request.branching`) is one sequence: its prompt is computed once, then it goes on
+as branches, beside the decode set, which share KV blocks by reference and copy them on write
+(policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one prefill of
+all the tokens that it stored.
 KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says that it is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from policies.batching import Batching
-from policies.caching.paged import BlockPool
-from policies.decode_set import AT_LIMIT, DecodeSet
-from policies.plan import Progress, StepOutcome, StepPlan, Transfer
+from policies.caching.branches import Branches
+from policies.caching.pool import BlockPool
+from policies.decode_set import AT_LIMIT, PAGED, DecodeSet
+from policies.plan import Cause, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
-from policies.request import Request
+from policies.request import Branching, Request
 from policies.scheduling import Scheduling
 from policies.sequence import FinishReason, Sequence, SequenceState
 from policies.step import StepBuilder, StepView
+
+
+StopAfter = int | tuple[int, ...] | None
 
 
 class RejectedError(ValueError):
@@ -74,14 +83,19 @@ class EngineCore:
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
         self.prefilling: dict[int, Sequence] = {}  # the running ones that have prompt left, same order
         self.paused: dict[int, Sequence] = {}  # the running ones that a policy has paused
+        self.branching: dict[int, Sequence] = {}  # the running ones that decode with branches
         self.loading: dict[int, Sequence] = {}  # the running ones whose KV is on its way
         self.decodes = DecodeSet(max_num_seqs, pool.block_size)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.view = StepView(self)
         self.num_iterations = 0
         self.num_preemptions = 0
+        self.may_branch = False  # somebody has asked for several answers
+        self._num_admissions = 0
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
+        self.waits_for: Cause | None = None  # after such a plan: why who waits has to, as StepPlan.waits_for
         self._transfers: list[Transfer] = []  # wanted by plans, not taken yet
+        self._loaded_in_flight: list[int] = []  # request ids: their transfer was done while a plan was in flight
         self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
         self._hooks = _overridden(scheduling)
@@ -102,7 +116,14 @@ class EngineCore:
             num_tokens += seq.num_held
         for seq in self.paused.values():
             num_tokens += seq.num_held
+        if self.branching:
+            num_tokens += sum(seq.num_held for seq in self.branching.values())
         return num_tokens
+
+    @property
+    def lost(self) -> SequenceOf[Sequence]:
+        """Preempted by steps that computed nothing: the next plan will name them."""
+        return self._lost
 
     @property
     def unfinished(self) -> Collection[Sequence]:
@@ -113,11 +134,11 @@ class EngineCore:
         """The sequence of a request that has not ended here."""
         return self._sequences.get(request_id)
 
-    def add(self, request: Request, stop_after: int | None = None) -> Sequence:
+    def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
         """Take a request in.
 
         stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
-        oracle does, an engine does not). It bounds horizons and ends the sequence; policies never see it.
+        oracle does, an engine does not); of one with branches, for all or for each. It bounds horizons and ends the sequence; policies never see it.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
         if request.request_id in self._sequences:
@@ -131,6 +152,9 @@ class EngineCore:
             truth = end_known - request.prompt.num_tokens if self.predictor.needs_truth else None
             predicted = self.predictor.predict(request, truth)
         seq = Sequence(request, self.decodes, end_known, reason, self._max_known(request), predicted)
+        if request.branching is not None:
+            seq._ends = self._ends(request, stop_after)
+            self.may_branch = True
         seq._rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
         self.waiting.push(seq)
@@ -139,11 +163,38 @@ class EngineCore:
     def _max_known(self, request: Request) -> int:
         """Known tokens at which a request ends at the latest, as far as anybody may know."""
         limit = min(self.max_model_len, self.pool.max_tokens_per_seq + 1)
+        if request.branching is not None:
+            limit = min(limit, self._room_for(request.branching, request.prompt.num_tokens))
         if request.max_tokens is None:
             return limit
         return min(limit, request.prompt.num_tokens + request.max_tokens)
 
-    def end_of(self, request: Request, stop_after: int | None = None) -> tuple[int, FinishReason]:
+    def _room_for(self, branching: Branching, num_prompt: int) -> int:
+        """Known tokens of one branch with which a sequence alone finds room, if its branches share the prompt only."""
+        num_full, num_partial = divmod(num_prompt, self.pool.block_size)
+        num_blocks_each = (self.pool.num_blocks - num_full) // branching.width
+        return num_prompt + max(0, num_blocks_each * self.pool.block_size - num_partial) + 1
+
+    def _ends(self, request: Request, stop_after: StopAfter) -> tuple[int, ...]:
+        """The output tokens after which each branch of a request ends, as far as anybody may know."""
+        assert request.branching is not None
+        limit = self._max_known(request) - request.prompt.num_tokens
+        if not isinstance(stop_after, tuple):
+            stop_after = (limit if stop_after is None else stop_after,) * request.branching.width
+        return tuple(min(limit, num_tokens) for num_tokens in stop_after)
+
+    def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
+        width, every = branching
+        if width < 1 or (every is not None and every < 1):
+            raise RejectedError(f"branching.width={width}, branching.every={every}: must be >= 1")
+        if not self.pool.can_fork:
+            raise RejectedError(f"{width} branches: {type(self.pool).__name__} cannot share KV between them")
+        if width > self.max_num_seqs:
+            raise RejectedError(f"{width} branches: max_num_seqs is {self.max_num_seqs}")
+        if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):
+            raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
+
+    def end_of(self, request: Request, stop_after: StopAfter = None) -> tuple[int, FinishReason]:
         """At how many known tokens a request would end here, and why; as for `add`.
 
         Raises RejectedError if its prompt can never be served.
@@ -156,6 +207,12 @@ class EngineCore:
         if num_prompt > self.pool.max_tokens_per_seq:
             room = self.pool.max_tokens_per_seq
             raise RejectedError(f"prompt of {num_prompt} tokens: the KV cache holds {room} of one sequence")
+        if request.branching is not None:
+            self._check_branching(request.branching, stop_after)
+        if isinstance(stop_after, tuple):
+            if request.branching is None:
+                raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")
+            stop_after = max(stop_after)
         end_known = self._max_known(request)
         reason = FinishReason.length
         if stop_after is not None and num_prompt + stop_after <= end_known:
@@ -190,6 +247,7 @@ class EngineCore:
             self._check_at_rest("plan")
         self._advance_to(now)
         self.wake_s = inf
+        self.waits_for = None
         attempts_left = self.max_num_seqs + 100  # an attempt that only preempts frees at least a slot
         while self._sequences:
             step = StepBuilder(self)
@@ -204,7 +262,7 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    plan.admitted[:0] = self._arrived
+                    plan.admitted[:0] = [s for s in self._arrived if s._state is not SequenceState.ended]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -213,7 +271,8 @@ class EngineCore:
             attempts_left -= 1
             if not step._preempted or not attempts_left:  # else blocks were freed: another attempt
                 self.wake_s = step._wake_s
-                if self.loading or now < self.wake_s < inf:
+                self.waits_for = step._waits_for()
+                if self.loading or (step._waits and now < self.wake_s):
                     return None
                 raise RuntimeError(
                     f"{type(self.batching).__name__} scheduled nothing with {len(self.waiting)} waiting "
@@ -227,18 +286,35 @@ class EngineCore:
         Stores of the last plan come before it is run: their blocks are its blocks.
         """
         transfers, self._transfers = self._transfers, []
+        if self.pool.stores:
+            transfers[:0] = [Transfer(None, *store) for store in self.pool.stores]
+            self.pool.stores = []
         return transfers
 
     def loaded(self, request_id: int) -> None:
-        """The transfer that a sequence was waiting for is done; nothing happens if it was aborted meanwhile."""
-        seq = self.loading.pop(request_id, None)
+        """A transfer that a sequence waits for is done; the last one lets it go on.
+
+        Nothing happens if it was aborted meanwhile.
+
+        While a plan is in flight, which is made without it, this takes effect with the commit.
+        """
+        if self._in_flight is not None:
+            self._loaded_in_flight.append(request_id)
+            return
+        seq = self.loading.get(request_id)
         if seq is None:
             return
+        seq._num_transfers -= 1
+        if seq._num_transfers:
+            return
+        del self.loading[request_id]
         seq._num_loading = 0
         self.pool.loaded(seq)
         self._free_swapped(seq)
         self._arrived.append(seq)
-        if seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
+        if seq._branches is not None and seq._computed == seq._known:
+            self._join_branches(seq, seq._branches)
+        elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
             self._join(seq)
         else:
             seq._state = SequenceState.prefilling
@@ -258,31 +334,73 @@ class EngineCore:
         if num_iterations > 1:
             if plan.num_decodes:
                 self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
-            for chunk in plan.chunks:
-                first = chunk.num_cached + chunk.num_tokens
-                self.pool.grow(chunk.seq, first, first + (num_iterations - 1) * chunk.num_tokens)
+            # Prompts side by side grow in turns, as in single steps: of equal contents a cache offers the first.
+            num_turns = num_iterations - 1 if len(plan.chunks) > 1 else 1
+            per_turn = (num_iterations - 1) // num_turns
+            for turn in range(num_turns):
+                for chunk in plan.chunks:
+                    first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
+                    self.pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
         self.num_iterations += num_iterations
-        finished = self.decodes.advance(num_iterations, plan.idle) if plan.num_decodes else []
+        self.pool.num_iterations = self.num_iterations
+        num_in_set = plan.num_decodes - plan.num_branches
+        finished = self.decodes.advance(num_iterations, plan.idle) if num_in_set else []
+        for seq in plan.branched:
+            self._produce(seq, outcome.parents.get(seq.request_id), finished)
         prefilled: list[Sequence] = []
         for chunk in plan.chunks:
             seq = chunk.seq
             seq._computed += chunk.num_tokens * num_iterations
+            self.pool.computed(seq, seq._computed)
             if seq._computed == seq._known:
                 prefilled.append(seq)
-                self._begin_decoding(seq, finished)
-        for seq in finished:
-            self._finish(seq, seq._end_reason)
+                if seq.request.branching is None:
+                    self._begin_decoding(seq, finished)
+                else:
+                    self._begin_branching(seq, outcome.parents.get(seq.request_id), finished)
+        at_limit, stopped = set(finished), set(outcome.ended)
         for seq in outcome.ended:
             if seq._state is SequenceState.waiting:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq._state is not SequenceState.ended:
-                self._finish(seq, FinishReason.stop)
+            if seq._state is not SequenceState.ended and seq not in at_limit:
                 finished.append(seq)
+        if len(finished) > 1:  # blocks become free in the order of admission, as vLLM's do: caches remember it
+            finished.sort(key=lambda seq: seq._admission)
+        for seq in finished:  # an end-of-sequence token goes before a limit that is reached with it
+            self._finish(seq, FinishReason.stop if seq in stopped else seq._end_reason)
+        if self._loaded_in_flight:
+            loaded, self._loaded_in_flight = self._loaded_in_flight, []
+            for request_id in loaded:
+                self.loaded(request_id)
         return Progress(prefilled, finished)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included."""
+        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
+
+        While it decodes with branches: of the prompt's full blocks only; see `branch_block_ids`.
+        """
         return self.pool.block_ids(seq, num_tokens)
+
+    def branch_block_ids(self, seq: Sequence) -> list[list[int]]:
+        """Physical ids of the blocks of each branch of a sequence that decodes with branches, planned included."""
+        branches = seq._branches
+        assert branches is not None
+        shared = self.pool.block_ids(seq, branches.num_shared_tokens)
+        tables, ids = branches.tables, branches.ids
+        for number in [number for table in tables for number in table]:
+            if number not in ids:
+                ids[number] = self.pool.draw(1)[0]
+        return [shared + [ids[number] for number in table] for table in tables]
+
+    def copies(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """KV blocks that have to be copied before a plan is run: physical ids, from and to."""
+        pairs = []
+        for seq in plan.branched:
+            branches = seq._branches
+            assert branches is not None
+            self.branch_block_ids(seq)
+            pairs += [(branches.ids[source], branches.ids[target]) for source, target in branches.copies]
+        return pairs
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Blocks that num_repeats more iterations of a plan need beyond those reserved for its first."""
@@ -296,13 +414,20 @@ class EngineCore:
         """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         running = list(self.running.values())
-        self.pool.check_integrity((seq, seq.num_held) for seq in running)
+        self.pool.check_integrity((seq, self._num_pooled(seq)) for seq in running)
+        assert self.pool.num_apart == sum(seq._num_apart for seq in running)
+        for seq in self.branching.values():
+            assert seq._branches is not None
+            assert seq._num_apart == seq._branches.num_blocks
+            seq._branches.check_integrity()
         slots = [seq._slot for seq in running] + self.free_slots
+        slots += [slot for seq in running for slot in seq._more_slots]
+        assert all(len(seq._more_slots) == seq.width - 1 for seq in running)
         assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self.max_num_seqs))
         states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
         for seq in running:
             states[seq._state].add(seq.request_id)
-        assert {seq.request_id for seq in self.decodes} == states[SequenceState.decoding]
+        assert {seq.request_id for seq in self.decodes} | set(self.branching) == states[SequenceState.decoding]
         assert set(self.prefilling) == states[SequenceState.prefilling]
         assert set(self.paused) == states[SequenceState.paused]
         assert set(self.loading) == states[SequenceState.loading]
@@ -313,7 +438,12 @@ class EngineCore:
         self.waiting.remove(seq)
         seq._slot = heappop(self.free_slots)
         self.running[seq.request_id] = seq
+        self._num_admissions += 1
+        seq._admission = self._num_admissions
         self.pool.admit(seq, num_cached)
+        if seq.request.branching is not None:
+            seq._more_slots = [heappop(self.free_slots) for _ in range(seq.width - 1)]
+            self.pool.take_apart(seq._num_apart)
         seq._computed = num_cached
         seq._num_found = num_cached + num_loaded
         seq._dropped = 0
@@ -326,20 +456,31 @@ class EngineCore:
         seq._num_loading = num_loaded
         self.pool.grow(seq, num_cached, seq._computed)
         self.loading[seq.request_id] = seq
-        source = "host" if seq._swapped else self.pool.tier_of(seq)
-        self._transfers.append(Transfer(seq, source, "gpu", num_loaded))
+        loads = [("host", num_loaded)] if seq._swapped else self.pool.loads(seq)
+        assert sum(num_tokens for _, num_tokens in loads) == num_loaded
+        self._transfers += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
+        seq._num_transfers = len(loads)
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
+        num_branched = self._num_branched(seq)
         self._leave(seq, SequenceState.waiting)
         num_blocks = self.pool.blocks_for(seq._computed)
-        self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)
+        seq._num_lost = seq._computed
+        if num_branched is None:
+            self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)
+        else:
+            self.pool.release(seq, num_branched)
+        if seq._num_apart:
+            self._give_apart_back(seq)
         seq._num_preemptions += 1
         self.num_preemptions += 1
         if swap and not seq._dropped and 0 < num_blocks <= self.num_free_swap_blocks:
             self.num_free_swap_blocks -= num_blocks
             seq._swapped = seq._computed
             self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
+        if seq._branches is not None:
+            self._prepare_return(seq, seq._branches, had_joined=num_branched is not None)
         seq._computed = seq._dropped = 0
         seq._rank = self.scheduling.rank(seq)
         self.waiting.push(seq)
@@ -375,6 +516,98 @@ class EngineCore:
         del self.prefilling[seq.request_id]
         self._join(seq)
 
+    def _begin_branching(
+        self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]
+    ) -> None:
+        """The same for a sequence with branches: the first time they fork here, later they come back."""
+        if seq._branches is None:
+            seq._branches = Branches(seq.num_prompt_tokens, self.pool.block_size, seq._ends)
+        del self.prefilling[seq.request_id]
+        self._join_branches(seq, seq._branches)
+        self._produce(seq, parents, finished)
+
+    def _join_branches(self, seq: Sequence, branches: Branches) -> None:
+        """A sequence that holds the KV of all its branches' tokens but the newest decodes from now on."""
+        num_before = self.pool.num_apart
+        ids = self.pool.hand_over(seq, seq._computed, branches.num_shared_tokens)
+        seq._num_apart += self.pool.num_apart - num_before
+        branches.ids = dict(zip(branches.numbers, ids, strict=False))  # ids: as many as were asked for
+        seq._decodes = branches
+        seq._growth = PAGED
+        self._resume(seq)
+
+    def _produce(
+        self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]
+    ) -> None:
+        """Each branch of a sequence has a new token, and the world has chosen which go on; none: it ends."""
+        branches = seq._branches
+        assert branches is not None
+        if parents is not None and not (parents and all(0 <= p < branches.width for p in parents)):
+            raise ValueError(f"parents={parents} of {seq!r}: must name branches below {branches.width}")
+        if parents is not None and len(parents) > branches.width:
+            raise ValueError(f"parents={parents} of {seq!r}: there are {branches.width} branches, and never more")
+        freed = branches.produce(parents)
+        if not branches.ends:
+            finished.append(seq)
+            return
+        while len(seq._more_slots) >= branches.width:
+            heappush(self.free_slots, seq._more_slots.pop())
+        if freed:
+            ids = [branches.ids.pop(number) for number in freed if number in branches.ids]
+            self.pool.give_back(len(freed), ids)
+            seq._num_apart -= len(freed)
+
+    def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
+        """What a sequence with branches will need when it is admitted again: all that it stored.
+
+        Recomputed, with the newest token of each branch; these then have their blocks.
+        """
+        if had_joined:
+            if not seq._swapped:
+                branches.append()
+            seq._known = branches.num_shared_tokens + branches.clock
+        num_blocks = branches.num_shared_tokens // self.pool.block_size + branches.num_blocks
+        seq._num_apart = num_blocks - self.pool.blocks_for(seq._known)
+
+    def _give_apart_back(self, seq: Sequence) -> None:
+        """A sequence gives up the blocks of its branches, and what was taken for them."""
+        branches = seq._branches
+        assert branches is not None
+        self.pool.give_back(seq._num_apart, branches.ids.values())
+        branches.ids = {}
+        seq._num_apart = 0
+
+    def _num_branched(self, seq: Sequence) -> int | None:
+        """Tokens in the full blocks of its prompt, if all others of a sequence's blocks are its branches'."""
+        if seq._branches is None or seq._state not in (SequenceState.decoding, SequenceState.paused):
+            return None
+        return seq._branches.num_shared_tokens
+
+    def _num_pooled(self, seq: Sequence) -> int:
+        """Tokens for which the pool holds blocks in a sequence's own name."""
+        num_branched = self._num_branched(seq)
+        return seq.num_held if num_branched is None else num_branched
+
+    def _resume(self, seq: Sequence) -> None:
+        """A sequence whose KV is complete decodes again."""
+        branches = seq._branches
+        if branches is None:
+            self.decodes.join(seq, seq._growth)
+            return
+        seq._state = SequenceState.decoding
+        seq._origin = branches.num_shared_tokens
+        self.branching[seq.request_id] = seq
+
+    def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
+        """A sequence decodes no more; its counts are written back to it."""
+        if seq._branches is None:
+            self.decodes.leave(seq, state)
+            return
+        seq._computed = seq.num_computed
+        seq._known = seq._computed + 1
+        seq._state = state
+        del self.branching[seq.request_id]
+
     def _join(self, seq: Sequence) -> None:
         """A sequence decodes from now on, or waits at its limit for room."""
         growth = self.pool.growth(seq)
@@ -382,15 +615,21 @@ class EngineCore:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a running sequence that is at rest."""
+        num_branched = self._num_branched(seq)
         self._leave(seq, SequenceState.ended)
-        self.pool.release(seq, seq._computed - seq._dropped, seq._num_loading)
+        if num_branched is None:
+            self.pool.release(seq, seq._computed - seq._dropped, seq._num_loading)
+        else:
+            self.pool.release(seq, num_branched)
+        if seq._num_apart:
+            self._give_apart_back(seq)
         self._free_swapped(seq)
         self._end(seq, reason)
 
     def _leave(self, seq: Sequence, state: SequenceState) -> None:
         """Take a running sequence out of the sets of the running, and its slot from it."""
         if seq._state is SequenceState.decoding:
-            self.decodes.leave(seq, state)
+            self._end_decoding(seq, state)
         elif seq._state is SequenceState.prefilling:
             del self.prefilling[seq.request_id]
         elif seq._state is SequenceState.paused:
@@ -402,6 +641,8 @@ class EngineCore:
         assert seq._slot is not None
         heappush(self.free_slots, seq._slot)
         seq._slot = None
+        while seq._more_slots:
+            heappush(self.free_slots, seq._more_slots.pop())
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq._state = SequenceState.ended
@@ -429,6 +670,7 @@ class _Hooks(NamedTuple):
     before_step: bool
     on_commit: bool
     on_end: bool
+    chunk_rank: bool
 
 
 def _overridden(scheduling: Scheduling) -> _Hooks:

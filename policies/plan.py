@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 from policies.sequence import Sequence
@@ -59,7 +60,7 @@ class StepPlan:
     """
 
     index: int  # iterations that this core committed before this one
-    num_decodes: int  # sequences that decode one token
+    num_decodes: int  # sequences that decode one token; of one with branches, each branch
     num_decode_context_tokens: int  # KV tokens they attend to, the new ones included
     chunks: list[Chunk]
     admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk, or waits for a transfer
@@ -70,12 +71,16 @@ class StepPlan:
     decoding: Iterable[Sequence]  # all that could decode ...
     idle: list[Sequence]  # ... and those of them that do not in this step
     waits_for: Cause | None  # why who waits has to; None: nobody does
+    branched: list[Sequence] = field(default_factory=list)  # those that decode with branches; not in `decoding`
+    num_branches: int = 0  # of theirs, together
+    num_copied_tokens: int = 0  # KV that copy-on-write copies before the iteration; see EngineCore.copies
 
     @property
     def decodes(self) -> list[Sequence]:
         """The sequences that decode one token, by request id."""
         idle = set(self.idle)
-        return sorted((seq for seq in self.decoding if seq not in idle), key=lambda seq: seq.request_id)
+        decodes = [seq for seq in self.decoding if seq not in idle]
+        return sorted(decodes + self.branched, key=lambda seq: seq.request_id)
 
     @property
     def num_tokens(self) -> int:
@@ -88,7 +93,7 @@ class StepPlan:
     @property
     def tokens_by_request(self) -> dict[int, int]:
         """Tokens computed in one iteration by request id: decodes first, then chunks."""
-        return {s.request_id: 1 for s in self.decodes} | {c.seq.request_id: c.num_tokens for c in self.chunks}
+        return {s.request_id: s.width for s in self.decodes} | {c.seq.request_id: c.num_tokens for c in self.chunks}
 
     @property
     def num_sampled(self) -> int:
@@ -117,11 +122,14 @@ class StepOutcome(NamedTuple):
     """What the world did with a plan.
 
     iterations: how often it was run, 1 to plan.horizon. ended: sequences that ended with the last iteration
-    for reasons the core cannot know, such as an end-of-sequence token.
+    for reasons the core cannot know, such as an end-of-sequence token. parents: by request id, of sequences with
+    branches that have got tokens: for each branch that goes on the old one that it continues; none of those
+    that are not named have changed.
     """
 
     iterations: int = 1
     ended: tuple[Sequence, ...] = ()
+    parents: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

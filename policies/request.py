@@ -26,6 +26,17 @@ class Prompt(NamedTuple):
     segments: tuple[Segment, ...] = ()
 
 
+class Branching(NamedTuple):
+    """Several answers to one prompt, which share the KV of what they have in common.
+
+    width: branches. every: after so many tokens the branches are chosen anew among the old ones: 1 is beam
+    search, more is tree search; None: never, they are independent samples (parallel sampling, n = width).
+    """
+
+    width: int
+    every: int | None = None
+
+
 class Request(NamedTuple):
     """One request as a serving engine sees it: everything but how long the answer will be.
 
@@ -33,7 +44,7 @@ class Request(NamedTuple):
     only the model's context ends it. A smaller `priority` goes first, as in vLLM. deadline_s: when the client
     wants the whole answer, on the same clock (a batch API's completion window).
     answer_id names the content of the answer, so that a later prompt that quotes it finds its KV; None: a
-    content that nobody else has.
+    content that nobody else has. branching: several answers are asked for; None: one.
     """
 
     request_id: int
@@ -45,3 +56,4 @@ class Request(NamedTuple):
     session_id: int | None = None
     deadline_s: float | None = None
     answer_id: int | None = None
+    branching: Branching | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from policies.request import Request
 
 if TYPE_CHECKING:
+    from policies.caching.branches import Branches
     from policies.decode_set import DecodeSet, Growth
 
 
@@ -42,10 +43,14 @@ class Sequence:
     """
 
     __slots__ = (
+        "_admission",
         "_block_ids",
+        "_branches",
         "_computed",
         "_decodes",
+        "_displaced_by",
         "_dropped",
+        "_ends",
         "_end_known",
         "_end_reason",
         "_finish_reason",
@@ -54,9 +59,13 @@ class Sequence:
         "_known",
         "_kv",
         "_max_known",
+        "_more_slots",
+        "_num_apart",
         "_num_found",
         "_num_loading",
+        "_num_lost",
         "_num_preemptions",
+        "_num_transfers",
         "_origin",
         "_predicted",
         "_rank",
@@ -80,8 +89,12 @@ class Sequence:
         self._rank: tuple[float, ...] = ()  # given by the scheduling policy
         self._state = SequenceState.waiting
         self._slot: int | None = None
+        self._admission = 0  # number of its last admission
         self._num_preemptions = 0
         self._num_found = 0
+        self._num_lost = 0
+        self._displaced_by: int | None = None
+        self._num_transfers = 0  # which it waits for
         self._num_loading = 0  # the last of its computed tokens whose KV is still on its way
         self._finish_reason: FinishReason | None = None
         self._known = request.prompt.num_tokens  # stale while decoding, like _computed: see num_computed
@@ -90,15 +103,19 @@ class Sequence:
         self._end_reason = end_reason
         self._max_known = max_known
         self._predicted = predicted
-        self._decodes = decodes
+        self._decodes: DecodeSet | Branches = decodes  # while decoding: whose clock it follows
         self._origin = 0  # while decoding: num_computed - clock of the decode set
         self._dropped = 0  # computed tokens whose KV was given up for good
         self._swapped = 0  # while waiting: computed tokens whose KV lies in host memory
-        self._kv: Any = None  # what the KV pool remembers of it while it holds KV
+        self._kv: Any = None  # what the KV pool remembers of it
         self._join = 0  # number of its last joining of the decode set
         self._growth: Growth  # while decoding: how its KV grows
         self._steady_from = 0  # while decoding without widening: computed tokens when that began
         self._block_ids: list[int] = []
+        self._branches: Branches | None = None  # from the end of its first prefill on, if it branches
+        self._ends: tuple[int, ...] = ()  # of its branches: the output tokens after which each ends
+        self._more_slots: list[int] = []  # of its other branches
+        self._num_apart = 0  # branches' blocks that the pool does not count as the sequence's; see BlockPool
 
     @property
     def request(self) -> Request:
@@ -126,9 +143,27 @@ class Sequence:
         return self._slot
 
     @property
+    def width(self) -> int:
+        """Tokens that it gets in an iteration in which it decodes: branches that are alive, or to be; else 1."""
+        if self._branches is not None:
+            return self._branches.width
+        branching = self._request.branching
+        return 1 if branching is None else branching.width
+
+    @property
     def num_preemptions(self) -> int:
         """How often it lost its KV."""
         return self._num_preemptions
+
+    @property
+    def num_lost(self) -> int:
+        """Tokens that it had computed when it was preempted last."""
+        return self._num_lost
+
+    @property
+    def displaced_by(self) -> int | None:
+        """The request for whose KV it was preempted last (it may be its own); None: a policy wished it."""
+        return self._displaced_by
 
     @property
     def num_found(self) -> int:
@@ -164,7 +199,7 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is stored."""
+        """Tokens whose KV is stored; of branches, what they share is one token, and a copy another."""
         if self._state is SequenceState.decoding:
             return self._origin + self._decodes.clock
         return self._computed
@@ -185,13 +220,22 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that still lack KV: what a prefill has left to do, 1 while decoding."""
+        """Known tokens that still lack KV: what a prefill has left to do, 1 while decoding (`width` of them)."""
         return self.num_known - self.num_computed
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens produced so far."""
+        """Tokens produced so far; of the longest branch, if it has several."""
+        if self._branches is not None:
+            return self._branches.depth
         return self.num_known - self._request.prompt.num_tokens
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Tokens produced so far, by all its branches together."""
+        if self._branches is not None:
+            return self._branches.num_emitted
+        return self.num_output_tokens
 
     def __repr__(self) -> str:
         progress = f"{self.num_computed} of {self.num_known} known tokens computed"

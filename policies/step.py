@@ -17,6 +17,7 @@ from policies.plan import FOREVER, Cause, Chunk, StepPlan, Transfer
 from policies.sequence import Sequence, SequenceState
 
 if TYPE_CHECKING:
+    from policies.caching.branches import Branches
     from policies.engine import EngineCore
 
 
@@ -33,8 +34,14 @@ class StepView:
 
     @property
     def prefilling(self) -> SequenceOf[Sequence]:
-        """Sequences whose prefill has begun, in the order of their admission."""
-        return list(self._core.prefilling.values()) if self._core.prefilling else ()
+        """Sequences whose prefill has begun, by admission or as the scheduling policy's chunk_rank says."""
+        core = self._core
+        if not core.prefilling:
+            return ()
+        if core._hooks.chunk_rank:
+            key = core.scheduling.chunk_rank
+            return sorted(core.prefilling.values(), key=lambda seq: (key(seq), seq.request_id))
+        return list(core.prefilling.values())
 
     @property
     def running(self) -> SequenceOf[Sequence]:
@@ -53,8 +60,8 @@ class StepView:
 
     @property
     def num_decoding(self) -> int:
-        """How many decode."""
-        return self._core.decodes.size
+        """How many decode; one with branches counts once."""
+        return self._core.decodes.size + len(self._core.branching)
 
     @property
     def num_running(self) -> int:
@@ -72,6 +79,31 @@ class StepView:
         return self._core.pool.num_free
 
     @property
+    def num_free_swap_blocks(self) -> int:
+        """Blocks' worth of host memory that is left for preempted KV."""
+        return self._core.num_free_swap_blocks
+
+    def num_blocks_held(self, seq: Sequence) -> int:
+        """KV blocks that a running sequence owns, those shared with others included."""
+        return self._core.pool.blocks_held(seq, self._core._num_pooled(seq)) + seq._num_apart
+
+    def num_blocks_to_admit(self, seq: Sequence) -> int:
+        """KV blocks that a waiting sequence would hold when all its known tokens are computed."""
+        return self._core.pool.blocks_to_admit(seq)
+
+    def num_blocks_missing(self, seq: Sequence) -> int:
+        """KV blocks that a begun prefill does not hold yet for the tokens that are known."""
+        return self._core.pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
+
+    def has_room(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence would find a slot and memory now; budget and policies aside."""
+        core = self._core
+        if len(core.free_slots) < seq.width:
+            return False
+        num_cached = 0 if seq._swapped else core.pool.num_cached(seq)
+        return core.pool.can_admit(seq, num_cached, not core.running)
+
+    @property
     def num_blocks(self) -> int:
         """KV blocks there are."""
         return self._core.pool.num_blocks
@@ -85,6 +117,19 @@ class StepView:
     def num_iterations(self) -> int:
         """Iterations that the engine has run."""
         return self._core.num_iterations
+
+    def needs_block(self, seq: Sequence) -> bool:
+        """Whether the next token of a decoding sequence takes a KV block that it does not hold yet."""
+        if seq._branches is not None:
+            return seq._branches.blocks_to_append() > 0
+        return seq._growth.takes_blocks and seq.num_held % self._core.pool.block_size == 0
+
+    def num_found(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence that would not be computed: a cache or another tier has their KV."""
+        if seq._swapped:
+            return seq._swapped
+        num_cached = self._core.pool.num_cached(seq)
+        return num_cached + self._core.pool.num_loadable(seq, num_cached)
 
     @property
     def max_num_seqs(self) -> int:
@@ -115,10 +160,12 @@ class StepBuilder:
         "_decoded",
         "_hold",
         "_is_over",
+        "_is_squeezed",
         "_preempted",
         "_promise",
         "_refusal",
         "_until_s",
+        "_waits",
         "_wake_s",
         "num_tokens",
         "tokens_left",
@@ -139,9 +186,16 @@ class StepBuilder:
         self._promise = 1
         self._hold = FOREVER
         self._until_s = inf
+        self._waits = False
         self._wake_s = inf
+        self._is_squeezed = False  # somebody had to go for want of blocks
         self._refusal: Cause | None = None  # why the first admission that failed did
         self._is_over = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this step is still being made."""
+        return not self._is_over
 
     def budget(self, max_num_tokens: int) -> None:
         """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
@@ -169,36 +223,44 @@ class StepBuilder:
         self._until_s = min(self._until_s, until_s)
 
     def wait_until(self, time_s: float) -> None:
-        """If this step computes nothing: ask again at time_s, or when something comes from outside."""
+        """If this step computes nothing: ask again at time_s, or when something comes from outside.
+
+        inf: only then. Nothing to compute without this verb is an error, as long as requests are there.
+        """
+        self._waits = True
         self._wake_s = min(self._wake_s, time_s)
 
-    def decode_all(self) -> None:
+    def decode_all(self) -> bool:
         """Decode every decoding sequence in the order of admission, as far as the budget goes.
 
         If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
+        False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence with
+        branches takes `width` tokens, all or none.
         """
         self._check_open()
         core = self._core
         if core.decodes.at_limit:
             self._renew_all()
         num_decodes = core.decodes.size
-        if not num_decodes:
-            return
+        if not num_decodes and not core.branching:
+            return True
         num_due = core.decodes.blocks_due()
         fits = num_decodes <= self.tokens_left and num_due <= core.pool.num_free
-        if fits and not self._decoded and not self._all_decode:
+        if fits and not self._decoded and not self._all_decode and not core.branching:
             core.pool.take(num_due)
             self._all_decode = True
             self.num_tokens += num_decodes
             self.tokens_left -= num_decodes
-            return
+            return True
         for seq in core.view.decoding:
             if seq._state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
-                break
+                return False
+        return True
 
     def decode(self, seq: Sequence) -> bool:
         """Give a decoding sequence its next token; False if the budget is gone or this step preempted it.
 
+        One with branches gets a token for each: seq.width tokens, all or none.
         If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
         """
         self._check_open()
@@ -208,10 +270,12 @@ class StepBuilder:
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
         if self.tokens_left < 1:
             return False
+        if seq._branches is not None:
+            return self._decode_branches(seq, seq._branches)
         core = self._core
         if seq.request_id in core.decodes.at_limit and not self._renew(seq):
             return False
-        num_blocks = int(seq._growth.takes_blocks and seq.num_held % core.pool.block_size == 0)
+        num_blocks = int(core.view.needs_block(seq))
         if not self._make_room(seq, num_blocks):
             return False
         core.pool.take(num_blocks)
@@ -241,8 +305,10 @@ class StepBuilder:
         self._add_chunk(seq, num_tokens)
         return True
 
-    def admit(self, seq: Sequence, max_num_tokens: int) -> bool:
+    def admit(self, seq: Sequence, max_num_tokens: int, *, may_cut: bool = True) -> bool:
         """Give a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
+
+        may_cut: if not, it is refused where the budget would cut it.
 
         If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
         transfer is done. False if there is no slot or no budget, if its known tokens could not all get room
@@ -255,10 +321,11 @@ class StepBuilder:
         pool = core.pool
         num_cached = 0 if seq._swapped else pool.num_cached(seq)
         num_loaded = seq._swapped or pool.num_loadable(seq, num_cached)
-        num_tokens = min(index(max_num_tokens), seq._known - num_cached, self.tokens_left)
-        if num_tokens < 1:
+        num_wanted = min(index(max_num_tokens), seq._known - num_cached)
+        num_tokens = min(num_wanted, self.tokens_left)
+        if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
             return self._refuse(Cause.budget)
-        if not core.free_slots:
+        if not core.free_slots or len(core.free_slots) < seq.width:
             return self._refuse(Cause.slot)
         if self._preempted or not pool.can_admit(seq, num_cached, not core.running):
             return self._refuse(Cause.memory)
@@ -281,7 +348,7 @@ class StepBuilder:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in core.decodes}
                 self._all_decode = False
-            num_planned = int(self._decoded.pop(seq.request_id, None) is not None)
+            num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
         elif seq._state is SequenceState.prefilling:
             mine = [chunk for chunk in self._chunks if chunk.seq is seq]
             num_planned = sum(chunk.num_tokens for chunk in mine)
@@ -292,6 +359,7 @@ class StepBuilder:
         if seq in self._admitted:
             self._admitted.remove(seq)
         core._stop(seq, num_planned, core.swaps if swap is None else swap)
+        seq._displaced_by = None
         self._preempted.append(seq)
 
     def pause(self, seq: Sequence) -> None:
@@ -299,7 +367,7 @@ class StepBuilder:
         self._check_open()
         if seq._state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
-        self._core.decodes.leave(seq, SequenceState.paused)
+        self._core._end_decoding(seq, SequenceState.paused)
         self._core.paused[seq.request_id] = seq
 
     def resume(self, seq: Sequence) -> None:
@@ -308,7 +376,7 @@ class StepBuilder:
         if seq._state is not SequenceState.paused:
             raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
         del self._core.paused[seq.request_id]
-        self._core.decodes.join(seq, seq._growth)
+        self._core._resume(seq)
 
     def rerank(self, seq: Sequence) -> None:
         """Ask the scheduling policy for the rank of a sequence again, and move it there."""
@@ -329,7 +397,20 @@ class StepBuilder:
         self.tokens_left -= num_tokens
 
     def _has_decoded(self, seq: Sequence) -> bool:
-        return self._all_decode or seq.request_id in self._decoded
+        return (self._all_decode and seq._branches is None) or seq.request_id in self._decoded
+
+    def _decode_branches(self, seq: Sequence, branches: Branches) -> bool:
+        """Give each branch its next token."""
+        if branches.width > self.tokens_left:
+            return False
+        num_blocks = branches.blocks_to_append()
+        if not self._make_room(seq, num_blocks):
+            return False
+        self._core.pool.take_apart(num_blocks)
+        seq._num_apart += num_blocks
+        self._decoded[seq.request_id] = seq
+        self._spend(branches.width)
+        return True
 
     def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
         self._core.pool.grow(seq, seq._computed, seq._computed + num_tokens)
@@ -344,6 +425,8 @@ class StepBuilder:
         while core.pool.num_free < num_blocks:
             victim = core._victim()
             self.preempt(victim)
+            victim._displaced_by = seq.request_id
+            self._is_squeezed = True
             if victim is seq:
                 return False
         return True
@@ -363,8 +446,18 @@ class StepBuilder:
         core.decodes.join(seq, growth or seq._growth)
         if growth is None:
             self.preempt(seq)
+            seq._displaced_by = seq.request_id
+            self._is_squeezed = True
             return False
         return True
+
+    def _waits_for(self) -> Cause | None:
+        """Why who waits has to; None: nobody does."""
+        if not self._core.waiting:
+            return None
+        if self._is_squeezed:
+            return Cause.memory
+        return Cause.policy if self._refusal is None else self._refusal
 
     def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""
@@ -384,10 +477,11 @@ class StepBuilder:
                 num_context_tokens -= sum(seq.num_held for seq in idle) + widening
             else:
                 decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
-        horizon = 1 if self._completes or idle or self._preempted else min(self._promise, self._hold)
-        waits_for = None
-        if core.waiting:
-            waits_for = Cause.policy if self._refusal is None else self._refusal
+        horizon = min(self._promise, self._hold)
+        if self._completes or idle or self._preempted or (self._chunks and core.pool.chunks_stand_alone):
+            horizon = 1
+        if self._admitted and core._hooks.chunk_rank:  # they take their place among the prefills
+            horizon = 1
         plan = StepPlan(
             step_index,
             num_decodes,
@@ -400,11 +494,27 @@ class StepBuilder:
             num_widening,
             decoding,
             idle,
-            waits_for,
+            self._waits_for(),
         )
-        if horizon > 1:
+        if core.branching:
+            self._plan_branches(plan)
+        if plan.horizon > 1:
             plan.horizon = self._cut_horizon(plan)
         return plan
+
+    def _plan_branches(self, plan: StepPlan) -> None:
+        """Add to a plan who decodes with branches. Their tables change from step to step: it holds for one."""
+        plan.horizon = 1
+        for seq in self._core.branching.values():
+            branches = seq._branches
+            if branches is None or seq.request_id not in self._decoded:
+                continue
+            plan.branched.append(seq)
+            plan.num_copied_tokens += branches.append()
+            plan.num_branches += branches.width
+            plan.num_decode_context_tokens += branches.width * (branches.num_shared_tokens + branches.length)
+        plan.num_decodes += plan.num_branches
+        plan.num_widening += plan.num_branches
 
     def _cut_horizon(self, plan: StepPlan) -> int:
         """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""
@@ -414,7 +524,7 @@ class StepBuilder:
             horizon = min(horizon, core.decodes.iterations_to_first_event())
         for chunk in plan.chunks:  # the chunk that completes a prefill will be a step of its own
             horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
-        num_free = core.pool.num_free
+        num_free = core.pool.num_quiet
         blocks_each = horizon // core.pool.block_size + 1
         if plan.chunks or plan.num_decodes * blocks_each > num_free:  # else there are blocks in any case
             repeats = range(horizon)

@@ -13,8 +13,8 @@ from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
 from hwmodels.memory import MemoryPlan, plan_memory
 from hwmodels.model_spec import ModelSpec
 from policies.batching import Batching
-from policies.caching import Caching
-from policies.caching.paged import KvMemory
+from policies.caching.eviction.future import FutureUses
+from policies.caching.pool import Caching, KvMemory
 from policies.scheduling import Scheduling
 from sim.engine_profile import EngineProfile
 
@@ -105,12 +105,14 @@ class Deployment:
             lora=self.lora,
         )
 
-    def kv_memory(self, num_blocks: int) -> KvMemory:
-        """What a replica's KV pool is made for."""
+    def kv_memory(self, num_blocks: int, future: FutureUses | None = None) -> KvMemory:
+        """What a replica's KV pool is made for; `future` is for offline bounds."""
         return KvMemory(
             num_blocks=num_blocks,
             bytes_per_token=self.kv_bytes_per_token,
+            num_devices=self.layout.num_devices,
             max_model_len=self.max_model_len,
+            future=future,
         )
 
     @property

@@ -7,7 +7,7 @@ one row an iteration, the same whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from hwmodels.iteration import IterationShape
 from policies.engine import EngineCore
+from policies.plan import Cause
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence
+from sim.events import logged_events
 from sim.shape import shape_of
 
 if TYPE_CHECKING:
@@ -50,8 +52,10 @@ class RequestLog:
         self.last_token_s = array("d")
         self.finished_s = array("d")
         self.output_tokens = array("q")
+        self.longest_tokens = array("q")
         self.preemptions = array("i")
         self.cached_tokens = array("q")
+        self.prefill_iterations = array("q")
 
     def schedule(self, seq: Sequence, now: float) -> None:
         """A request is worked on for the first time."""
@@ -69,7 +73,14 @@ class RequestLog:
         self.replica.extend([-1] * num_rows)
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s.extend([NAN] * num_rows)
-        for counts in (self.status, self.output_tokens, self.preemptions, self.cached_tokens):
+        for counts in (
+            self.status,
+            self.output_tokens,
+            self.longest_tokens,
+            self.preemptions,
+            self.cached_tokens,
+            self.prefill_iterations,
+        ):
             counts.extend([0] * num_rows)  # status: unfinished
 
     def reject(self, request_id: int, reason: str, now: float) -> None:
@@ -90,15 +101,20 @@ class RequestLog:
     def note(self, seq: Sequence, last_token_s: float) -> None:
         """Enter how far a sequence has come."""
         self.last_token_s[seq.request_id] = last_token_s
-        self.output_tokens[seq.request_id] = seq.num_output_tokens
+        self.output_tokens[seq.request_id] = seq.num_emitted_tokens
+        self.longest_tokens[seq.request_id] = seq.num_output_tokens
         self.preemptions[seq.request_id] = seq.num_preemptions
 
     def table(self) -> pd.DataFrame:
-        """One row a request, by request id; times in seconds, NaN where it did not happen."""
+        """One row a request, by request id; times in seconds, NaN where it did not happen.
+
+        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest.
+        """
         requests = [request for request in self.requests if request is not None]
         ids = np.array([request.request_id for request in requests], np.int64)
         num_requests = len(requests)
         names = np.array([status.name for status in Status], dtype=object)
+        samples = (1 if r.branching is None else r.branching.width for r in requests)
         sessions = (-1 if r.session_id is None else r.session_id for r in requests)
         return pd.DataFrame(
             {
@@ -117,7 +133,10 @@ class RequestLog:
                 "prompt_tokens": np.fromiter((r.prompt.num_tokens for r in requests), np.int64, num_requests),
                 "cached_tokens": np.array(self.cached_tokens, np.int64)[ids],
                 "output_tokens": np.array(self.output_tokens, np.int64)[ids],
+                "longest_tokens": np.array(self.longest_tokens, np.int64)[ids],
+                "samples": np.fromiter(samples, np.int64, num_requests),
                 "preemptions": np.array(self.preemptions, np.int32)[ids],
+                "prefill_iterations": np.array(self.prefill_iterations, np.int64)[ids],
             }
         )
 
@@ -131,6 +150,7 @@ class IterationLog:
         "kv_blocks_used",
         "kv_tokens_used",
         "preempted",
+        "waits_for_memory",  # 1: the first of the waiting found no room for its KV
         *IterationShape._fields,
     )
     ROW = (
@@ -139,6 +159,7 @@ class IterationLog:
         "emitted_s",  # when the decoding sequences had produced their tokens before this row
         "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
         "block_phase",  # clock of the decode set modulo the block size
+        "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
         *COUNTS,
     )
     _pack = Struct(f"{len(ROW)}d").pack
@@ -169,11 +190,13 @@ class IterationLog:
             emitted_s,
             num_fresh,
             core.decodes.clock % self.block_size,
+            plan.num_widening,
             flight.num_running,
             flight.num_waiting,
             flight.num_blocks_used,
-            flight.num_tokens_held + plan.num_decodes,
+            flight.num_tokens_held + plan.num_widening + plan.num_copied_tokens,
             len(plan.preempted),
+            plan.waits_for is Cause.memory,
             plan.num_decodes,
             plan.num_decode_context_tokens,
             *(0, 0, 0, 0),
@@ -185,6 +208,7 @@ class IterationLog:
     def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
         plan, start_s = flight.plan, flight.start_s
+        num_new = plan.num_tokens - plan.num_decodes + plan.num_widening + plan.num_copied_tokens
         for step in range(flight.num_iterations):
             self._rows += self._pack(
                 1,
@@ -192,11 +216,13 @@ class IterationLog:
                 emitted_s,
                 num_fresh,
                 0,
+                plan.num_widening,
                 flight.num_running,
                 flight.num_waiting,
                 flight.num_blocks_used + core.blocks_of_repeats(plan, step),
-                flight.num_tokens_held + (step + 1) * plan.num_tokens,
+                flight.num_tokens_held + (step + 1) * num_new,
                 len(plan.preempted),
+                plan.waits_for is Cause.memory,
                 *shape_of(plan, step),
             )
             start_s = emitted_s = flight.ends_s[step]
@@ -224,7 +250,7 @@ class IterationLog:
             "start_s": start_s,
             "duration_s": ends_s - start_s,
         }
-        grown = step * by_iteration("decode_seqs")
+        grown = step * by_iteration("num_widening")
         grown_by = {
             "decode_context_tokens": grown,
             "kv_tokens_used": grown,
@@ -276,7 +302,10 @@ class RunRecords:
     requests: RequestLog.table(). iterations: one row an iteration, by (replica, iteration); start_s and
     duration_s in seconds, the fields of IterationShape, sequences running and waiting at the plan, KV blocks
     and tokens held at the iteration's end, sequences preempted by the plan. num_kv_blocks is per replica.
-    interrupted: the run was stopped by hand at end_s.
+    unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]: replica, first
+    iteration, iteration behind the last, token places; else None.
+    interrupted: the run was stopped by hand at end_s. events: `sim.events.logged_events`.
+    num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     """
 
     requests: pd.DataFrame
@@ -289,3 +318,7 @@ class RunRecords:
     num_replicas: int
     end_s: float
     interrupted: bool = False
+    events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
+    num_evicted_blocks: int = 0
+    kv_bytes_per_token: float = 0.0
+    unfilled: NDArray[np.int64] | None = None

@@ -11,19 +11,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from math import inf, isnan
 
 import numpy as np
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
-from policies.engine import EngineCore
+from policies.engine import EngineCore, StopAfter
 from policies.plan import StepOutcome, StepPlan, Transfer
 from policies.request import Request
 from policies.sequence import Sequence, SequenceState
 from sim.clock import Clock, Phase
+from sim.events import EventLog
 from sim.links import Links
+from sim.parents import chosen
 from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
 
@@ -49,7 +51,7 @@ class Replica:
 
     on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
     knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
-    what arrives has to wait for both. leap=False runs iteration by iteration.
+    what arrives has to wait for both. leap=False runs iteration by iteration. seed: of what the world chooses.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Replica:
         frontend_s: float = 0.0,
         plans_ahead: bool = False,
         links: Links | None = None,
+        seed: int = 0,
     ) -> None:
         self.index = index
         self.core = core
         self.iterations = IterationLog(index, core.pool.block_size)
+        self.events = EventLog(frontend_s)
         self._model = model
         self._clock = clock
         self._requests = requests
@@ -80,20 +84,27 @@ class Replica:
         self._aborts: list[int] = []
         self._frontend_s = frontend_s
         self._plans_ahead = plans_ahead
+        self._seed = seed
         self._on_the_way: dict[int, bool] = {}  # by request id: not known to the engine yet; whether given up
         # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
         self._emitted_s = 0.0
         self._fresh: dict[Sequence, float] = {}
+        self._branched_s: dict[int, float] = {}  # by request id: the same for those that decode with branches
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of KV, as the ways between memory tiers carry it."""
+        return self._links.bytes_per_token
 
     @property
     def num_outstanding(self) -> int:
         """Requests sent here that have not ended."""
         return self.core.num_unfinished + len(self._on_the_way)
 
-    def submit(self, request: Request, stop_after: int) -> None:
-        """Take in a request that will end after stop_after tokens. Raises RejectedError."""
+    def submit(self, request: Request, stop_after: StopAfter) -> None:
+        """Take in a request that will end after stop_after tokens, each of its branches. Raises RejectedError."""
         if not (self._frontend_s or self._plans_ahead):
-            self.core.add(request, stop_after)
+            self.events.enter(self.core.add(request, stop_after))
             self._look_up()
             return
         self.core.end_of(request, stop_after)
@@ -104,7 +115,7 @@ class Replica:
         else:
             self._reach_engine(request, stop_after)
 
-    def _reach_engine(self, request: Request, stop_after: int) -> None:
+    def _reach_engine(self, request: Request, stop_after: StopAfter) -> None:
         """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
         now = self._clock.now
         if self._plans_ahead and (self._flight is not None or (self._timer is not None and not self._wakes)):
@@ -114,8 +125,8 @@ class Replica:
         else:
             self._enter(request, stop_after)
 
-    def _enter(self, request: Request, stop_after: int) -> None:
-        self.core.add(request, stop_after)
+    def _enter(self, request: Request, stop_after: StopAfter) -> None:
+        self.events.enter(self.core.add(request, stop_after))
         self._look_up(is_late=self._plans_ahead)
         if self._on_the_way.pop(request.request_id):
             self._give_up(request.request_id, is_late=self._plans_ahead)
@@ -137,6 +148,11 @@ class Replica:
                 self._commit(flight)
         for seq in self.core.unfinished:
             self._requests.note(seq, self._last_token_s(seq))
+            self.events.leave(seq, now)
+        for request_id in self._on_the_way:
+            request = self._requests.requests[request_id]
+            assert request is not None
+            self.events.never_met(request, now)
 
     def _give_up(self, request_id: int, is_late: bool = False) -> None:
         if self._flight is None:
@@ -202,6 +218,8 @@ class Replica:
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
+        if plan is None or transfers or self.events.is_news(core, plan):
+            self.events.planned(core, plan, transfers, now)
         if plan is None:
             if core.wake_s < inf:
                 self._plan_soon(core.wake_s)
@@ -239,6 +257,9 @@ class Replica:
         return delay_s
 
     def _on_loaded(self, request_id: int, event: Event) -> None:
+        seq = self.core.loading.get(request_id)
+        if seq is not None:
+            self.events.loaded(seq, self._clock.now)
         self.core.loaded(request_id)
         self._look_up()
 
@@ -268,28 +289,55 @@ class Replica:
         """Enter a flight's iterations into the logs and the core."""
         core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
         end_s = flight.ends_s[num_iterations - 1]
-        num_fresh = self._log_gaps(plan, flight.ends_s[0]) if self._fresh or plan.idle else 0
+        num_fresh = 0
+        if self._fresh or plan.idle or core.paused:
+            num_fresh = self._log_gaps(plan, flight.ends_s[0])
+        outcome = StepOutcome(num_iterations)
+        if core.may_branch:
+            num_fresh += plan.num_branches
+            outcome = outcome._replace(parents=self._advance_branches(plan, end_s))
         self.iterations.add(flight, core, self._emitted_s, num_fresh)
-        if plan.num_decodes:
+        if plan.num_decodes > plan.num_branches:
             self._emitted_s = end_s
-        progress = core.commit(plan, StepOutcome(num_iterations), end_s)
+        progress = core.commit(plan, outcome, end_s)
         requests = self._requests
+        for chunk in plan.chunks:
+            requests.prefill_iterations[chunk.seq.request_id] += num_iterations
         for seq in progress.prefilled:
             if seq.num_output_tokens == 1:
                 requests.first_token_s[seq.request_id] = end_s
             else:  # resumed after a preemption: the gap spans its absence
-                self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
-            self._fresh[seq] = end_s
+                num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
+                for _ in range(num_new):
+                    self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
+                self.events.prefilled(seq, end_s)
+            if seq.request.branching is None:
+                self._fresh[seq] = end_s
+            else:
+                self._branched_s[seq.request_id] = end_s
         for seq in progress.finished:
             self._fresh.pop(seq, None)
+            self._branched_s.pop(seq.request_id, None)
             requests.end(seq, Status.finished, end_s, end_s)
             self._on_end(seq)
 
+    def _advance_branches(self, plan: StepPlan, end_s: float) -> dict[int, tuple[int, ...]]:
+        """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
+        for seq in plan.branched:
+            gap_s = end_s - self._branched_s[seq.request_id]
+            for _ in range(seq.width):
+                self.iterations.add_gap(gap_s, end_s)
+            self._branched_s[seq.request_id] = end_s
+        served = plan.branched + [chunk.seq for chunk in plan.chunks if chunk.completes]
+        choices = ((seq.request_id, chosen(self._seed, seq)) for seq in served)
+        return {request_id: parents for request_id, parents in choices if parents is not None}
+
     def _log_gaps(self, plan: StepPlan, end_s: float) -> int:
         """Note the gaps that a plan's first iteration ends and that are not like the others'; how many."""
-        if not plan.num_decodes:
+        if plan.num_decodes == plan.num_branches:
             return 0
-        behind = {seq: self._last_token_s(seq) for seq in plan.idle}
+        standing = (seq for seq in chain(plan.idle, self.core.paused.values()) if seq.request.branching is None)
+        behind = {seq: self._last_token_s(seq) for seq in standing}
         num_fresh = 0
         for seq, emitted_s in self._fresh.items():
             if seq not in behind:
@@ -304,7 +352,9 @@ class Replica:
         if seq is None:
             return
         last_token_s = self._last_token_s(seq)
+        self.events.leave(seq, self._clock.now)
         self._fresh.pop(seq, None)
+        self._branched_s.pop(request_id, None)
         self.core.abort(request_id)
         self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
         self._on_end(seq)
@@ -312,14 +362,17 @@ class Replica:
     def _note_preemption(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""
         requests, request_id = self._requests, seq.request_id
-        if seq.num_output_tokens > requests.output_tokens[request_id]:  # else it was still in prefill
-            requests.last_token_s[request_id] = self._fresh.pop(seq, self._emitted_s)
-            requests.output_tokens[request_id] = seq.num_output_tokens
+        if seq.num_emitted_tokens > requests.output_tokens[request_id]:  # else it was still in prefill
+            last_token_s = self._branched_s.pop(request_id, self._emitted_s)
+            requests.last_token_s[request_id] = self._fresh.pop(seq, last_token_s)
+            requests.output_tokens[request_id] = seq.num_emitted_tokens
 
     def _last_token_s(self, seq: Sequence) -> float:
         """When a sequence produced its newest token; NaN if it has none."""
         if seq in self._fresh:
             return self._fresh[seq]
-        if seq.state is SequenceState.decoding:
+        if seq.request_id in self._branched_s:
+            return self._branched_s[seq.request_id]
+        if seq.state in (SequenceState.decoding, SequenceState.paused):
             return self._emitted_s
         return self._requests.last_token_s[seq.request_id]

@@ -15,6 +15,8 @@ from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationE
 from hwmodels.memory import GIB, MemoryPlan
 from hwmodels.precision import precision_notes
 from hwmodels.storage import Storage
+from policies.caching.content import prompt_runs
+from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
 from policies.prediction import LengthPredictor
 from policies.routing import Routing
@@ -116,31 +118,57 @@ class Scenario(Deployment):
             raise ValueError(
                 f"prediction=none: {name} needs predicted output lengths; choose one, such as prediction=histogram"
             )
+        if self.caching.needs_predictor and self.prediction is None:
+            raise ValueError(
+                "caching.reserve=predicted, prediction=none: it needs predicted output lengths; choose a "
+                "predictor, such as prediction=histogram, or caching.reserve=max_tokens"
+            )
         if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
             raise ValueError(
                 "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
             )
-        if self.engine.swap_space_gib > self.storage.host_memory_gib:
+        host_gib, disk_gib = self.caching.tiers_gib
+        swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
+        if host_gib + swap_gib > self.storage.host_memory_gib:
             raise ValueError(
-                f"engine.swap_space_gib={self.engine.swap_space_gib:g}: must be <= the host memory of a GPU, "
-                f"storage.host_memory_gib={self.storage.host_memory_gib:g}"
+                f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
+                f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, a GPU's share of "
+                "the host's memory"
+            )
+        if disk_gib > self.storage.disk_gib:
+            raise ValueError(
+                f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
+                f"{self.storage.disk_gib:g}, a GPU's share of the disk"
             )
 
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
         return self.workload.source(seed=self.seed, max_model_len=self.max_model_len)
 
-    def core(self, num_kv_blocks: int) -> EngineCore:
+    def core(self, num_kv_blocks: int, future: FutureUses | None = None) -> EngineCore:
         """One replica's engine, with policies of its own: what they remember stays there."""
         return EngineCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
-            pool=self.caching.pool(self.kv_memory(num_kv_blocks)),
+            pool=self.caching.pool(self.kv_memory(num_kv_blocks, future)),
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
         )
+
+    def future(self) -> FutureUses | None:
+        """The traffic to come, for a cache that is an offline bound; None for all others."""
+        if not self.caching.needs_future:
+            return None
+        source = self.source()
+        prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
+        if self.replicas > 1 or len(prompts) != source.num_requests:
+            raise ValueError(
+                "caching.eviction=belady: is told all requests beforehand, which works for a trace or an open "
+                "loop on replicas=1"
+            )
+        return FutureUses(prompts)
 
     @property
     def num_swap_blocks(self) -> int:
@@ -164,7 +192,7 @@ class Scenario(Deployment):
         num_blocks = self.plan_memory().num_blocks
         simulation = Simulation(
             source=source,
-            cores=[self.core(num_blocks) for _ in range(self.replicas)],
+            cores=[self.core(num_blocks, self.future()) for _ in range(self.replicas)],
             model=self.iteration_model(),
             routing=deepcopy(self.routing),
             leap=self.sim.leap,
@@ -172,6 +200,7 @@ class Scenario(Deployment):
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.engine.host.overlapped,
             links=self.links,
+            seed=self.seed,
         )
         return simulation.run(report)
 
@@ -200,6 +229,7 @@ class Scenario(Deployment):
             *self.model.notes,
             *precision_notes(self.model, self.hardware),
             *self._limits(model, memory),
+            *self._losses(),
             *_left_out(source.notes),
         ]
         return RunResult(
@@ -225,6 +255,14 @@ class Scenario(Deployment):
             yield (
                 f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
                 f"{self.max_model_len:,}: longer prompts are rejected, longer answers end there."
+            )
+
+    def _losses(self) -> Iterator[str]:
+        """What the figures do not show: the answers are not the model's."""
+        if self.caching.changes_outputs:
+            yield (
+                f"caching={type(self.caching).__name__}: drops KV that the model would attend to, so answers "
+                "change; no figure here says how much worse they are."
             )
 
 

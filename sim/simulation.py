@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
@@ -14,6 +15,7 @@ from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
+from sim.events import logged_events, waits_by_request
 from sim.interrupt import ctrl_c_noted
 from sim.links import Links
 from sim.records import Gaps, RequestLog, RunRecords, Status
@@ -28,7 +30,7 @@ class Simulation:
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`. links makes the
-    ways between a replica's memory tiers.
+    ways between a replica's memory tiers. seed: of which branches of a search go on.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Simulation:
         frontend_s: float = 0.0,
         plans_ahead: bool = False,
         links: Callable[[], Links] = Links,
+        seed: int = 0,
     ) -> None:
         if not cores:
             raise ValueError("replicas=0: must be >= 1")
@@ -70,6 +73,7 @@ class Simulation:
                 frontend_s,
                 plans_ahead,
                 links(),
+                seed,
             )
             for i, core in enumerate(cores)
         ]
@@ -114,7 +118,7 @@ class Simulation:
         replica = self._replicas[index]
         self._requests.replica[request_id] = index
         try:
-            replica.submit(request, arrival.num_output_tokens)
+            replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens)
         except RejectedError as error:
             self._requests.reject(request_id, str(error), self._clock.now)
             self._follow_up(request)
@@ -146,8 +150,12 @@ class Simulation:
         # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
         columns = {name: np.concatenate([table.pop(name) for table in tables]) for name in list(tables[0])}
         core = self._replicas[0].core
+        events = logged_events([replica.events for replica in self._replicas])
+        requests = self._requests.table()
+        for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
+            requests[name] = waited_s
         return RunRecords(
-            requests=self._requests.table(),
+            requests=requests,
             iterations=pd.DataFrame(columns, copy=False),
             **{name: np.concatenate([getattr(g, name) for g in gaps]) for name in Gaps._fields},
             num_kv_blocks=core.pool.num_blocks,
@@ -155,4 +163,19 @@ class Simulation:
             num_replicas=len(self._replicas),
             end_s=end_s,
             interrupted=interrupted,
+            events=events,
+            num_evicted_blocks=sum(replica.core.pool.num_evicted for replica in self._replicas),
+            kv_bytes_per_token=self._replicas[0].kv_bytes_per_token,
+            unfilled=self._unfilled(),
         )
+
+    def _unfilled(self) -> NDArray[np.int64] | None:
+        """Token places that were reserved and never filled, by replica; None where none are reserved."""
+        tables = []
+        for index, replica in enumerate(self._replicas):
+            unfilled = replica.core.pool.unfilled
+            if unfilled is None:
+                return None
+            rows = np.array(unfilled, np.int64).reshape(-1, 3)
+            tables.append(np.insert(rows, 0, index, axis=1))
+        return np.concatenate(tables)

@@ -29,6 +29,9 @@ GLOSSARY = {
     "ITL": "inter-token latency: every single gap between two tokens, of all requests together",
     "E2E": "arrival to the last token",
     "queue": "arrival to the start of the first iteration that works on the request",
+    "waiting": "all time in the queue, after preemptions too, by what the first in the queue lacked: a slot, "
+    "token budget, KV memory, or the policy's consent; before that the iteration under way",
+    "tokens found": "tokens whose KV a cache or another tier had when the request was admitted",
     "goodput": "requests a second that finished within every limit of the SLO",
     "GPU busy": "share of the time with an iteration running, which nvidia-smi calls utilisation",
     "MFU": "model FLOPs done / (time × peak dense FLOP/s of the data type)",
@@ -71,6 +74,9 @@ def write_report(
         terms=html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
         caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in wording.caveats(summary)),
         blocks=_blocks(summary),
+        pressure="".join(
+            f"<p class=caption>{html.escape(text)}</p>" for text in wording.pressure_lines(summary)
+        ),
         latencies=_latencies(summary),
         sections="".join(_sections(records, measured, window, model, slo)),
         config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),

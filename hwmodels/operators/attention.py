@@ -43,6 +43,10 @@ TILE_QUERIES = 128
 EXPONENTIALS_PER_SM_S = 45e9
 """Of one SM, as far as they show: the unit does 16 a clock, 29e9 at 1.8 GHz; some hide behind products."""
 
+UNPACK_OPERATIONS = 5
+"""Of CUDA cores, for each 4-bit element of keys and values: mask, shift, convert, subtract, scale (QServe:
+Lin et al., MLSys 2025, section on KV4 attention)."""
+
 L2_OVER_MEMORY = 1.5
 """Bandwidth of the L2 cache over that of memory, where query heads read the same keys one after the other."""
 
@@ -157,9 +161,13 @@ class DecodeAttention:
         share = min(1.0, curve.kv_bandwidth_share * item.bandwidth)
         passes = 1.0 if packed else max(1.0, heads.group_size / L2_OVER_MEMORY)
         token_s = passes * heads.kv_bytes_per_token / (device.memory_bandwidth_bytes_per_s * share)
+        # Elements that are converted: of fp8 a byte each.
+        converted = heads.num_kv_heads * heads.key_and_value_dim * (1.0 if packed else heads.group_size)
         if item.sm_bytes_per_s is not None:
-            converted = heads.kv_bytes_per_token * (1.0 if packed else heads.group_size)
             token_s = max(token_s, converted / (item.sm_bytes_per_s * device.num_sms))
+        if heads.kv_bytes_per_element < 1 and "fp32" in device.peak_flops_per_s:
+            operations_per_s = device.peak_flops_per_s["fp32"] / 2  # a multiply-add is one
+            token_s = max(token_s, UNPACK_OPERATIONS * converted / operations_per_s)
         self._token_s = token_s
 
         self._start_s = curve.decode_start_s * call.start

@@ -1,38 +1,95 @@
 """Continuous batching with chunked prefill: one token budget for decodes and prompt chunks.
 
 What vLLM v1 does by default, after Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024): running
-sequences first, then waiting ones in order, each prompt cut to what the budget leaves.
+sequences first, then waiting ones in order, each prompt cut to what the budget leaves. Sarathi-Serve itself
+is this policy with a small budget: batching=sarathi.
+With long_prefill_token_threshold several prompts are under way at once, and the running are served in the
+order of their admission, decodes and prompts mixed, as vLLM 0.32 does. Without it, the only prompt under way
+is the last of the running. vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is a
+policy of its own: batching=partial_prefills.
 Memory pressure: the sequence of largest rank loses its KV and is recomputed later; a step that preempted
 admits nobody. A request is admitted only if its whole prompt can get blocks.
 Horizon: until something changes. Decodes stay, a prompt that ate the budget eats the same again, and who
-could not be admitted now (no slot, no block, no budget) cannot be until a sequence ends.
+could not be admitted now (no slot, no block, no budget) cannot be until a sequence ends. One exception: a
+prompt that is held back by the threshold leaves budget, and what it computes others may then find in a
+prefix cache, so that they fit; while somebody waits for blocks beside such a prompt, every iteration is
+decided anew.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.plan import FOREVER
+from policies.sequence import SequenceState
 from policies.step import StepBuilder, StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunked:
-    """Decodes, running prefills, then admissions, out of one budget."""
+    """Running sequences, then admissions, out of one budget."""
 
     max_num_batched_tokens: int = 8192
     """Tokens in one iteration."""
+    enable_chunked_prefill: bool = True
+    """If not, nobody is admitted whose prompt would be cut, unless it exceeds the whole budget."""
+    long_prefill_token_threshold: int = 0
+    """Tokens of one prompt in one iteration, unless its request is the only one here; 0: no such limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """The limit is never below an equal share of the budget: max_num_batched_tokens / requests here."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+        threshold = self.long_prefill_token_threshold
+        if threshold < 0:
+            raise ValueError(f"long_prefill_token_threshold={threshold}: must be >= 0")
+        if self.long_prefill_token_threshold_adaptive and not threshold:
+            raise ValueError(
+                "long_prefill_token_threshold_adaptive=true with long_prefill_token_threshold=0: there is no "
+                "limit to adapt; set long_prefill_token_threshold >= 1"
+            )
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Spend the budget on decodes, then on begun prompts, then on new ones."""
+        """Spend the budget on those who run, then on new ones."""
         step.budget(self.max_num_batched_tokens)
-        step.decode_all()
-        for seq in view.prefilling:
-            step.prefill(seq, step.tokens_left)
+        max_chunk = self._max_chunk(view)
+        self._serve_running(view, step, max_chunk)
         for seq in view.waiting:
-            if not step.admit(seq, step.tokens_left):
+            may_cut = self.enable_chunked_prefill or seq.num_uncomputed > self.max_num_batched_tokens
+            if not step.admit(seq, max_chunk, may_cut=may_cut):
                 break
-        step.repeat()
+        if max_chunk == FOREVER or not self._may_admit_later(view, step):
+            step.repeat()
+
+    def _max_chunk(self, view: StepView) -> int:
+        """Tokens of one prompt in this iteration."""
+        if not self.long_prefill_token_threshold:
+            return FOREVER
+        num_requests = view.num_running + view.num_waiting
+        if num_requests < 2:
+            return FOREVER
+        if self.long_prefill_token_threshold_adaptive:
+            return max(self.long_prefill_token_threshold, self.max_num_batched_tokens // num_requests)
+        return self.long_prefill_token_threshold
+
+    def _serve_running(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
+        """In the order of admission, until the budget is gone or one had to preempt itself."""
+        in_order = self.long_prefill_token_threshold and view.prefilling
+        if not in_order and not step.decode_all():
+            return
+        for seq in view.running if in_order else view.prefilling:
+            if seq.state is SequenceState.decoding:
+                served = step.decode(seq)
+            elif seq.state is SequenceState.prefilling:
+                served = step.prefill(seq, max_chunk)
+            else:
+                continue  # preempted in this step for one before it, or paused, or its KV is on its way
+            if not served:
+                return
+
+    @staticmethod
+    def _may_admit_later(view: StepView, step: StepBuilder) -> bool:
+        """Whether somebody waits for blocks while a prompt is under way that does not spend the budget."""
+        has_room = view.num_running < view.max_num_seqs and step.tokens_left > 0
+        return bool(view.num_waiting and view.prefilling) and has_room

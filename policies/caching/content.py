@@ -27,8 +27,8 @@ class Stretch(NamedTuple):
     end: int
 
 
-def runs_of(request: Request) -> list[Segment]:
-    """The prompt, then the answer, as runs. Contents without a name get one that nobody else has, below 0."""
+def prompt_runs(request: Request) -> list[Segment]:
+    """The prompt as runs. Contents without a name get one that nobody else has, below 0."""
     num_left = request.prompt.num_tokens
     runs = []
     for segment in request.prompt.segments:
@@ -38,6 +38,14 @@ def runs_of(request: Request) -> list[Segment]:
             num_left -= num_tokens
     if num_left:
         runs.append(Segment(-2 * request.request_id - 1, num_left))
+    return runs
+
+
+def runs_of(request: Request) -> list[Segment]:
+    """The prompt, then the answer, as runs; of several answers none, since nobody quotes a branch."""
+    runs = prompt_runs(request)
+    if request.branching is not None:
+        return runs
     answer_id = -2 * request.request_id - 2 if request.answer_id is None else request.answer_id
     runs.append(Segment(answer_id, ENDLESS))
     return runs

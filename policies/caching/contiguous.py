@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.caching.buddy import Buddy
-from policies.caching.paged import BlockPool, KvMemory, check_paging
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.regions import FirstFit, Region, RegionAllocator
 from policies.decode_set import Growth
 from policies.sequence import Sequence
@@ -38,10 +38,8 @@ ALLOCATORS = ("first_fit", "best_fit", "buddy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contiguous:
+class Contiguous(Caching):
     """Settings of a cache of contiguous regions."""
-
-    changes_outputs: ClassVar[bool] = False
 
     reserve: str = "max_model_len"
     """For how many tokens a sequence asks: max_model_len, max_tokens or predicted."""
@@ -55,7 +53,7 @@ class Contiguous:
     """Tokens by which regions are measured."""
 
     def __post_init__(self) -> None:
-        check_paging(self.block_size, 0.0)
+        Caching.__post_init__(self)
         for name, known in (("reserve", RESERVES), ("allocator", ALLOCATORS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
@@ -124,6 +122,10 @@ class RegionPool(BlockPool):
             holding.met_fragments = True
             self.num_fragmented += 1
         return fits
+
+    def blocks_to_admit(self, seq: Sequence) -> int:
+        """Blocks of the region that a waiting sequence asks for."""
+        return self._num_blocks(seq, self._holding(seq))
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """A sequence that can be admitted gets its region."""

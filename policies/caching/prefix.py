@@ -18,26 +18,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
 
 from policies.caching.content import Places, Stretch
-from policies.caching.paged import BlockPool, KvMemory, check_paging
+from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefixCaching:
+class PrefixCaching(Caching):
     """Settings of a paged cache that keeps the blocks of the past."""
 
-    changes_outputs: ClassVar[bool] = False
-
-    block_size: int = 16
-    """Tokens in a block."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
     def __post_init__(self) -> None:
-        check_paging(self.block_size, self.watermark)
+        Caching.__post_init__(self)
+        check_watermark(self.watermark)
 
     def pool(self, memory: KvMemory) -> PrefixPool:
         """An empty pool."""
@@ -53,7 +50,9 @@ class Run:
 
     __slots__ = ("first", "ids", "is_copy", "num_blocks", "owners", "place")
 
-    def __init__(self, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False) -> None:
+    def __init__(
+        self, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False
+    ) -> None:
         self.place = place
         self.first = first
         self.num_blocks = num_blocks
@@ -104,7 +103,7 @@ class PrefixPool(BlockPool):
         return num_found * self.block_size
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        need = self.blocks_for(seq._known)
+        need = self.blocks_to_admit(seq)
         if num_cached:
             for run, num_blocks in self._held(seq).found:
                 if run.owners:
@@ -140,6 +139,7 @@ class PrefixPool(BlockPool):
         while self._num_fresh < 0:
             run = next(iter(self._lru))
             num_evicted = min(run.num_blocks, -self._num_fresh)
+            self._evicted(run, num_evicted)
             if num_evicted == run.num_blocks:
                 del self._lru[run]
             self._drop_last(run, num_evicted)
@@ -170,18 +170,21 @@ class PrefixPool(BlockPool):
         self._free_ids.extend(reversed(held.tail_ids))
         seq._kv = None
         if self._places.is_crowded:
-            held_places = {place for run in self._held_runs() for place in (run.place,)}
-            self._places.forget(held_places | self._at.keys())
+            self._places.forget(self._used_places())
+
+    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
+        super().give_back(num_blocks, ids)
+        self._num_fresh += num_blocks
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         held: Held = seq._kv
         ids: list[int] = []
         for run in held.runs:
             if not run.ids:
-                run.ids = self._draw(run.num_blocks)
+                run.ids = self.draw(run.num_blocks)
             ids += run.ids
         num_tail = self.blocks_for(num_tokens) - held.num_keyed
-        held.tail_ids += self._draw(num_tail - len(held.tail_ids))
+        held.tail_ids += self.draw(num_tail - len(held.tail_ids))
         return ids + held.tail_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
@@ -203,10 +206,10 @@ class PrefixPool(BlockPool):
         free = self._num_fresh + sum(run.num_blocks for run in self._lru)
         assert free == self.num_free
         held_blocks = sum(run.num_blocks for run in owned)
-        assert free + held_blocks + num_tail == self.num_blocks, "a block is leaked or owned twice"
+        assert free + held_blocks + num_tail + self.num_apart == self.num_blocks, "a block is leaked or owned twice"
         for offered in self._at.values():
             assert offered
-            assert all(one.end <= other.first for one, other in zip(offered, offered[1:], strict=False))
+            assert all(one.end <= other.first for one, other in pairwise(offered))
 
     def _held(self, seq: Sequence) -> Held:
         """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
@@ -264,10 +267,7 @@ class PrefixPool(BlockPool):
         while first < end:
             other = offered[index] if index < len(offered) else None
             is_copy = other is not None and other.first <= first
-            if other is None:
-                upto = end
-            else:
-                upto = min(end, other.end if is_copy else other.first)
+            upto = end if other is None else min(end, other.end if is_copy else other.first)
             ids, held.tail_ids = held.tail_ids[: upto - first], held.tail_ids[upto - first :]
             if len(ids) < upto - first:  # not asked for, or not all
                 self._free_ids.extend(ids)
@@ -339,12 +339,15 @@ class PrefixPool(BlockPool):
             offered.insert(sum(other.first < first for other in offered), run)
             first = upto
 
-    def _held_runs(self) -> Iterable[Run]:
-        """All runs that are offered or copies."""
-        for runs in self._at.values():
-            yield from runs
-        for runs in self._copies.values():
-            yield from runs
+    def _used_places(self) -> set[int]:
+        """Where there are contents."""
+        return self._at.keys() | self._copies.keys()
 
-    def _draw(self, num_ids: int) -> list[int]:
-        return [self._free_ids.pop() for _ in range(num_ids)]
+    def _evicted(self, run: Run, num_blocks: int) -> None:
+        """The last blocks of a free run are about to lose their contents to make room."""
+
+    def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
+        held: Held = seq._kv
+        assert held.num_keyed == num_blocks
+        ids, held.tail_ids = held.tail_ids, []
+        return ids

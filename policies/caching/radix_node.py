@@ -28,6 +28,7 @@ class Node:
         "children",
         "depth",
         "hits",
+        "ids",
         "inserted",
         "is_pending",
         "last_access",
@@ -49,6 +50,7 @@ class Node:
         self.lock_count = self.hits = self.priority = 0
         self.queue = self.version = 0
         self.is_pending = False
+        self.ids: list[int] = []  # physical blocks, once somebody asked
         self._key: Key = ()
         self._future: FutureUses | None = None
         self._history: int | None = None

@@ -295,6 +295,10 @@ class RadixTree:
         front.queue = node.queue
         parent.children[front._key] = front
         node.runs, node.skip = node.runs[first:], end
+        front.ids, node.ids = (
+            node.ids[: num_tokens // self.page_size],
+            node.ids[num_tokens // self.page_size :],
+        )
         node.num_tokens -= num_tokens
         node.depth += num_tokens
         node.parent, node._history = front, None

@@ -21,14 +21,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.paged import KvMemory, check_paging
+from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.streaming import LossyPool, WindowPool
 from policies.decode_set import PAGED, Growth
 from policies.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class H2o:
+class H2o(Caching):
     """Settings of a cache of heavy hitters and recent tokens."""
 
     changes_outputs: ClassVar[bool] = True
@@ -37,13 +37,12 @@ class H2o:
     """Heavy hitters that are kept."""
     num_recent_tokens: int = 1024
     """Last tokens that are kept, the one being computed included."""
-    block_size: int = 16
-    """Tokens in a block."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
     def __post_init__(self) -> None:
-        check_paging(self.block_size, self.watermark)
+        Caching.__post_init__(self)
+        check_watermark(self.watermark)
         if self.num_heavy_tokens < 0:
             raise ValueError(f"num_heavy_tokens={self.num_heavy_tokens}: must be >= 0")
         if self.num_recent_tokens < 1:
@@ -57,20 +56,19 @@ class H2o:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SnapKv:
+class SnapKv(Caching):
     """Settings of a cache that compresses prompts."""
 
     changes_outputs: ClassVar[bool] = True
 
     num_kept_tokens: int = 1024
     """Tokens of a prompt that are kept, the window that chooses them included."""
-    block_size: int = 16
-    """Tokens in a block."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
     def __post_init__(self) -> None:
-        check_paging(self.block_size, self.watermark)
+        Caching.__post_init__(self)
+        check_watermark(self.watermark)
         if self.num_kept_tokens < 1:
             raise ValueError(f"num_kept_tokens={self.num_kept_tokens}: must be >= 1")
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.paged import BlockPool, KvMemory, check_paging
+from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.decode_set import PAGED, Growth
 from policies.sequence import Sequence
 
@@ -28,7 +28,7 @@ STEADY = Growth(takes_blocks=False, widens=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamingLlm:
+class StreamingLlm(Caching):
     """Settings of attention sinks with a window."""
 
     changes_outputs: ClassVar[bool] = True
@@ -37,13 +37,12 @@ class StreamingLlm:
     """First tokens that are kept for ever."""
     num_recent_tokens: int = 2044
     """Last tokens that are kept, the one being computed included."""
-    block_size: int = 16
-    """Tokens in a block."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
     def __post_init__(self) -> None:
-        check_paging(self.block_size, self.watermark)
+        Caching.__post_init__(self)
+        check_watermark(self.watermark)
         if self.num_sink_tokens < 0:
             raise ValueError(f"num_sink_tokens={self.num_sink_tokens}: must be >= 0")
         if self.num_recent_tokens < 1:

@@ -41,6 +41,13 @@ class Scheduling:
         """
         raise NotImplementedError
 
+    def chunk_rank(self, seq: Sequence) -> tuple[float, ...]:
+        """Sort key of a begun prefill in `StepView.prefilling`; not overridden, they come by admission.
+
+        It must order them the same way after each has got its next chunk, or `before_step` must hold(1).
+        """
+        raise NotImplementedError
+
     def queue(self) -> WaitingQueue:
         """An empty queue for the waiting."""
         return WaitingQueue()

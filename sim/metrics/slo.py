@@ -53,7 +53,7 @@ class Slo:
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """For which requests each given term holds; it does not where the latency does not exist (NaN).
 
-        Reads status, output_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished answer of one
+        Reads status, output_tokens or longest_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished answer of one
         token has no TPOT: that term holds, as in vLLM's goodput.
         """
         held = {
@@ -62,5 +62,6 @@ class Slo:
         }
         if "tpot" in held:
             finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-            held["tpot"] |= finished & (requests["output_tokens"].to_numpy() <= 1)
+            longest = requests.get("longest_tokens", requests["output_tokens"])
+            held["tpot"] |= finished & (longest.to_numpy() <= 1)
         return held

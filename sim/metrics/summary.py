@@ -20,6 +20,7 @@ from hwmodels.cost import split_cost
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel
 from sim.metrics import definitions
+from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import (
     EnergyUse,
@@ -29,6 +30,7 @@ from sim.metrics.utilisation import (
     prefill_time_share,
     seconds_inside,
 )
+from sim.metrics.waste import kv_waste
 from sim.metrics.window import Window, measured_window
 from sim.records import RunRecords
 
@@ -41,7 +43,8 @@ def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
         _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
     )
     finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-    tpot_s = definitions.tpot_s(first_s, last_s, requests["output_tokens"].to_numpy())
+    longest = requests.get("longest_tokens", requests["output_tokens"]).to_numpy()
+    tpot_s = definitions.tpot_s(first_s, last_s, longest)
     table = requests.assign(
         ttft_s=definitions.ttft_s(arrival_s, first_s),
         tpot_s=np.where(finished, tpot_s, np.nan),
@@ -102,9 +105,12 @@ def summarise(
         },
         "goodput": None if slo is None else _goodput(table, measured, window, slo),
         **hardware_use(records, window, inside_s, model),
-        "kv": kv_use(records, window, inside_s),
+        "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
+        "cache": cache_use(records, window),
+        "preemption": preemption_use(records, window),
+        "waiting": waiting_use(measured),
         "cost": _cost(
             price_usd_per_hour_per_replica * records.num_replicas,
             window,
@@ -121,13 +127,13 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     """The requests by status; raises AssertionError if one is lost, or a token, or an order is impossible.
 
     arrived = finished + rejected + aborted + unfinished, and every output token is either the first of its
-    request or ends a gap.
+    request, or of one of its samples, or ends a gap.
     """
     requests = records.requests
     counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
     assert sum(counts.values()) == len(requests), f"{len(requests)} requests arrived, but by status: {counts}"
     assert requests["request_id"].is_unique, "two rows for one request"
-    first_tokens = int(requests["first_token_s"].notna().sum())
+    first_tokens = _first_tokens(requests, requests["first_token_s"].notna().to_numpy())
     emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
     assert emitted == seen, f"{emitted} output tokens, but {first_tokens} first tokens + gaps = {seen}"
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
@@ -153,9 +159,14 @@ def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
     ).to_numpy(dtype=np.bool_)
     return _Output(
         requests=int(finished_inside.sum()),
-        output_tokens=int(first_inside.sum()) + num_gaps,
+        output_tokens=_first_tokens(records.requests, first_inside) + num_gaps,
         input_tokens=int(records.requests["prompt_tokens"].to_numpy()[first_inside].sum()),
     )
+
+
+def _first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> int:
+    """First tokens of those requests: one, or one a sample."""
+    return int(requests["samples"].to_numpy()[rows].sum()) if "samples" in requests else int(rows.sum())
 
 
 def _goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:

@@ -17,7 +17,10 @@ class Arrival(NamedTuple):
     """One request and the truth about it."""
 
     request: Request  # what an engine may see
-    num_output_tokens: int  # known only to the simulator's oracle
+    num_output_tokens: (
+        int  # known only to the simulator's oracle; of the longest answer, if there are several
+    )
+    sample_tokens: tuple[int, ...] = ()  # of each of several answers
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from policies.request import Prompt, Request
 from sim.workload.arrivals import ClosedLoop
@@ -12,6 +12,7 @@ from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
 from sim.workload.streams import stream
+from sim.workload.table import due_s
 
 TURNS_PER_BLOCK = 16  # turns of every user drawn at once; part of what a seed means
 
@@ -44,10 +45,14 @@ class ClosedLoopSource:
         num_requests: int | None,
         duration_s: float | None,
         priorities: IntArray,
-        max_tokens: int | None = None,
+        max_tokens: int | Literal["exact"] | None = None,
+        deadlines_s: tuple[float | None, ...] = (),
         patience_s: float | None = None,
     ):
-        """priorities is [num_users]; num_requests and duration_s end the run for all users together."""
+        """priorities is [num_users]; num_requests and duration_s end the run for all users together.
+
+        max_tokens, deadlines_s: as in `sim.workload.synthetic.Synthetic`.
+        """
         self.num_requests = num_requests
         self.last_arrival_s: float | None = None
         self.patience_s = patience_s
@@ -60,6 +65,7 @@ class ClosedLoopSource:
         self._first_s = loop.first_s(num_requests=num_requests, duration_s=duration_s)
         self._priorities = priorities
         self._max_tokens = max_tokens
+        self._deadlines_s = deadlines_s
         self._num_created = 0
         self._num_sent = [0] * loop.num_users
         self._blocks: list[Turns] = []
@@ -80,18 +86,21 @@ class ClosedLoopSource:
         return self._send(user, arrival_s, turns, turn)
 
     def _send(self, user: int, arrival_s: float, turns: Turns, turn: int) -> Arrival:
+        num_output_tokens = int(turns.output_tokens[user, turn])
+        priority = int(self._priorities[user])
         request = Request(
             self._num_created,
             arrival_s,
             Prompt(int(turns.prompt_tokens[user, turn])),
-            self._max_tokens,
-            int(self._priorities[user]),
+            num_output_tokens if self._max_tokens == "exact" else self._max_tokens,
+            priority,
             session_id=user,
+            deadline_s=due_s(arrival_s, priority, self._deadlines_s),
         )
         self._num_created += 1
         self._num_sent[user] += 1
         self.notes.num_clipped += int(turns.clipped[user, turn])
-        return Arrival(request, int(turns.output_tokens[user, turn]))
+        return Arrival(request, num_output_tokens)
 
     def _next_turn(self, user: int) -> tuple[Turns, int]:
         """The block that holds the user's next turn, and its column there."""

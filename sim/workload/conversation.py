@@ -157,7 +157,8 @@ class ConversationSource:
         if num_output_tokens == 0 or turn + 1 >= self._num_turns[conversation]:
             return None
         row = int(self._first_turn[conversation]) + turn
-        answer = Segment(self._content_id(row) + 1, num_output_tokens)
+        assert request.answer_id is not None
+        answer = Segment(request.answer_id, num_output_tokens)
         arrival = self._turn(conversation, turn + 1, now + float(self._think_s[row + 1]), (*said, answer))
         if arrival is None:
             self.notes.num_conversations_cut += 1
@@ -174,7 +175,8 @@ class ConversationSource:
         if num_tokens + num_output_tokens > self._max_model_len:
             return None
         prompt = Prompt(num_tokens, segments)
-        request = Request(self._num_created, arrival_s, prompt, session_id=conversation)
+        answer_id = self._content_id(row) + 1
+        request = Request(self._num_created, arrival_s, prompt, session_id=conversation, answer_id=answer_id)
         self._num_created += 1
         return Arrival(request, num_output_tokens)
 

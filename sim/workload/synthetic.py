@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -21,21 +23,31 @@ class Synthetic:
     """Independent requests.
 
     num_requests and duration_s both limit the traffic; at least one is set. max_tokens is the limit that
-    every client sets on its output (answers end there), patience_s the time after which a client gives up.
+    every client sets on its output (answers end there); exact: each client asks for just as many tokens as
+    it gets, as benchmarks do that ignore the end of sequence. patience_s: a client gives up this long after
+    its arrival.
     priority_shares[p] is the share of requests, or of users in a closed loop, with priority p; empty: all 0.
+    deadlines_s[p]: requests of priority p are due so long after their arrival, null: whenever; empty: all.
     """
 
     arrivals: ArrivalProcess | ClosedLoop
     lengths: Lengths
     num_requests: int | None = None
     duration_s: float | None = None
-    max_tokens: int | None = None
+    max_tokens: int | Literal["exact"] | None = None
     patience_s: float | None = None
     priority_shares: tuple[float, ...] = ()
+    deadlines_s: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority_shares", tuple(float(share) for share in self.priority_shares))
-        require_positive(self, "num_requests", "duration_s", "max_tokens", "patience_s")
+        object.__setattr__(self, "deadlines_s", tuple(self.deadlines_s))
+        require_positive(self, "num_requests", "duration_s", "patience_s")
+        if isinstance(self.max_tokens, str):
+            if self.max_tokens != "exact":
+                raise ValueError(f"max_tokens={self.max_tokens}: must be a number of tokens, exact, or null")
+        else:
+            require_positive(self, "max_tokens")
         if self.num_requests is None and self.duration_s is None:
             raise ValueError("num_requests=null, duration_s=null: at least one must be set")
         if self.num_requests is None and _never_pauses(self.arrivals):
@@ -43,11 +55,18 @@ class Synthetic:
         shares = self.priority_shares
         if shares and not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
             raise ValueError(f"priority_shares={list(shares)}: must be >= 0 and sum to 1")
+        due = self.deadlines_s
+        if not all(deadline_s is None or 0 < deadline_s < inf for deadline_s in due):
+            raise ValueError(f"deadlines_s={list(due)}: must be finite and > 0 s; null for none")
+        if due and len(due) != max(1, len(shares)):
+            raise ValueError(
+                f"deadlines_s={list(due)}: must have one value for each of priority_shares={list(shares)}"
+            )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         def tokens_of(z_N2: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
             prompts, outputs = self.lengths.from_normal(z_N2)
-            if self.max_tokens is not None:
+            if isinstance(self.max_tokens, int):
                 outputs = np.minimum(outputs, self.max_tokens)
             return clip_to_context(prompts, outputs, max_model_len)
 
@@ -60,6 +79,7 @@ class Synthetic:
                 duration_s=self.duration_s,
                 priorities=self._priorities(seed, self.arrivals.num_users),
                 max_tokens=self.max_tokens,
+                deadlines_s=self.deadlines_s,
                 patience_s=self.patience_s,
             )
         arrival_s = self.arrivals.times_s(
@@ -75,6 +95,7 @@ class Synthetic:
             notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
             priorities=self._priorities(seed, len(arrival_s)),
             max_tokens=self.max_tokens,
+            deadlines_s=self.deadlines_s,
             patience_s=self.patience_s,
         )
 

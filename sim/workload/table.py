@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +19,8 @@ SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, its prompt to
 class TableSource:
     """A source of the rows of a table; nothing follows from an ended request.
 
-    All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0.
+    All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0. max_tokens
+    exact: each request's output tokens. deadlines_s: see `due_s`.
     """
 
     def __init__(
@@ -30,7 +32,8 @@ class TableSource:
         notes: WorkloadNotes,
         priorities: IntArray | None = None,
         segments: SegmentsOfRow | None = None,
-        max_tokens: int | None = None,
+        max_tokens: int | Literal["exact"] | None = None,
+        deadlines_s: tuple[float | None, ...] = (),
         patience_s: float | None = None,
     ):
         self.num_requests: int | None = len(arrival_s)
@@ -43,6 +46,7 @@ class TableSource:
         self._priorities = np.zeros(len(arrival_s), np.int64) if priorities is None else priorities
         self._segments = segments
         self._max_tokens = max_tokens
+        self._deadlines_s = deadlines_s
 
     def arrivals(self) -> Iterator[Arrival]:
         for start in range(0, len(self._arrival_s), CHUNK):
@@ -51,8 +55,16 @@ class TableSource:
             table = zip(*(column[rows].tolist() for column in columns), strict=True)
             for row, (arrival_s, num_tokens, num_output_tokens, priority) in enumerate(table, start):
                 prompt = Prompt(num_tokens, self._segments(row, num_tokens) if self._segments else ())
-                request = Request(row, arrival_s, prompt, self._max_tokens, priority)
+                max_tokens = num_output_tokens if self._max_tokens == "exact" else self._max_tokens
+                deadline_s = due_s(arrival_s, priority, self._deadlines_s) if self._deadlines_s else None
+                request = Request(row, arrival_s, prompt, max_tokens, priority, deadline_s=deadline_s)
                 yield Arrival(request, num_output_tokens)
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
         return None
+
+
+def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]) -> float | None:
+    """When a request's answer is due: deadlines_s[priority] after its arrival; None: no such time."""
+    deadline_s = deadlines_s[priority] if deadlines_s else None
+    return None if deadline_s is None else arrival_s + deadline_s

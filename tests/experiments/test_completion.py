@@ -106,7 +106,7 @@ def test_bash_cuts_what_stands_before_the_equals_sign(tmp_path):
 
 
 def test_hidden_command_prints_one_candidate_a_line(capsys):
-    assert cli.main(["_complete", "co"]) == 0
+    assert cli.main(["_complete", "compl"]) == 0
     assert capsys.readouterr().out == "completion\n"
 
 

@@ -10,6 +10,7 @@ import pytest
 from experiments.report import write_report
 from experiments.report.timeline import timeline
 from hwmodels.iteration import COMPONENTS
+from sim.events import WAITS
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.window import Window
@@ -81,6 +82,7 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
             "kv_blocks_used": decodes * 4,
             "kv_tokens_used": decodes * 50,
             "preempted": np.zeros(n, dtype=int),
+            "waits_for_memory": np.zeros(n, dtype=int),
         }
     )
     return RunRecords(
@@ -204,3 +206,13 @@ def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
     assert "<h1>llama &lt;8b&gt; · H100</h1>" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script>alert(1)" not in page
+
+
+def test_says_why_requests_waited(tmp_path):
+    whole = run_of(20)
+    waits = {f"wait_{cause}_s": 1.0 if cause == "memory" else 0.0 for cause in WAITS}
+    records = replace(whole, requests=whole.requests.assign(**waits), num_evicted_blocks=7)
+    page = report_of(records, tmp_path / "report.html")
+    assert "Waiting, ms a request: 1,000; no KV memory 1,000" in page
+    assert "Cache: 7 blocks evicted" in page
+    assert "Waiting, ms" not in report_of(whole, tmp_path / "report.html")

@@ -144,3 +144,69 @@ def test_figures_that_do_not_exist_are_dashes():
 )
 def test_numbers_have_three_figures(value, text):
     assert wording.number(value) == text
+
+
+CACHE = {
+    "found_tokens": 0,
+    "looked_up_tokens": 1000,
+    "hit_share": 0.0,
+    "with_resumptions": {"found_tokens": 0, "looked_up_tokens": 1000, "hit_share": 0.0},
+    "evicted_blocks": 0,
+    **{
+        f"{verb}_{unit}": {"host": 0, "disk": 0}
+        for verb in ("loaded", "stored")
+        for unit in ("tokens", "bytes")
+    },
+}
+PREEMPTION = dict.fromkeys(
+    ("recompute", "swap", "recomputed_tokens", "swapped_out_tokens", "swapped_in_tokens"), 0
+) | {"swapped_out_bytes": 0.0, "swapped_in_bytes": 0.0}
+WAITING = {"mean_s": 0.02, "by_cause_s": dict.fromkeys(wording.WAITS, 0.0) | {"iteration": 0.02}}
+
+
+def pressure(**changed):
+    return wording.pressure_lines(summary(cache=CACHE, preemption=PREEMPTION, waiting=WAITING) | changed)
+
+
+def test_a_run_without_pressure_says_nothing_about_it():
+    assert pressure() == []
+
+
+def test_what_the_cache_found_is_one_line():
+    resumed = {"found_tokens": 500, "looked_up_tokens": 1100, "hit_share": 500 / 1100}
+    cache = CACHE | {
+        "found_tokens": 412,
+        "hit_share": 0.412,
+        "with_resumptions": resumed,
+        "evicted_blocks": 12_345,
+        "loaded_tokens": {"host": 9, "disk": 0},
+        "loaded_bytes": {"host": 1.25e9, "disk": 0},
+        "stored_tokens": {"host": 0, "disk": 70},
+    }
+    assert pressure(cache=cache) == [
+        "Cache: 41.2 % of 1,000 tokens found, 45.5 % with resumptions; 12,345 blocks evicted; "
+        "1.25 GB loaded from host; 70 tokens stored to disk"
+    ]
+
+
+def test_preemptions_are_one_line():
+    figures = PREEMPTION | {"recompute": 120, "recomputed_tokens": 4321}
+    assert pressure(preemption=figures) == ["Preemptions: 120 by recompute; 4,321 tokens computed again"]
+    figures |= {"swap": 3, "swapped_out_tokens": 9, "swapped_out_bytes": 2e9, "swapped_in_bytes": 1e9}
+    assert pressure(preemption=figures) == [
+        "Preemptions: 120 by recompute; 3 by swap (2 GB out, 1 GB in); 4,321 tokens computed again"
+    ]
+
+
+def test_waits_are_one_line_once_they_are_for_more_than_an_iteration():
+    by_cause_s = WAITING["by_cause_s"] | {"memory": 0.5, "slot": 0.001}
+    assert pressure(waiting={"mean_s": 0.521, "by_cause_s": by_cause_s}) == [
+        "Waiting, ms a request: 521; no KV memory 500, iteration under way 20.0, no slot 1.00"
+    ]
+    by_cause_s = WAITING["by_cause_s"] | {"budget": 0.0015}
+    assert pressure(waiting={"mean_s": 0.0215, "by_cause_s": by_cause_s}) == []
+
+
+def test_lines_about_pressure_are_printed():
+    text = printed(summary(cache=CACHE | {"evicted_blocks": 7}, preemption=PREEMPTION, waiting=WAITING))
+    assert "Cache: 7 blocks evicted\n" in text

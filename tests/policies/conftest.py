@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import KvMemory, Paged
+from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.engine import EngineCore
 from policies.plan import StepOutcome
 from policies.request import Prompt, Request
@@ -33,6 +34,8 @@ def _make_core(
     presume_cached=False,
     max_num_seqs=8,
     max_model_len=4096,
+    predictor=None,
+    num_swap_blocks=0,
 ):
     """An engine with room for everything; `batching` may be a function of (view, step)."""
     if callable(batching):
@@ -45,6 +48,8 @@ def _make_core(
         ),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+        predictor=predictor,
+        num_swap_blocks=num_swap_blocks,
     )
 
 

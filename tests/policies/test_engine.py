@@ -4,7 +4,7 @@ import pytest
 
 from policies.batching.chunked import Chunked
 from policies.engine import RejectedError
-from policies.plan import StepOutcome
+from policies.plan import Cause, StepOutcome
 from policies.sequence import FinishReason, SequenceState
 
 
@@ -217,3 +217,54 @@ def test_rejects_a_clock_that_goes_backwards(make_core, make_request):
     core.commit(plan, StepOutcome(), 6.0)
     with pytest.raises(ValueError, match="now=nan: the clock went backwards"):
         core.plan(float("nan"))
+
+
+def swap_out_then_in(make_core, make_request, run_step):
+    """Requests 0 and 1 decode; 1 is swapped out in the second step and on its way back after the third."""
+
+    def script(view, step):
+        for seq in view.running:
+            if seq.request_id == 1 and view.num_iterations == 1:
+                step.preempt(seq, swap=True)
+        step.decode_all()
+        for seq in view.waiting:
+            step.admit(seq, 99)
+
+    core = make_core(batching=script)
+    core.num_free_swap_blocks = 9
+    core.add(make_request(0), stop_after=9)
+    core.add(make_request(1), stop_after=9)
+    for _ in range(3):
+        run_step(core)
+    return core
+
+
+def test_who_is_aborted_between_its_transfer_and_the_next_plan_is_not_admitted(
+    make_core, make_request, run_step
+):
+    core = swap_out_then_in(make_core, make_request, run_step)
+    core.loaded(1)
+    core.abort(1)
+    assert core.plan(0.0).admitted == []
+
+
+def test_a_sequence_says_what_it_lost_and_to_whom(make_core, make_request, run_step):
+    """Two answers need a second block each, and there is one: 0 takes it, and 1 has nobody to displace but
+    itself. A policy's own wish displaces for nobody."""
+    core = make_core(num_blocks=3)
+    seqs = [core.add(make_request(i), stop_after=9) for i in range(2)]
+    run_step(core)
+    run_step(core)
+    assert [(seq.num_lost, seq.displaced_by) for seq in seqs] == [(0, None), (4, 1)]
+    core = swap_out_then_in(make_core, make_request, run_step)
+    assert (core.find(1).num_lost, core.find(1).displaced_by) == (4, None)
+
+
+def test_without_work_the_core_says_why_who_waits_has_to(make_core, make_request):
+    def script(view, step):
+        step.wait_until(5.0)
+
+    core = make_core(batching=script)
+    assert (core.plan(0.0), core.waits_for) == (None, None)
+    core.add(make_request(0), stop_after=9)
+    assert (core.plan(0.0), core.waits_for) == (None, Cause.policy)

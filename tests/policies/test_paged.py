@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import BlockPool, KvMemory, Paged
+from policies.caching.paged import Paged
+from policies.caching.pool import BlockPool, KvMemory
 from policies.decode_set import DecodeSet
 from policies.plan import StepOutcome
 from policies.request import Prompt, Request

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import KvMemory
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.decode_set import DecodeSet
 from policies.engine import EngineCore
@@ -138,8 +138,7 @@ def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, a
             num_found = naive.num_found(seq.request, seq.num_known)
             assert num_cached == num_found * BLOCK_SIZE
             revived = sum(
-                (key, naive.stored[key][0]) in naive.free
-                for key in naive.keys(seq.request, num_cached)
+                (key, naive.stored[key][0]) in naive.free for key in naive.keys(seq.request, num_cached)
             )
             fits = -(-seq.num_known // BLOCK_SIZE) - num_found + revived <= len(naive.free)
             assert pool.can_admit(seq, num_cached, is_alone=True) == fits
@@ -255,5 +254,8 @@ def test_a_tail_is_evicted_before_its_head_and_the_oldest_first():
     assert core.pool.num_evicted == 0
     serve(core, Request(2, 0.0, Prompt(20)), 1)
     assert core.pool.num_evicted == 3
-    probes = {n: Sequence(Request(9, 0.0, Prompt(17, (Segment(n, 16),))), core.decodes, 99, FinishReason.stop, 99) for n in (0, 1)}
+    probes = {
+        n: Sequence(Request(9, 0.0, Prompt(17, (Segment(n, 16),))), core.decodes, 99, FinishReason.stop, 99)
+        for n in (0, 1)
+    }
     assert {n: core.pool.num_cached(probe) for n, probe in probes.items()} == {0: 4, 1: 16}

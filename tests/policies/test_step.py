@@ -30,7 +30,7 @@ def begun(make_core, make_request, run_step):
         (lambda step, d, p, w: step.decode(w), "cannot decode: not decoding"),
         (lambda step, d, p, w: step.decode(p), "cannot decode: not decoding"),
         (lambda step, d, p, w: step.decode(d) and step.decode(d), "decoded in this step already"),
-        (lambda step, d, p, w: step.decode_all() or step.decode(d), "decoded in this step already"),
+        (lambda step, d, p, w: step.decode_all() and step.decode(d), "decoded in this step already"),
         (lambda step, d, p, w: step.prefill(d, 1), "cannot continue its prefill: not begun"),
         (lambda step, d, p, w: step.prefill(w, 1), "cannot continue its prefill: not begun"),
         (lambda step, d, p, w: step.prefill(p, 1) and step.prefill(p, 1), "served in this step already"),

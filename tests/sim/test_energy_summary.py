@@ -72,6 +72,7 @@ def two_requests():
             "kv_blocks_used": [2, 4, 3],
             "kv_tokens_used": [8, 13, 10],
             "preempted": [0, 0, 0],
+            "waits_for_memory": [0, 0, 0],
         }
     )
     return RunRecords(

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from experiments.conformance.same_run import assert_same_decisions
 from hwmodels.roofline import Roofline
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
@@ -19,20 +20,6 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
 
 random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def assert_same_decisions(leapt, stepped):
-    """Each leap starts with the very plan that stepping makes there, and goes on with the same tokens."""
-    for leaping, stepping in zip(leapt.cores, stepped.cores, strict=True):
-        steps = {decision.index: decision for decision in stepping.decisions}
-        for decision in leaping.decisions:
-            first, *others = (steps.pop(decision.index + i) for i in range(decision.num_iterations))
-            assert first._replace(num_iterations=decision.num_iterations) == decision
-            for other in others:
-                assert other.tokens_by_request == decision.tokens_by_request
-                assert not other.admitted
-                assert not other.preempted
-        assert not steps
 
 
 def assert_leap_equals_step(world, same_records):
@@ -48,6 +35,19 @@ def assert_leap_equals_step(world, same_records):
 def test_leap_equals_step(data, worlds, same_records):
     """Times too are equal to the last bit: 1e-9 is promised, but there is no reason for any difference."""
     assert_leap_equals_step(data.draw(worlds), same_records)
+
+
+@settings(random_worlds, max_examples=100)
+@given(data=st.data())
+def test_leap_equals_step_with_branches(data, branching_worlds, same_records):
+    assert_leap_equals_step(data.draw(branching_worlds), same_records)
+
+
+@pytest.mark.slow
+@settings(random_worlds, max_examples=3000)
+@given(data=st.data())
+def test_leap_equals_step_in_many_worlds_with_branches(data, branching_worlds, same_records):
+    assert_leap_equals_step(data.draw(branching_worlds), same_records)
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_a_preemption_is_counted_once_however_long_the_leap_behind_it(make_world
         ask(0.0, 4, 30, priority=1),
         ask(0.5 * TICK_S, 5, 11, priority=0),
         scheduling=Priority(),
-        paged=Paged(block_size=4),
+        caching=Paged(block_size=4),
         num_blocks=4,
     )
     flown = assert_leap_equals_step(world, same_records)

@@ -73,6 +73,7 @@ def three_requests():
             "kv_blocks_used": [2, 4, 3],
             "kv_tokens_used": [8, 13, 10],
             "preempted": [0, 0, 1],
+            "waits_for_memory": [0, 0, 0],
         }
     )
     return RunRecords(

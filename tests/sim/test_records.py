@@ -15,7 +15,7 @@ def three(request, make_world, ask, toy_model):
     return make_world(
         *[ask(0.0, 5, 6), ask(0.0, 6, 4), ask(0.0, 3, 3)],
         batching=Chunked(max_num_batched_tokens=6),
-        paged=Paged(block_size=4),
+        caching=Paged(block_size=4),
         num_blocks=5,
         model=toy_model(tick_s=1.0, flat=True),
     ).fly(leap=request.param)

@@ -3,7 +3,8 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.caching.paged import KvMemory, Paged
+from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.engine import EngineCore, RejectedError
 from policies.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
@@ -117,7 +118,7 @@ def test_a_request_preempted_in_the_step_that_admitted_it_is_scheduled_when_it_r
         ask(0.0, 4, 3),
         ask(0.5 * TICK_S, 4, 2),
         batching=AdmitThenDecode(),
-        paged=Paged(block_size=4),
+        caching=Paged(block_size=4),
         num_blocks=2,
     )
     requests = world.fly().records.requests

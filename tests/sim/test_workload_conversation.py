@@ -65,6 +65,18 @@ def test_each_prompt_is_all_that_was_said_before():
     assert [request.request_id for request in sent] == [0, 1, 2]
 
 
+def test_the_next_turn_quotes_the_answer_by_the_name_that_the_engine_knew():
+    source = make_conversation().source(seed=0, max_model_len=100_000)
+    requests = [arrival.request for arrival in run(source)]
+    by_session = {}
+    for request in requests:
+        by_session.setdefault(request.session_id, []).append(request)
+    turns = [pair for said in by_session.values() for pair in zip(said, said[1:], strict=False)]
+    assert turns
+    assert all(later.prompt.segments[-2].content_id == earlier.answer_id for earlier, later in turns)
+    assert len({request.answer_id for request in requests}) == len(requests)
+
+
 def test_an_answer_cut_short_is_remembered_as_it_was_given():
     source = make_conversation().source(seed=0, max_model_len=4096)
     first = next(source.arrivals())

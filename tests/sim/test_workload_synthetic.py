@@ -170,3 +170,42 @@ def test_rejects_a_duration_in_which_nothing_arrives():
     workload = make_synthetic(num_requests=None, duration_s=1e-9)
     with pytest.raises(ValueError, match=r"duration_s=1e-09: no request arrives"):
         workload.source(seed=0, max_model_len=4096)
+
+
+def test_exact_limits_ask_for_just_the_tokens_that_come():
+    arrivals = list(make_synthetic(max_tokens="exact").source(seed=0, max_model_len=4096).arrivals())
+    assert all(a.request.max_tokens == a.num_output_tokens for a in arrivals)
+    assert len({a.num_output_tokens for a in arrivals}) > 10
+    plain = list(make_synthetic().source(seed=0, max_model_len=4096).arrivals())
+    assert [a.num_output_tokens for a in plain] == [a.num_output_tokens for a in arrivals]
+    assert {a.request.max_tokens for a in plain} == {None}
+    loop = make_synthetic(arrivals=users(), max_tokens="exact", num_requests=20)
+    assert all(
+        a.request.max_tokens == a.num_output_tokens
+        for a in loop.source(seed=0, max_model_len=4096).arrivals()
+    )
+
+
+def test_deadlines_follow_the_priority():
+    workload = make_synthetic(priority_shares=(0.5, 0.5), deadlines_s=(None, 60.0))
+    requests = [a.request for a in workload.source(seed=0, max_model_len=4096).arrivals()]
+    assert {r.priority for r in requests} == {0, 1}
+    assert all(r.deadline_s == (r.arrival_s + 60.0 if r.priority else None) for r in requests)
+    loop = make_synthetic(arrivals=users(), deadlines_s=(5.0,), num_requests=20)
+    assert [
+        a.request.deadline_s - a.request.arrival_s for a in loop.source(seed=0, max_model_len=4096).arrivals()
+    ] == [5.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": "exactly"}, "max_tokens=exactly: must be a number of tokens, exact, or null"),
+        ({"max_tokens": 0}, "max_tokens=0: must be finite and > 0"),
+        ({"deadlines_s": (0.0,)}, r"deadlines_s=\[0.0\]: must be finite and > 0 s"),
+        ({"deadlines_s": (1.0, 2.0)}, r"deadlines_s=\[1.0, 2.0\]: must have one value for each"),
+    ],
+)
+def test_limits_and_deadlines_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_synthetic(**settings)

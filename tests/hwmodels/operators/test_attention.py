@@ -201,6 +201,35 @@ def test_more_work_is_never_faster_and_more_bandwidth_never_slower(choice, heads
     assert prefill_s(num_seqs, length, wider) <= slack * base_s
 
 
+def test_four_bit_keys_and_values_are_unpacked_by_cuda_cores():
+    """A100, 40 heads of 128, a token: 10,240 elements of 5 operations at 19.5e12 / 2 a second are 5.25 ns,
+    more than their 5,440 bytes take at 0.82 x 2.039e12 bytes/s, 3.3 ns; 8-bit ones take 6.1 ns."""
+    a100 = replace(
+        H100,
+        memory_bandwidth_bytes_per_s=2.039e12,
+        peak_flops_per_s={"fp32": 19.5e12, "bf16": 312e12},
+        num_sms=108,
+    )
+    curve = AttentionCurve(compute_capability="sm80")
+    packed = HeadLayout(num_heads=40, num_kv_heads=40, head_dim=128, kv_bytes_per_element=0.53125)
+    bytes_each = replace(packed, kv_bytes_per_element=1.0)
+
+    def token_s(heads):
+        longer, shorter = (decode_attention_seconds(64, 64 * n, heads, a100, curve) for n in (8192, 4096))
+        return (longer - shorter) / (64 * 4096)
+
+    assert token_s(packed) == pytest.approx(5 * 10_240 / (19.5e12 / 2), rel=1e-6)
+    assert token_s(bytes_each) == pytest.approx(10_240 / (curve.kv_bandwidth_share * 2.039e12), rel=0.1)
+
+
+def test_four_bits_take_no_less_conversion_than_eight():
+    """Flash attention 3 over fp8 converts 18e9 elements an SM and second: as many of 4 bits."""
+    eight = replace(LLAMA_8B, kv_bytes_per_element=1.0)
+    four = replace(LLAMA_8B, kv_bytes_per_element=0.53125)
+    times = [decode_attention_seconds(64, 64 * 4096, heads, H100, CURVE) for heads in (eight, four)]
+    assert times[0] == times[1]
+
+
 def test_rejects_kernels_of_an_unknown_library():
     with pytest.raises(ValueError, match=r"kernels=cudnn: must be one of trtllm, vllm"):
         DecodeAttention(LLAMA_8B, H100, CURVE, "cudnn")

@@ -1,0 +1,184 @@
+"""compare.html: verdicts, a figure, the tables, what differs between the arms, the whole configuration."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+from plotly.subplots import make_subplots
+
+from experiments.compare.arms import Point, settings_that_differ
+from experiments.compare.results import Comparison, Results
+from experiments.compare.sentences import LEVEL, caveats, titled, unit_of, verdicts
+from experiments.compare.settings import Metric
+from experiments.compare.tables import metric_rows
+from experiments.convert import shown
+from experiments.report.look import GREY, RED, SERIES, styled
+from experiments.report.plain_page import drawn, write_page
+
+COLOURS = (*SERIES, RED, GREY)
+DASHES = ("solid", "dash", "dot")
+COLUMNS = 2
+ROW_PX = 340
+
+
+def write_comparison(
+    path: Path,
+    found: Results,
+    points: Sequence[Point],
+    config: Mapping[str, Any],
+    notes: Mapping[str, Sequence[str]],
+) -> None:
+    """One file that opens offline. config: of the comparison; notes: of each arm's runs."""
+    experiment = found.experiment
+    source = f" Source: {experiment.source}." if experiment.source else ""
+    seeds = f"each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "the one seed"
+    introduction = (
+        f"{experiment.claim}{source} Every arm met the same traffic at {seeds}. Each {LEVEL} stands alone: "
+        "of 20 comparisons of equal arms, one is expected to look different."
+    )
+    tables = "".join(
+        f"<h3>{html.escape(titled(metric))}</h3>{_table(metric_rows(found, metric))}"
+        for metric in experiment.metrics
+    )
+    write_page(
+        path,
+        experiment.title,
+        introduction,
+        {
+            "Verdicts": _list([*caveats(found), *verdicts(found)]),
+            "Figures": f"<p>Means over seeds and their {LEVEL}s, drawn from 0 on.</p>{drawn(figure(found))}",
+            "Comparisons": tables,
+            "What differs between the arms": _differences(found, points),
+            "What the figures rest on": _list(
+                [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
+            ),
+            "Configuration": _configuration(found, points, config),
+        },
+    )
+
+
+def figure(found: Results) -> go.Figure:
+    """A panel a metric: lines with bands over the swept values, else a bar an arm with its interval."""
+    experiment = found.experiment
+    rows = math.ceil(len(experiment.metrics) / COLUMNS)
+    gap = 0.3 / rows if rows > 1 else 0.0
+    titles = [titled(metric) for metric in experiment.metrics]
+    drawing = make_subplots(rows, COLUMNS, subplot_titles=titles, vertical_spacing=gap)
+    for i, metric in enumerate(experiment.metrics):
+        where = {"row": i // COLUMNS + 1, "col": i % COLUMNS + 1}
+        for j, arm in enumerate(experiment.arms):
+            style = {"color": COLOURS[j % len(COLOURS)], "dash": DASHES[j // len(COLOURS) % len(DASHES)]}
+            along = found.of(metric, arm)
+            traces = _line(along, style, i == 0) if experiment.sweep else _bar(along[0], style)
+            for trace in traces:
+                drawing.add_trace(trace, **where)
+        if experiment.sweep:
+            drawing.update_xaxes(title=experiment.sweep.label or experiment.sweep.key, **where)
+        drawing.update_yaxes(rangemode="tozero", **where)
+    return styled(
+        drawing,
+        height_px=ROW_PX * rows + 60,
+        showlegend=experiment.sweep is not None,
+        # Above the titles of the panels.
+        legend={"orientation": "h", "y": 1.0 + 40 / (ROW_PX * rows), "yanchor": "bottom", "x": 0},
+        margin={"l": 64, "r": 20, "t": 80, "b": 48},
+    )
+
+
+def _bar(comparison: Comparison, style: Mapping[str, str]) -> list[go.Bar]:
+    mean, low, high = _in_unit(comparison.mean[:3], comparison.metric)
+    error = None if math.isnan(low) else {"type": "data", "array": [high - mean], "color": "#2d3748"}
+    if math.isnan(mean):
+        return []
+    return [
+        go.Bar(
+            x=[comparison.arm],
+            y=[mean],
+            error_y=error,
+            marker={"color": style["color"]},
+            name=comparison.arm,
+            showlegend=False,
+            hovertemplate=f"{comparison.arm}: %{{y:,.4g}}<extra></extra>",
+        )
+    ]
+
+
+def _line(along: Sequence[Comparison], style: Mapping[str, str], legend: bool) -> list[go.Scatter]:
+    """The mean, and a band between the bounds."""
+    arm, metric = along[0].arm, along[0].metric
+    x = [c.swept if isinstance(c.swept, int | float) else str(c.swept) for c in along]
+    means, lows, highs = zip(*(_in_unit(c.mean[:3], metric) for c in along), strict=True)
+    lows = tuple(max(low, 0.0) if mean >= 0 else low for low, mean in zip(lows, means, strict=True))
+    known = [i for i, low in enumerate(lows) if not math.isnan(low)]
+    band = go.Scatter(
+        x=[*(x[i] for i in known), *(x[i] for i in reversed(known))],
+        y=[*(highs[i] for i in known), *(lows[i] for i in reversed(known))],
+        fill="toself",
+        fillcolor=style["color"],
+        opacity=0.2,
+        line={"width": 0},
+        mode="lines",
+        legendgroup=arm,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    line = go.Scatter(
+        x=x,
+        y=list(means),
+        mode="lines+markers",
+        line={**style, "width": 2},
+        name=arm,
+        legendgroup=arm,
+        showlegend=legend,
+        hovertemplate=f"{arm}, %{{x}}: %{{y:,.4g}}<extra></extra>",
+    )
+    return [band, line]
+
+
+def _in_unit(values: Sequence[float], metric: Metric) -> list[float]:
+    factor, _ = unit_of(metric)
+    return [factor * value for value in values]
+
+
+def _differences(found: Results, points: Sequence[Point]) -> str:
+    at = [point for point in points if point.swept == found.experiment.swept[0]]
+    rows = [
+        [key, *(shown(value) for value in by_arm.values())]
+        for key, by_arm in settings_that_differ(at).items()
+    ]
+    if not rows:
+        return "<p>Nothing: the arms are the same.</p>"
+    return _table([["setting", *(point.arm for point in at)], *rows])
+
+
+def _configuration(found: Results, points: Sequence[Point], config: Mapping[str, Any]) -> str:
+    baseline = next(point for point in points if point.arm == found.experiment.baseline)
+    return _folded("of the comparison", config, "open") + _folded(
+        f"of a run of {baseline.arm}, as for windtunnel simulate", baseline.config
+    )
+
+
+def _folded(title: str, config: Mapping[str, Any], state: str = "") -> str:
+    text = html.escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    return f"<details {state}><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join(
+        f"<tr><th>{html.escape(row[0])}</th>{''.join(f'<td>{html.escape(c)}</td>' for c in row[1:])}</tr>"
+        for row in body
+    )
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"

@@ -1,0 +1,208 @@
+"""Verdicts in words, the same on the terminal, in summary.json and in compare.html."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from experiments.compare.results import Comparison, Judged, Results
+from experiments.compare.settings import Metric
+from experiments.convert import shown
+from experiments.wording import LATENCIES, MISSING, number
+from sim.metrics.paired import CONFIDENCE, Held, Interval, Outcome, Paired
+
+LEVEL = f"{100 * CONFIDENCE:g} % interval"
+
+HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided"}
+
+
+def verdicts(found: Results) -> list[str]:
+    """A line for every expectation, then one for every metric of every arm but the baseline."""
+    others = [arm for arm in found.experiment.arms if arm != found.experiment.baseline]
+    lines = [_expectation(found, judged) for judged in found.judged]
+    for metric in found.experiment.metrics:
+        for arm in others:
+            along = found.of(metric, arm)
+            lines.append(_verdict(found, along[0]) if len(along) == 1 else _swept(found, along))
+    return lines
+
+
+def caveats(found: Results) -> list[str]:
+    """What a reader must know first."""
+    experiment, lines = found.experiment, []
+    if found.interrupted:
+        lines.append(f"Interrupted: {found.num_runs:,} of {experiment.num_runs:,} runs.")
+    if len(experiment.seeds) < 2:
+        lines.append("One seed has no interval: nothing can be told from noise. Give at least two.")
+    elif len(experiment.seeds) < 5:
+        lines.append(f"Only {len(experiment.seeds)} seeds: intervals are wide; five are usual.")
+    if found.clipped_apart:
+        lines.append(
+            "Arms clipped different numbers of requests to their model's context: "
+            "their traffic is not quite the same."
+        )
+    missing: dict[tuple[str, str], int] = {}
+    for comparison in found.comparisons:
+        lacking = len(experiment.seeds) - comparison.mean.num_values
+        if lacking and not found.interrupted:
+            key = (label_of(comparison.metric), comparison.arm)
+            missing[key] = missing.get(key, 0) + lacking
+    total = len(experiment.seeds) * len(experiment.swept)
+    for (metric, arm), count in missing.items():
+        lines.append(f"{metric} does not exist in {count} of {total} runs of {arm}: they are left out.")
+    return lines
+
+
+def label_of(metric: Metric) -> str:
+    """The metric's own label, or one from its key: ttft.p99_s is TTFT p99 (shown in ms)."""
+    if metric.label is not None:
+        return metric.label
+    section, _, name = metric.key.rpartition(".")
+    if section in LATENCIES:
+        return f"{LATENCIES[section]} {name.removesuffix('_s')}"
+    per_second = name.removesuffix("_per_s")
+    words = f"{per_second}/s" if per_second != name else name
+    words = words.replace("_", " ")
+    return words if section in ("", "throughput", "iterations") else f"{section.replace('.', ' ')} {words}"
+
+
+def unit_of(metric: Metric) -> tuple[float, str]:
+    """What to multiply a figure by for a reader, and the unit's name; latencies are shown in ms."""
+    section, _, name = metric.key.rpartition(".")
+    if section in LATENCIES and name.endswith("_s"):
+        return 1e3, "ms"
+    return (100.0, "%") if name.endswith("share") else (1.0, "")
+
+
+def titled(metric: Metric) -> str:
+    """Label and unit: TTFT p99, ms."""
+    unit = unit_of(metric)[1]
+    return f"{label_of(metric)}, {unit}" if unit else label_of(metric)
+
+
+def value_text(value: float, metric: Metric) -> str:
+    """A figure in the unit of `titled`."""
+    return MISSING if math.isnan(value) else number(unit_of(metric)[0] * value)
+
+
+def ratio_text(paired: Paired) -> str:
+    """x3.12, or in percent where the two are close; nothing where there is no ratio."""
+    if paired.ratio is None or math.isnan(paired.ratio.mean):
+        return MISSING
+    return _factor(paired.ratio.mean, _close(paired.ratio))
+
+
+def interval_text(ratio: Interval | None) -> str:
+    """3.05 to 3.19."""
+    if ratio is None or math.isnan(ratio.low):
+        return MISSING
+    close = _close(ratio)
+    return f"{_bound(ratio.low, close)} to {_bound(ratio.high, close)}"
+
+
+def _verdict(found: Results, comparison: Comparison) -> str:
+    arm, baseline, label = comparison.arm, found.experiment.baseline, label_of(comparison.metric)
+    paired, outcome = comparison.paired, comparison.outcome
+    assert paired is not None
+    if outcome is Outcome.UNKNOWN:
+        pairs = {0: "no seed has it", 1: "only one seed has it"}[paired.num_pairs]
+        return f"{arm} against {baseline}: no verdict on {label}, {pairs} in both arms"
+    if outcome is Outcome.EQUAL:
+        return f"{arm} against {baseline}: {label} is the same in every seed{_pairs(paired)}"
+    how = _how_much(paired, comparison.metric)
+    if outcome is Outcome.NO_DIFFERENCE:
+        return f"{arm} against {baseline}: {label}, no difference beyond noise, {how}"
+    return f"{arm} {'beats' if outcome is Outcome.BETTER else 'loses to'} {baseline}: {label} {how}"
+
+
+def _how_much(paired: Paired, metric: Metric) -> str:
+    seeds = f"{paired.num_pairs} paired seeds"
+    if paired.ratio is None:
+        factor, unit = unit_of(metric)
+        mean, low, high = (_signed(factor * bound) for bound in paired.difference[:3])
+        return f"{mean}{f' {unit}' if unit else ''} ({LEVEL} {low} to {high}, {seeds})"
+    if paired.ratio.is_exact:
+        return f"{ratio_text(paired)} in every seed ({seeds})"
+    return f"{ratio_text(paired)} ({LEVEL} {interval_text(paired.ratio)}, {seeds})"
+
+
+def _swept(found: Results, along: Sequence[Comparison]) -> str:
+    """One line for all swept values: where better, where worse, where neither."""
+    experiment, label = found.experiment, label_of(along[0].metric)
+    assert experiment.sweep is not None
+    axis = experiment.sweep.label or experiment.sweep.key
+    by_outcome: dict[str, list[Comparison]] = {}
+    for comparison in along:
+        same = comparison.outcome in (Outcome.EQUAL, Outcome.NO_DIFFERENCE)
+        name = "no difference beyond noise" if same else "unknown"
+        if comparison.outcome in (Outcome.BETTER, Outcome.WORSE):
+            name = comparison.outcome.value
+        by_outcome.setdefault(name, []).append(comparison)
+    parts = []
+    for name in ("better", "worse", "no difference beyond noise", "unknown"):
+        where = by_outcome.get(name, [])
+        if not where:
+            continue
+        at = [shown(comparison.swept) for comparison in where]
+        sized = name in ("better", "worse")
+        if sized:
+            at = [f"{value} ({_size(c)})" for value, c in zip(at, where, strict=True)]
+        if len(where) == len(along):
+            parts.append(f"{name} everywhere{': ' + ', '.join(at) if sized else ''}")
+        else:
+            parts.append(f"{name} at {', '.join(at)}")
+    return f"{along[0].arm} against {experiment.baseline} over {axis}: {label} {'; '.join(parts)}"
+
+
+def _size(comparison: Comparison) -> str:
+    """The ratio; where there is none, the difference."""
+    assert comparison.paired is not None
+    if comparison.paired.ratio is not None:
+        return ratio_text(comparison.paired)
+    factor, unit = unit_of(comparison.metric)
+    return f"{_signed(factor * comparison.paired.difference.mean)} {unit}".strip()
+
+
+def _expectation(found: Results, judged: Judged) -> str:
+    asked, sweep = judged.expectation, found.experiment.sweep
+    label = label_of(found.experiment.metric(asked.metric))
+    bounds = [
+        f"{words} ×{bound:g}"
+        for words, bound in (("at least", asked.at_least_ratio), ("at most", asked.at_most_ratio))
+        if bound is not None
+    ]
+    at = f" at {sweep.label or sweep.key} {shown(judged.swept)}" if sweep else ""
+    ratio = judged.paired.ratio
+    if ratio is None or math.isnan(ratio.mean):
+        outcome = "no ratio can be formed"
+    elif math.isnan(ratio.low):
+        outcome = f"{ratio_text(judged.paired)}, one seed has no interval"
+    elif ratio.is_exact:
+        outcome = f"{ratio_text(judged.paired)} in every seed"
+    else:
+        outcome = f"{ratio_text(judged.paired)}, {LEVEL} {interval_text(ratio)}"
+    return (
+        f"Expected: {label} of {asked.arm} {' and '.join(bounds)} that of {judged.over}{at}: "
+        f"{HELD[judged.held]} ({outcome})"
+    )
+
+
+def _pairs(paired: Paired) -> str:
+    return f" ({paired.num_pairs} paired seeds)"
+
+
+def _close(ratio: Interval) -> bool:
+    """Whether a percentage reads better than a factor."""
+    return 0.9 < ratio.mean < 1.1
+
+
+def _factor(ratio: float, close: bool) -> str:
+    return f"{_signed(100 * (ratio - 1))} %" if close else f"×{number(ratio)}"
+
+
+def _bound(ratio: float, close: bool) -> str:
+    return _factor(ratio, close).removeprefix("×")
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"

@@ -1,0 +1,215 @@
+"""What an experiment is: arms that meet the same traffic, what is measured, and what is expected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.build import TARGET, build, build_as
+from experiments.errors import ConfigError, suggest
+from sim.metrics.paired import Better
+
+MAX_RUNS = 10_000
+
+RESERVED = {
+    "seed": "experiment.seeds names the seeds",
+    "output": "a comparison writes its own files",
+    "hydra": "it belongs to a single run",
+}
+"""Keys of `simulate` that no arm may set, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A figure of summary.json, and which way is better."""
+
+    key: str
+    """Dotted: throughput.output_tokens_per_s, ttft.p99_s."""
+    better: Better
+    label: str | None = None
+    """In tables and figures; None: made from the key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A setting that takes several values in every arm; a figure draws lines over them."""
+
+    key: str
+    values: tuple[Any, ...]
+    label: str | None = None
+    """Of the axis; None: the key."""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError("values=[]: must name a value")
+        for value in self.values:
+            if isinstance(value, dict | list):
+                raise ValueError(f"values={value}: must be plain values, numbers or names")
+        if len(set(map(str, self.values))) < len(self.values):
+            raise ValueError(f"values={list(self.values)}: must be different")
+        _check_key(self.key, "key")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """A ratio between two arms that the claim promises."""
+
+    metric: str
+    arm: str
+    over: str | None = None
+    """The other arm; None: the baseline."""
+    at: Any = None
+    """The swept value that it is about; None: it must hold at every one."""
+    at_least_ratio: float | None = None
+    at_most_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.at_least_ratio is None and self.at_most_ratio is None:
+            raise ValueError("at_least_ratio=null, at_most_ratio=null: at least one must be set")
+        for name in ("at_least_ratio", "at_most_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"{name}={value}: must be a finite number > 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """Settings of one experiment, configs/experiment/*.yaml."""
+
+    title: str
+    claim: str
+    """What is tested, in one sentence."""
+    arms: Mapping[str, tuple[str, ...]]
+    """Name -> overrides, as on the command line of `simulate`."""
+    baseline: str
+    """The arm that the others are compared to."""
+    metrics: tuple[Metric, ...]
+    source: str = ""
+    """Who made the claim."""
+    base: tuple[str, ...] = ()
+    """Overrides of every arm, before its own."""
+    sweep: Sweep | None = None
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    expect: tuple[Expectation, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.arms) < 2:
+            raise ValueError(f"arms={list(self.arms)}: must be two or more, to be compared")
+        _check_known("baseline", self.baseline, self.arms)
+        if not self.metrics:
+            raise ValueError("metrics=[]: must name a figure, say {key: ttft.p99_s, better: lower}")
+        keys = [metric.key for metric in self.metrics]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"metrics={key}: must be named once")
+        _check_seeds(self.seeds)
+        _check_overrides("base", self.base)
+        for arm, overrides in self.arms.items():
+            _check_overrides(f"arms.{arm}", overrides)
+        for i, expectation in enumerate(self.expect):
+            self._check_expectation(f"expect[{i}]", expectation)
+        if self.num_runs > MAX_RUNS:
+            raise ValueError(f"seeds={len(self.seeds)}: {self.num_runs:,} runs; must be <= {MAX_RUNS:,}")
+
+    @property
+    def swept(self) -> tuple[Any, ...]:
+        """The swept values; a single None without a sweep."""
+        return self.sweep.values if self.sweep else (None,)
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.arms) * len(self.swept) * len(self.seeds)
+
+    def metric(self, key: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.key == key)
+
+    def _check_expectation(self, name: str, expectation: Expectation) -> None:
+        over = expectation.over or self.baseline
+        _check_known(f"{name}.arm", expectation.arm, self.arms)
+        _check_known(f"{name}.over", over, self.arms)
+        _check_known(f"{name}.metric", expectation.metric, [metric.key for metric in self.metrics])
+        if expectation.arm == over:
+            raise ValueError(f"{name}.arm={over}: must be another arm than the one that it is compared to")
+        if expectation.at is not None and expectation.at not in self.swept:
+            values = ", ".join(map(str, self.swept)) if self.sweep else "none, as nothing is swept"
+            raise ValueError(f"{name}.at={expectation.at}: must be a swept value: {values}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareSettings:
+    """Settings of `windtunnel compare`."""
+
+    experiment: Experiment
+    also: tuple[str, ...] = ()
+    """Overrides of every arm, after the experiment's base and before the arm's own."""
+    jobs: int | None = None
+    """Processes; None: one a core."""
+    report: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null for one a core")
+        _check_overrides("also", self.also)
+
+    @property
+    def num_processes(self) -> int:
+        return min(self.jobs or os.cpu_count() or 1, self.experiment.num_runs)
+
+
+def build_settings(cfg: DictConfig) -> CompareSettings:
+    """Raises ConfigError for whatever a user can mend, except in the arms' overrides."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    try:
+        plain: Any = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    node = plain.get("experiment")
+    if isinstance(node, Mapping):
+        plain["experiment"] = _build_experiment(dict(node))
+    settings: CompareSettings = build_as(CompareSettings, plain, "")
+    return settings
+
+
+def _build_experiment(node: dict[str, Any]) -> Any:
+    """Its parts are built first: their place in the config says what they are."""
+    for name, kind in (("metrics", Metric), ("expect", Expectation)):
+        if isinstance(node.get(name), list):
+            parts = enumerate(node[name])
+            node[name] = [build_as(kind, part, f"experiment.{name}[{i}]") for i, part in parts]
+    if node.get("sweep") is not None:
+        node["sweep"] = build_as(Sweep, node["sweep"], "experiment.sweep")
+    return build({TARGET: f"{Experiment.__module__}.{Experiment.__name__}", **node}, "experiment")
+
+
+def _check_known(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value}: not in the experiment; {suggest(value, known)}")
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if not seeds:
+        raise ValueError("seeds=[]: must name a seed; five give an interval, say seeds=[0,1,2,3,4]")
+    if min(seeds) < 0:
+        raise ValueError(f"seeds={min(seeds)}: must be >= 0")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds={list(seeds)}: must be different; the same draw twice is no second look")
+
+
+def _check_overrides(name: str, overrides: Iterable[str]) -> None:
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise ValueError(f"{name}={override}: must be key=value")
+        _check_key(override.lstrip("+~").partition("=")[0], name)
+
+
+def _check_key(key: str, name: str) -> None:
+    root = key.partition(".")[0].partition("/")[0]
+    if root in RESERVED:
+        raise ValueError(f"{name}={key}: must not be set here; {RESERVED[root]}")

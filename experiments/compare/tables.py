@@ -1,0 +1,117 @@
+"""Tables of a comparison: as rows of text for both outputs, and on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.compare.results import Comparison, Results
+from experiments.compare.sentences import (
+    LEVEL,
+    caveats,
+    interval_text,
+    ratio_text,
+    titled,
+    value_text,
+    verdicts,
+)
+from experiments.compare.settings import Metric
+from experiments.convert import shown
+from experiments.terminal import plain_table
+from experiments.wording import MISSING
+from sim.metrics.paired import Held, Outcome
+
+OUTCOMES = {
+    Outcome.BETTER: "better",
+    Outcome.WORSE: "worse",
+    Outcome.NO_DIFFERENCE: "noise",
+    Outcome.EQUAL: "equal",
+    Outcome.UNKNOWN: MISSING,
+    None: "",
+}
+MARKS = {Outcome.BETTER: " +", Outcome.WORSE: " -", Outcome.NO_DIFFERENCE: " ~", Outcome.EQUAL: " ="}
+COLOURS = {Held.HELD: "bold green", Held.MISSED: "bold red", Held.UNDECIDED: "bold yellow"}
+
+
+def print_results(found: Results, console: Console) -> None:
+    experiment = found.experiment
+    console.print(Text(experiment.title, style="bold"))
+    console.print(Text(experiment.claim))
+    if experiment.source:
+        console.print(Text(f"Source: {experiment.source}", style="dim"))
+    for caveat in caveats(found):
+        console.print(Text(f"  {caveat}", style="yellow"))
+    if experiment.sweep is None:
+        console.print(_short_table(found))
+    else:
+        console.print(Text(f"  against {experiment.baseline}: + better, - worse, ~ noise, = equal", "dim"))
+        for metric in experiment.metrics:
+            console.print(_swept_table(found, metric))
+    for i, sentence in enumerate(verdicts(found)):
+        style = COLOURS[found.judged[i].held] if i < len(found.judged) else ""
+        console.print(Text(sentence, style=style), soft_wrap=True)  # a line each, for grep
+
+
+def metric_rows(found: Results, metric: Metric) -> list[list[str]]:
+    """Every comparison of a metric: heading first."""
+    sweep, experiment = found.experiment.sweep, found.experiment
+    axis = [sweep.label or sweep.key] if sweep else []
+    rows = [
+        [arm, *([shown(comparison.swept)] if sweep else []), *_cells(comparison)]
+        for arm in experiment.arms
+        for comparison in found.of(metric, arm)
+    ]
+    return [["arm", *axis, *_headings(found)], *rows]
+
+
+def _headings(found: Results) -> list[str]:
+    return ["mean", "±", f"over {found.experiment.baseline}", LEVEL, "seeds", ""]
+
+
+def _short_table(found: Results) -> Table:
+    """Without a sweep: a block for every metric, a line for every arm."""
+    table = plain_table([["", *_headings(found)]])
+    for metric in found.experiment.metrics:
+        table.add_row(Text(titled(metric), style="bold"))
+        for arm in found.experiment.arms:
+            last = arm == list(found.experiment.arms)[-1]
+            table.add_row(f"  {arm}", *_cells(found.of(metric, arm)[0]), end_section=last)
+    return table
+
+
+def _swept_table(found: Results, metric: Metric) -> Table:
+    """Means: a line for every swept value, a column for every arm."""
+    experiment = found.experiment
+    assert experiment.sweep is not None
+    by_arm = {arm: found.of(metric, arm) for arm in experiment.arms}
+    rows = [
+        [shown(value), *_marked(by_arm[arm][i] for arm in experiment.arms)]
+        for i, value in enumerate(experiment.swept)
+    ]
+    table = plain_table([[experiment.sweep.label or experiment.sweep.key, *experiment.arms], *rows])
+    table.title, table.title_justify, table.title_style = titled(metric), "left", "bold"
+    return table
+
+
+def _marked(comparisons: Iterator[Comparison]) -> Iterator[str]:
+    for comparison in comparisons:
+        outcome = comparison.outcome
+        mark = MARKS.get(outcome, "  ") if outcome else "  "
+        yield f"{value_text(comparison.mean.mean, comparison.metric)}{mark}"
+
+
+def _cells(comparison: Comparison) -> list[str]:
+    """What `_headings` names."""
+    mean, metric, paired = comparison.mean, comparison.metric, comparison.paired
+    ratio, interval = ("", "") if paired is None else (ratio_text(paired), interval_text(paired.ratio))
+    return [
+        value_text(mean.mean, metric),
+        value_text(mean.high - mean.mean, metric),
+        ratio,
+        interval,
+        str(mean.num_values if paired is None else paired.num_pairs),
+        OUTCOMES[comparison.outcome],
+    ]

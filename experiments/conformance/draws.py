@@ -1,0 +1,321 @@
+"""Strategies of hypothesis: any policy with settings that matter to a few requests, and any world of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from experiments.conformance.worlds import TICK_S, UNEVEN_S, Ask, ToyModel, World
+from policies.batching.chunked import Chunked
+from policies.batching.dynamic import Dynamic
+from policies.batching.inflight import InFlight
+from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.orca import Orca
+from policies.batching.partial_prefills import PartialPrefills
+from policies.batching.prefill_first import PrefillFirst
+from policies.batching.slots import Slots
+from policies.batching.splitfuse import SplitFuse
+from policies.batching.static import Static
+from policies.batching.tgi import Tgi
+from policies.caching.contiguous import Contiguous
+from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from policies.caching.selective import H2o, SnapKv
+from policies.caching.streaming import StreamingLlm
+from policies.caching.tiered import GIB, Tiered
+from policies.prediction.histogram import RunningHistogram
+from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.round_robin import RoundRobin
+from policies.scheduling.edf import EarliestDeadlineFirst
+from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.least_slack import LeastSlack
+from policies.scheduling.length_aware import LengthAware
+from policies.scheduling.longest_prefix import LongestPrefix
+from policies.scheduling.mlfq import Mlfq
+from policies.scheduling.online_batch import OnlineBatch
+from policies.scheduling.priority import Priority
+from policies.scheduling.s3 import S3
+from policies.scheduling.shortest_job_first import ShortestJobFirst
+from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.virtual_token_counter import VirtualTokenCounter
+from sim.links import Links
+
+
+@st.composite
+def draw_tiered(draw: st.DrawFn, block_size: int) -> Tiered:
+    """Strategy: a prefix cache with host memory, of some tokens, and perhaps a disk; a token is a byte."""
+    host_tokens = draw(st.sampled_from([0, 20, 200]))
+    return Tiered(
+        block_size=block_size,
+        host_gib=host_tokens / GIB,
+        disk_gib=(draw(st.sampled_from([0, 50])) if host_tokens else 0) / GIB,
+        write=draw(st.sampled_from(["back", "through"])),
+        min_load_tokens=draw(st.sampled_from([1, 8])),
+    )
+
+
+def draw_contiguous(block_size: int) -> st.SearchStrategy[Any]:
+    """Strategy: regions of any reservation and placement."""
+    return st.builds(
+        Contiguous,
+        reserve=st.sampled_from(["max_tokens", "predicted", "predicted"]),
+        pow2_output=st.booleans(),
+        allocator=st.sampled_from(["first_fit", "best_fit", "buddy"]),
+        moves=st.booleans(),
+        block_size=st.just(block_size),
+    ) | st.builds(
+        Contiguous, allocator=st.sampled_from(["first_fit", "buddy"]), block_size=st.just(block_size)
+    )
+
+
+def draw_lossy(block_size: int) -> st.SearchStrategy[Any]:
+    """Strategy: caches that hold few tokens of a sequence."""
+    kept = st.sampled_from([1, 3, 4, 8, 13, 32])
+    return (
+        st.builds(
+            StreamingLlm,
+            num_sink_tokens=st.integers(0, 4),
+            num_recent_tokens=kept,
+            block_size=st.just(block_size),
+        )
+        | st.builds(H2o, num_heavy_tokens=kept, num_recent_tokens=kept, block_size=st.just(block_size))
+        | st.builds(SnapKv, num_kept_tokens=kept, block_size=st.just(block_size))
+    )
+
+
+def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
+    """Strategy: any batching policy for an engine on its own, with settings that matter to a few requests."""
+    budget, size = st.integers(1, 64), st.integers(1, 8)
+    some = st.integers(0, 12)
+    return (
+        st.builds(Chunked, max_num_batched_tokens=budget)
+        | st.builds(
+            Chunked,
+            max_num_batched_tokens=budget,
+            enable_chunked_prefill=st.booleans(),
+            long_prefill_token_threshold=st.integers(1, 12),
+            long_prefill_token_threshold_adaptive=st.booleans(),
+        )
+        | st.builds(PrefillFirst, max_num_batched_tokens=budget)
+        | st.builds(Static, batch_size=size)
+        | st.builds(
+            Dynamic,
+            batch_size=st.integers(2, 8),
+            max_num_batched_tokens=budget,
+            max_queue_delay_s=st.integers(0, 40).map(lambda n: n * tick_s / 2),
+        )
+        | st.builds(OneAtATime, max_num_batched_tokens=budget)
+        | st.builds(Orca, batch_size=size)
+        | st.builds(
+            PartialPrefills,
+            max_num_batched_tokens=budget,
+            max_num_partial_prefills=st.integers(2, 4),
+            max_long_partial_prefills=st.integers(1, 2),
+            long_prefill_token_threshold=some,
+        )
+        | st.builds(SplitFuse, max_num_batched_tokens=budget)
+        | st.builds(
+            Tgi,
+            waiting_served_ratio=st.sampled_from([0.0, 0.3, 1.2, 5.0]),
+            max_waiting_tokens=some,
+            max_batch_prefill_tokens=budget,
+            max_batch_total_tokens=st.none() | st.integers(64, 400),
+        )
+        | st.builds(
+            InFlight,
+            max_num_batched_tokens=budget,
+            capacity_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+            enable_chunked_context=st.booleans(),
+        )
+        | st.builds(Slots, n_parallel=size, n_batch=st.integers(8, 64))
+    )
+
+
+def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
+    """Strategy: any scheduling policy, with settings that matter within a few ticks."""
+    mode = st.sampled_from(["recompute", "swap"])
+    ticks = st.integers(1, 100).map(lambda n: n * tick_s / 2)
+    maybe_ticks = st.none() | ticks
+    tokens = st.integers(0, 12)
+    by_priority = st.lists(ticks, min_size=1, max_size=3).map(tuple)
+    return (
+        st.builds(Fcfs, preemption_mode=mode)
+        | st.builds(Priority, aging_s=maybe_ticks, preemption_mode=mode)
+        | st.builds(ShortestJobFirst, max_wait_s=maybe_ticks, preemption_mode=mode)
+        | st.builds(ShortestRemaining, min_gain_tokens=tokens, preemption_mode=mode)
+        | st.builds(S3, window=st.sampled_from([1, 3, 256]), preemption_mode=mode)
+        | st.builds(
+            Mlfq,
+            quantum_tokens=st.integers(1, 12),
+            num_levels=st.integers(1, 4),
+            starvation_s=ticks,
+            max_active=st.none() | st.integers(1, 4),
+            min_free_share=st.sampled_from([0.0, 0.1, 0.5]),
+            preemption_mode=mode,
+        )
+        | st.builds(EarliestDeadlineFirst, ttft_s=by_priority, preemption_mode=mode)
+        | st.builds(
+            LeastSlack,
+            ttft_s=by_priority,
+            tpot_s=by_priority,
+            prefill_tokens_per_s=st.sampled_from([0.5, 4.0]).map(lambda n: n / tick_s),
+            margin_s=ticks,
+            preemption_mode=mode,
+        )
+        | st.builds(
+            VirtualTokenCounter,
+            tenant_weights=st.sampled_from([{}, {"a": 3.0, "b": 0.7}]),
+            preemption_mode=mode,
+        )
+        | st.builds(
+            OnlineBatch,
+            batch_priority=st.integers(0, 2),
+            promote_before_s=ticks,
+            preempts=st.booleans(),
+            preemption_mode=mode,
+        )
+        | st.builds(LongestPrefix, max_sorted=st.sampled_from([1, 128]), preemption_mode=mode)
+        | st.builds(LengthAware, long_first=st.booleans(), max_wait_s=maybe_ticks, preemption_mode=mode)
+    )
+
+
+@st.composite
+def draw_worlds(draw: st.DrawFn) -> World:
+    """Small engines under pressure: tiny caches, budgets and contexts, coinciding arrivals, givers-up.
+
+    Half of them are storms: many answers that outgrow a cache which had room for their prompts.
+    """
+    storm = draw(st.booleans())
+    tick_s = draw(st.sampled_from([TICK_S, UNEVEN_S]))
+    half_ticks = draw(st.sampled_from([0, 40, 200]))
+    ask = st.builds(
+        Ask,
+        st.integers(0, half_ticks).map(lambda n: n * tick_s / 2),
+        st.integers(1, 9) if storm else st.integers(1, 9) | st.integers(1, 80),
+        st.integers(8, 60) if storm else st.integers(1, 9) | st.integers(1, 60),
+        st.integers(0, 2),
+        st.none() if storm else st.none() | st.none() | st.integers(1, 60),
+        st.lists(st.tuples(st.integers(0, 1), st.sampled_from([4, 8, 8, 13, 32])), max_size=3).map(tuple),
+        st.none() | st.integers(0, 1),
+        st.sampled_from(["", "a", "b"]),
+        st.none() | st.none() | st.integers(0, 400).map(lambda n: n * tick_s / 2),
+    )
+    num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    num_blocks = draw(st.integers(5, max(5, 64 // block_size)) if storm else st.integers(5, 40))
+    return World(
+        asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
+        batching=draw(draw_batching(tick_s)),
+        scheduling=draw(draw_scheduling(tick_s)),
+        num_swap_blocks=draw(st.sampled_from([0, 4, 1000])),
+        links=partial(
+            Links,
+            bytes_per_token=1.0,
+            host_bytes_per_s=draw(st.sampled_from([1.0, 3.7, 16.0])) / tick_s,
+            overlapped=draw(st.booleans()),
+        ),
+        caching=draw(
+            st.builds(
+                Paged,
+                block_size=st.just(block_size),
+                watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+                presume_cached=st.sampled_from([False, False, True]),
+            )
+            | st.builds(
+                PrefixCaching, block_size=st.just(block_size), watermark=st.sampled_from([0.0, 0.0, 0.1, 0.3])
+            )
+            | st.builds(
+                Radix,
+                block_size=st.just(block_size),
+                watermark=st.sampled_from([0.0, 0.3]),
+                eviction=st.sampled_from(["lru", "lfu", "fifo", "size_aware", "two_q", "priority"]),
+            )
+            | draw_tiered(block_size)
+            | draw_contiguous(block_size)
+            | draw_lossy(block_size)
+        ),
+        prediction=OracleWithNoise(error=0.7),
+        num_blocks=num_blocks,
+        max_num_seqs=draw(st.integers(2 if storm else 1, 8)),
+        max_model_len=draw(st.sampled_from([4096, 4096, 90, 30])),
+        num_replicas=draw(st.sampled_from([1, 1, 1, 2] if storm else [1, 2, 3])),
+        routing=draw(st.sampled_from([RoundRobin(), LeastOutstanding()])),
+        model=ToyModel(tick_s, flat=draw(st.booleans())),
+        num_users=draw(st.none() | st.integers(1, 6)),
+        think_s=draw(st.integers(0, 8)) * tick_s / 2,
+        patience_s=draw(st.none() | st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2)),
+        until_s=draw(st.none() | st.none() | st.integers(1, 300).map(lambda n: n * tick_s / 2)),
+        frontend_s=draw(st.just(0.0) | st.integers(0, 5).map(lambda n: n * tick_s / 2)),
+        plans_ahead=draw(st.booleans()),
+    )
+
+
+def draw_varied(
+    policy: Any, field: str, values: st.SearchStrategy[Any], fixed: Collection[str]
+) -> st.SearchStrategy[Any]:
+    """Strategy: the policy with a setting drawn, if it has it, and takes what is drawn."""
+    names = {f.name for f in fields(policy) if f.init} if is_dataclass(policy) else set()
+    if field not in names - set(fixed):
+        return st.just(policy)
+
+    def varied(value: object) -> Any:
+        try:
+            return replace(policy, **{field: value})
+        except ValueError:
+            return policy
+
+    return values.map(varied)
+
+
+VARIED: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
+    "batching": ("max_num_batched_tokens", st.integers(1, 64)),
+    "scheduling": ("preemption_mode", st.sampled_from(["recompute", "swap"])),
+    "caching": ("block_size", st.sampled_from([1, 2, 3, 4, 8, 16])),
+}
+"""By family: the setting that worlds vary, as its default means little to a few requests."""
+
+
+@st.composite
+def draw_worlds_with(
+    draw: st.DrawFn,
+    family: str,
+    policy: Any,
+    fixed: Collection[str] = (),
+    others_in_order: bool = False,
+) -> World:
+    """Strategy: any world in which a policy serves, until all requests have ended.
+
+    Settings of it that matter to every policy of its family are varied, but for those named in `fixed`.
+    others_in_order: the other policies take requests in the order of their arrival. A policy that does not
+    serve alone gets a run with an end.
+    """
+    world = draw(draw_worlds())
+    tick_s = world.model.tick_s
+    mine = draw(draw_varied(policy, *VARIED[family], fixed)) if family in VARIED else policy
+    changes: dict[str, Any] = {family: mine, "until_s": None}
+    if not getattr(policy, "serves_alone", True):
+        changes["until_s"] = draw(st.integers(1, 300)) * tick_s / 2
+    if family == "routing":
+        changes["num_replicas"] = draw(st.integers(2, 4))
+    if family == "prediction":
+        changes["scheduling"] = draw(st.sampled_from([ShortestJobFirst(), ShortestRemaining(), S3()]))
+    else:
+        changes["prediction"] = RunningHistogram(min_observations=1, initial_tokens=8)
+    if others_in_order and family != "batching":
+        changes["batching"] = Chunked(max_num_batched_tokens=draw(st.integers(1, 64)))
+    if others_in_order and family != "scheduling":
+        changes["scheduling"] = Fcfs()
+    world = replace(world, **changes)
+    try:
+        world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
+    except ValueError:  # settings and memory that do not go together
+        reject()
+    return world

@@ -1,0 +1,40 @@
+"""The kinds of policies there are, and which of them an object is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from policies.caching.pool import Caching
+from policies.scheduling import Scheduling
+
+
+class Family(NamedTuple):
+    """A config group of policies, what its members must have, and the class they must inherit from."""
+
+    name: str
+    methods: tuple[str, ...]
+    base: type | None = None
+
+
+FAMILIES = (
+    Family("batching", ("fill",)),
+    Family("scheduling", ("rank",), Scheduling),
+    Family("caching", ("pool",), Caching),
+    Family("routing", ("choose",)),
+    Family("prediction", ("predict", "observe")),
+)
+
+
+def family_of(policy: Any) -> str:
+    """The family of a policy, by its methods. Raises ValueError if it has those of none, or of several."""
+    found = [family for family in FAMILIES if all(callable(getattr(policy, m, None)) for m in family.methods)]
+    name = type(policy).__name__
+    if len(found) != 1:
+        wanted = "; ".join(f"{family.name}: {', '.join(family.methods)}" for family in FAMILIES)
+        has = f"of {' and '.join(family.name for family in found)}" if found else "of none"
+        raise ValueError(f"{name}: must have the methods of one family, has those {has} ({wanted})")
+    (family,) = found
+    if family.base is not None and not isinstance(policy, family.base):
+        base = f"{family.base.__module__}.{family.base.__name__}"
+        raise ValueError(f"{name}: a policy of the family {family.name} must inherit from {base}")
+    return family.name

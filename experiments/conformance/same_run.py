@@ -1,0 +1,49 @@
+"""Two runs that must be the same: records bit for bit, and the decisions that led to them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from experiments.conformance.worlds import Flown
+from sim.records import RunRecords
+
+
+def gaps_of(records: RunRecords) -> list[tuple[float, float]]:
+    """Every gap between two tokens of a sequence as (seconds, end), sorted."""
+    gaps = zip(records.gap_s.tolist(), records.gap_end_s.tolist(), records.gap_count.tolist(), strict=True)
+    return sorted((gap_s, end_s) for gap_s, end_s, count in gaps for _ in range(count))
+
+
+def assert_same_records(one: RunRecords, other: RunRecords) -> None:
+    """Bit for bit: every request, every iteration, every gap."""
+    assert_same_table(one.requests, other.requests)
+    assert_same_table(one.iterations, other.iterations)
+    assert gaps_of(one) == gaps_of(other)
+    assert one.end_s == other.end_s
+
+
+def assert_same_table(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    if not one.equals(other):
+        assert list(one.columns) == list(other.columns)
+        assert one.dtypes.equals(other.dtypes)
+        assert len(one) == len(other)
+        differ = [name for name in one.columns if not one[name].equals(other[name])]
+        raise AssertionError(f"{differ} differ:\n{one[differ].compare(other[differ])}")
+
+
+def assert_same_decisions(leapt: Flown, stepped: Flown) -> None:
+    """Each leap starts with the very plan that stepping makes there, and goes on with the same tokens."""
+    for leaping, stepping in zip(leapt.cores, stepped.cores, strict=True):
+        steps = {decision.iteration: decision for decision in stepping.decisions}
+        for decision in leaping.decisions:
+            indices = range(decision.iteration, decision.iteration + decision.num_iterations)
+            missing = [index for index in indices if index not in steps]
+            assert not missing, f"the leap {decision} has iterations that stepping has not: {missing}"
+            first, *others = (steps.pop(index) for index in indices)
+            same = first._replace(num_iterations=decision.num_iterations) == decision
+            assert same, f"a leap begins otherwise than stepping:\n  leap {decision}\n  step {first}"
+            for other in others:
+                same = other.tokens_by_request == decision.tokens_by_request
+                same = same and not other.admitted and not other.preempted
+                assert same, f"stepping decides anew within a leap:\n  leap {decision}\n  step {other}"
+        assert not steps, f"stepping has iterations that leaping has not: {list(steps.values())}"

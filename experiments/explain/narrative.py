@@ -1,0 +1,146 @@
+"""One request's life in words: a line an event, and what became of the SLO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from experiments import wording
+from experiments.explain.run_folder import RequestStory
+from sim.lives import QUEUED, Phase
+
+DOING = {
+    "waiting": "waiting",
+    "preempted": "waiting to come back",
+    "loading": "KV being loaded",
+    "prefill": "prefill",
+    "decode": "decoding",
+    "paused": "paused by the policy",
+}
+
+
+class Line(NamedTuple):
+    """at_s: after the arrival; lasted_s: NaN for what has no length."""
+
+    at_s: float
+    lasted_s: float
+    what: str
+
+
+def heading(story: RequestStory) -> str:
+    """Who it is and how it ended."""
+    request = story.request
+    status = request["status"]
+    reason = f" ({request['reason']})" if request.get("reason") else ""
+    where = f" on replica {request['replica']}" if status != "rejected" else ""
+    return (
+        f"Request {request['request_id']}{where}: {status}{reason}. {request['prompt_tokens']:,} prompt "
+        f"tokens, {request['output_tokens']:,} output tokens, arrived at {request['arrival_s']:.6g} s."
+    )
+
+
+def lines(story: RequestStory) -> list[Line]:
+    """Events and phases in the order of time."""
+    arrival_s = story.request["arrival_s"]
+    by_start: dict[int, list[Phase]] = {}
+    for phase in story.phases:
+        by_start.setdefault(id(phase.began), []).append(phase)
+    found = []
+    for row in story.rows:
+        if text := _event(row, story):
+            found.append(Line(row.time_s - arrival_s, math.nan, text))
+        for phase in by_start.get(id(row), ()):
+            if phase.end_s > phase.start_s:
+                lasted_s = phase.end_s - phase.start_s
+                found.append(Line(phase.start_s - arrival_s, lasted_s, _phase(phase, story)))
+    if story.request["status"] == "unfinished":
+        found.append(Line(story.end_s - arrival_s, math.nan, "the run was over"))
+    return found
+
+
+def verdicts(story: RequestStory) -> Iterator[str]:
+    """A sentence for each term of the SLO: kept or missed, by how much, and what took most of the time."""
+    for term, limit_s in story.limits_s.items():
+        took_s = story.request[f"{term}_s"]
+        label = wording.LATENCIES[term]
+        limit = f"limit {wording.milliseconds(limit_s)} ms"
+        if math.isnan(took_s):
+            one_token = story.request["status"] == "finished" and term == "tpot"
+            verdict = "kept, an answer of one token has none" if one_token else "missed, there is none"
+            yield f"{label}: {verdict} ({limit})"
+            continue
+        kept = took_s <= limit_s
+        by = wording.milliseconds(abs(limit_s - took_s))
+        verdict = f"kept with {by} ms to spare" if kept else f"missed by {by} ms"
+        most = _dominant(story, term)
+        yield f"{label}: {wording.milliseconds(took_s)} ms, {verdict} ({limit}); {most}"
+
+
+def _dominant(story: RequestStory, term: str) -> str:
+    """What most of the time that a term counts was spent on."""
+    request = story.request
+    start_s = request["first_token_s"] if term == "tpot" else request["arrival_s"]
+    end_s = request["first_token_s"] if term == "ttft" else request["last_token_s"]
+    spent_s: dict[str, float] = {}
+    for phase in story.phases:
+        inside_s = min(phase.end_s, end_s) - max(phase.start_s, start_s)
+        if inside_s <= 0:
+            continue
+        parts = phase.waited_s or {phase.name: 1.0}
+        whole = sum(parts.values())
+        for name, part in parts.items():
+            label = wording.WAITS.get(name, DOING.get(name, name))
+            label = f"waiting ({label})" if name in wording.WAITS else label
+            spent_s[label] = spent_s.get(label, 0.0) + inside_s * part / whole
+    if not spent_s or end_s <= start_s:
+        return "no time passed"
+    most = max(spent_s, key=lambda label: spent_s[label])
+    return f"{wording.percent(spent_s[most] / (end_s - start_s))} of it {most}"
+
+
+def _phase(phase: Phase, story: RequestStory) -> str:
+    text = DOING[phase.name]
+    if phase.name in QUEUED and phase.waited_s:
+        parts = sorted(phase.waited_s.items(), key=lambda part: -part[1])
+        causes = [
+            wording.WAITS[cause] + (f" {wording.milliseconds(part_s)} ms" if len(parts) > 1 else "")
+            for cause, part_s in parts
+        ]
+        return f"{text}: {', '.join(causes)}"
+    if phase.name == "prefill" and not story.request["preemptions"]:
+        num = int(story.request["prefill_iterations"])
+        return f"{text} in {num:,} iteration{'s' if num != 1 else ''}"
+    if phase.name == "prefill" and phase.began.event != "admit":
+        return f"{text}, {phase.began.recomputed_tokens:,} tokens of it a second time"
+    return text
+
+
+def _event(row: Any, story: RequestStory) -> str:
+    """An event in words; empty where a phase says it all."""
+    event, of = row.event, f"{row.of_tokens:,} tokens"
+    if event in ("preempt", "preempt_swap"):
+        kept = "moved to host memory" if event == "preempt_swap" else "given up"
+        if row.by < 0:
+            why = "the policy's wish"
+        elif row.by == row.request_id:
+            why = "no KV memory for its own next tokens"
+        else:
+            why = f"KV memory for request {row.by}"
+        return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
+    if event in ("load", "swap_in"):
+        what = "swapped KV comes back" if event == "swap_in" else "KV found"
+        return f"got a slot; {what}, {row.tokens:,} of {of} from {row.tier}"
+    if event == "end":
+        status = story.request["status"]
+        return f"rejected: {story.request['reason']}" if status == "rejected" else status
+    return {
+        "arrive": f"arrived with {row.tokens:,} prompt tokens",
+        "first_token": "first token",
+        "loaded": "KV is there",
+        "admit": f"admitted: {row.tokens:,} of {of} found in the cache",
+        "resume": f"admitted again: {row.tokens:,} of {of} found in the cache",
+        "resume_swapped": f"goes on: {row.tokens:,} of {of} swapped in",
+        "prefilled": "first token after its preemption",
+        "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
+    }.get(event, "")

@@ -1,0 +1,44 @@
+"""Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
+
+A request is admitted when the KV of all its known tokens but at most one can be had without computing: it
+came from a prefill worker and lies in another tier, in host memory, or in a prefix cache. Others wait for
+theirs, and those behind them may go first. The one token that may be missing is computed here.
+Sequences that this worker itself has preempted by recomputation have no KV anywhere: they are recomputed, in
+chunks of what the budget leaves beside the decodes.
+Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap spares the recomputation.
+Horizon: until something changes. With nothing to compute the engine waits for what comes from outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOnly:
+    """Decodes; no prompts but those whose KV was lost here."""
+
+    max_num_batched_tokens: int = 8192
+    """Tokens in one iteration."""
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 1:
+            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Decode, then admit whose KV is at hand."""
+        step.budget(self.max_num_batched_tokens)
+        step.decode_all()
+        for seq in view.prefilling:
+            step.prefill(seq, step.tokens_left)
+        for seq in view.waiting:
+            was_here = seq.num_preemptions > 0
+            if not was_here and seq.num_uncomputed - view.num_found(seq) > 1:
+                continue
+            if not step.admit(seq, step.tokens_left):
+                break
+        step.wait_until(inf)
+        step.repeat()

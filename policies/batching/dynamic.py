@@ -1,0 +1,45 @@
+"""Dynamic batching: a batch starts when it is full, or when its oldest request has waited long enough.
+
+Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
+(preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
+whichever comes first. The batch then runs as a static one: nobody joins until its last member has ended.
+The delay counts from a request's arrival. batch_size above the engine's number of slots means that number.
+Memory pressure: as static batching.
+Horizon: as static batching while a batch runs. Between batches nothing is computed, and the policy asks to be
+called again when the oldest request's delay is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from policies.batching.static import Static
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dynamic(Static):
+    """Static batches that wait for company, but not for ever."""
+
+    max_queue_delay_s: float = 0.1
+    """For how long the oldest waiting request may be held back; 0: not at all."""
+
+    def __post_init__(self) -> None:
+        Static.__post_init__(self)
+        if not 0 <= self.max_queue_delay_s < inf:
+            raise ValueError(f"max_queue_delay_s={self.max_queue_delay_s}: must be >= 0 s and finite")
+        if self.batch_size == 1 and self.max_queue_delay_s:
+            raise ValueError(
+                f"max_queue_delay_s={self.max_queue_delay_s} with batch_size=1: one request is a full "
+                "batch, so none is held back; set batch_size above 1, or max_queue_delay_s=0"
+            )
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Wait while the engine is empty and the next batch has room and time left; else go on."""
+        if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
+            due_s = min(seq.request.arrival_s for seq in view.waiting) + self.max_queue_delay_s
+            if now < due_s:
+                step.wait_until(due_s)
+                return
+        Static.fill(self, view, step, now)

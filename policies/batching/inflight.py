@@ -1,0 +1,98 @@
+"""In-flight batching as in TensorRT-LLM: a capacity scheduler says who may run, a budget says how much.
+
+Decodes first, then begun prompts, then new ones. With enable_chunked_context a prompt that exceeds what the
+budget leaves is cut there, down to whole KV blocks; without, it waits until it fits whole, and nobody goes
+before it. A prompt that exceeds the whole budget is cut in any case; TensorRT-LLM refuses it.
+capacity_scheduler_policy:
+- guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if everybody's KV would fit even
+  if all answers became as long as they may (the client's max_tokens, else the model's context). Nobody is
+  ever preempted. Without max_tokens in the requests few run at a time.
+- max_utilization: a request is admitted if its prompt fits now. When KV runs out, the sequence of largest
+  rank is preempted ("paused") and recomputed later.
+Not modelled: context_chunking_policy=EQUAL_PROGRESS (prompts are cut first come, first served), and
+reservations that count shared blocks of a prefix cache once.
+Horizon: until something changes. A cut prompt gets the same number of tokens until the rest fits: for
+(tokens left of the prompt - budget left) / tokens a step iterations, rounded up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.sequence import Sequence
+from policies.step import StepBuilder, StepView
+
+CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InFlight:
+    """Decodes and prompts share iterations, within a budget and a reservation."""
+
+    max_num_batched_tokens: int = 8192
+    """Tokens in one iteration (max_num_tokens there)."""
+    capacity_scheduler_policy: str = "guaranteed_no_evict"
+    """guaranteed_no_evict or max_utilization."""
+    enable_chunked_context: bool = True
+    """Whether a prompt may be cut where the budget ends."""
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 1:
+            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+        if self.capacity_scheduler_policy not in CAPACITY_SCHEDULER_POLICIES:
+            raise ValueError(
+                f"capacity_scheduler_policy={self.capacity_scheduler_policy}: must be "
+                f"{' or '.join(CAPACITY_SCHEDULER_POLICIES)}"
+            )
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Spend the budget on decodes, begun prompts and, as capacity allows, new ones."""
+        step.budget(self.max_num_batched_tokens)
+        step.decode_all()
+        for seq in view.prefilling:
+            num_left = seq.num_uncomputed
+            num_tokens = self._chunk(num_left, step, view.block_size, has_begun=True)
+            step.prefill(seq, num_tokens)
+            _close(step, num_left, num_tokens)
+        reserves = self.capacity_scheduler_policy == "guaranteed_no_evict"
+        num_reserved = _num_reserved(view) if reserves and view.num_waiting else 0
+        for seq in view.waiting:
+            if reserves:
+                num_reserved += _num_blocks_at_end(seq, view.block_size)
+                if num_reserved > view.num_blocks:
+                    break
+            num_left = seq.num_uncomputed - view.num_found(seq)
+            num_tokens = self._chunk(num_left, step, view.block_size, has_begun=False)
+            if not step.admit(seq, num_tokens):
+                break
+            _close(step, num_left, num_tokens)
+        step.repeat()
+
+    def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, has_begun: bool) -> int:
+        """How many of the num_left tokens that a prompt has left are computed in this step."""
+        num_tokens = step.tokens_left
+        if num_left <= num_tokens:
+            return num_left
+        if not (self.enable_chunked_context or has_begun or num_left > self.max_num_batched_tokens):
+            return 0
+        whole_blocks = num_tokens // block_size * block_size
+        if whole_blocks:
+            step.hold(-(-(num_left - num_tokens) // whole_blocks))
+        # A budget of less than a block must not stop an engine that has nothing else to do.
+        return whole_blocks or (0 if step.num_tokens else num_tokens)
+
+
+def _close(step: StepBuilder, num_left: int, num_tokens: int) -> None:
+    """Nobody uses the budget that a cut prompt leaves."""
+    if num_tokens < num_left:
+        step.budget(step.num_tokens)
+
+
+def _num_reserved(view: StepView) -> int:
+    """Blocks that the running sequences hold when all have become as long as they may."""
+    return sum(_num_blocks_at_end(seq, view.block_size) for seq in view.running)
+
+
+def _num_blocks_at_end(seq: Sequence, block_size: int) -> int:
+    """Blocks of a sequence at its longest: the last token of an answer needs no KV."""
+    return -(-(seq.max_num_tokens - 1) // block_size)

@@ -1,0 +1,36 @@
+"""No batching: one request at a time, in the order of the queue.
+
+What a model behind a plain web server does, and the lower bound to compare batching with. The prompt is
+computed, in pieces if it exceeds the token budget, then one token an iteration.
+Memory pressure: none, as one sequence alone always fits.
+Horizon: until the request ends; arrivals change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneAtATime:
+    """The next request starts when the last one has ended."""
+
+    max_num_batched_tokens: int = 8192
+    """Tokens in one iteration, and so of one piece of a prompt."""
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 1:
+            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Go on with the request there is, else begin the next."""
+        step.budget(self.max_num_batched_tokens)
+        step.decode_all()
+        for seq in view.prefilling:
+            step.prefill(seq, step.tokens_left)
+        for seq in () if view.num_running else view.waiting:
+            step.admit(seq, step.tokens_left)
+            break
+        step.repeat()

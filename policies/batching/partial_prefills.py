@@ -1,0 +1,82 @@
+"""Chunked prefill that splits the budget between several prompts, and lets short ones pass long ones.
+
+vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 takes these settings at their
+defaults only, and 0.32 has dropped them). Decodes first. Every prompt, begun or new, then gets at most an
+equal share of the budget: max_num_batched_tokens / prompts that could be under way, which are those begun and
+those waiting, up to max_num_partial_prefills. A prompt with more than long_prefill_token_threshold tokens
+left is long. While max_long_partial_prefills long ones are under way, waiting long ones are passed over.
+max_num_partial_prefills=1 is plain chunked prefill: a prompt may have all of the budget, nobody is passed.
+Starvation: a long prompt waits until a long one before it has been computed, however many short ones pass.
+Memory pressure: as chunked.
+Horizon: until something changes while nobody's prompt is under way; else one iteration, since shares and the
+number of long prompts change from one to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.sequence import Sequence
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialPrefills:
+    """Decodes, then shares of the budget for begun and new prompts."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens in one iteration."""
+    max_num_partial_prefills: int = 4
+    """Into how many shares the budget is split at most. vLLM's default: 1."""
+    max_long_partial_prefills: int = 1
+    """Long prompts under way at once; others wait, and shorter ones pass them."""
+    long_prefill_token_threshold: int = 1310
+    """A prompt with more tokens left is long. vLLM's default: 4 % of max_model_len, here of 32,768."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold}: must be >= 0"
+            )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ValueError(
+                f"max_long_partial_prefills={self.max_long_partial_prefills}: must be <= "
+                f"max_num_partial_prefills={self.max_num_partial_prefills}"
+            )
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Serve who runs, then admit; the long ones beyond their number are passed over."""
+        step.budget(self.max_num_batched_tokens)
+        num_long = sum(map(self._is_long, view.prefilling))
+        share = max(1, self.max_num_batched_tokens // self._num_shares(view, num_long))
+        step.decode_all()
+        for seq in view.prefilling:
+            step.prefill(seq, share)
+        for seq in view.waiting:
+            is_long = self._is_long(seq)
+            if is_long and num_long >= self.max_long_partial_prefills and self.max_num_partial_prefills > 1:
+                continue
+            if not step.admit(seq, share):
+                break
+            num_long += is_long
+        if not view.prefilling:
+            step.repeat()
+
+    def _is_long(self, seq: Sequence) -> bool:
+        return seq.num_uncomputed > self.long_prefill_token_threshold
+
+    def _num_shares(self, view: StepView, num_long: int) -> int:
+        """Prompts that could be under way in this iteration, 1 to max_num_partial_prefills."""
+        num_prefills = len(view.prefilling)
+        for seq in view.waiting if num_prefills < self.max_num_partial_prefills else ():
+            if self._is_long(seq):
+                if num_long >= self.max_long_partial_prefills:
+                    continue
+                num_long += 1
+            num_prefills += 1
+            if num_prefills >= self.max_num_partial_prefills:
+                break
+        return min(max(num_prefills, 1), self.max_num_partial_prefills)

@@ -1,0 +1,63 @@
+"""llama.cpp's server: a fixed number of slots, one batch of at most n_batch tokens (tools/server, late 2025).
+
+An iteration takes one token of every slot that generates, then prompts in the order of the slots, each cut
+to what n_batch leaves. A free slot takes the next waiting request, the lowest one first; llama.cpp takes the
+slot whose last prompt is most alike, or has been idle longest. A new prompt in a low slot thus goes before
+the rest of an older one in a higher slot, until it has been computed.
+Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens a slot (or, with a unified KV cache, lets a
+slot have all of it). Set engine.max_model_len to a slot's share. A prompt that does not fit with a token to
+spare is refused, as there ("exceeds the available context size"; older versions cut its middle out). An
+answer ends where the slot is full, as there without context shift, the default.
+Memory pressure: with KV for n_parallel slots there is none. A smaller, shared cache makes llama.cpp end
+requests with an error; here the sequence of largest rank is recomputed later.
+Horizon: until something changes; while a prompt is under way and somebody waits for memory, one iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policies.sequence import Sequence, SequenceState
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """Generating slots, then prompts slot by slot."""
+
+    n_parallel: int = 4
+    """Slots; not more than engine.max_num_seqs are used."""
+    n_batch: int = 2048
+    """Tokens in one iteration."""
+
+    def __post_init__(self) -> None:
+        if self.n_parallel < 1:
+            raise ValueError(f"n_parallel={self.n_parallel}: must be >= 1")
+        if self.n_batch < self.n_parallel:
+            raise ValueError(
+                f"n_batch={self.n_batch}: must be >= n_parallel={self.n_parallel}, a token for every slot"
+            )
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Decode, then walk over the slots."""
+        step.budget(self.n_batch)
+        step.decode_all()
+        occupant = {seq.slot: seq for seq in view.running}
+        waiting = iter(view.waiting)
+        is_blocked = False
+        for slot in range(min(self.n_parallel, view.max_num_seqs)):
+            seq = occupant.get(slot)
+            if seq is None:
+                is_blocked = is_blocked or not _admit_next(waiting, step)
+            elif seq.state is SequenceState.prefilling:
+                step.prefill(seq, step.tokens_left)
+        # What a prompt computes may let others find more of theirs in a prefix cache, and so fit.
+        if not (view.num_waiting and view.prefilling and view.num_running < self.n_parallel):
+            step.repeat()
+
+
+def _admit_next(waiting: Iterator[Sequence], step: StepBuilder) -> bool:
+    """Whether there was somebody to admit, and it was done."""
+    seq = next(waiting, None)
+    return seq is not None and step.admit(seq, step.tokens_left)

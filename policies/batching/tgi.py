@@ -1,0 +1,115 @@
+"""Continuous batching as Text Generation Inference's router does it (TGI 2 and 3, backends/v3).
+
+Iterations of whole prompts and of decodes alternate. Waiting requests join the running batch only if
+- as many can join at once as waiting_served_ratio times the running ones, so that an interruption pays, or
+- max_waiting_tokens iterations have passed since the last prompts, whatever their number.
+The prompts that join have at most max_batch_prefill_tokens tokens together. After prompts that joined a
+running batch at least one decode follows; the first batch of an idle engine may be joined at once.
+The router refuses prompts above max_batch_prefill_tokens; here such a prompt is split, as by prefill_first.
+Memory pressure: the router reserves prompt and longest answer of every request, up to max_batch_total_tokens
+in the batch, and never preempts. Without that limit KV is taken as it grows, and the sequence of largest rank
+is recomputed later.
+Horizon: until the counter of iterations would let requests join, else until something changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from policies.plan import FOREVER
+from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tgi:
+    """Prompts interrupt decodes when there are enough of them, or when they have waited long enough."""
+
+    waiting_served_ratio: float = 0.3
+    """Requests that must be able to join at once, over the requests running."""
+    max_waiting_tokens: int = 20
+    """Iterations without new prompts after which any number may join."""
+    max_batch_prefill_tokens: int = 4096
+    """Prompt tokens in one iteration."""
+    max_batch_total_tokens: int | None = None
+    """Tokens of the running requests, prompts and longest answers; None: not limited, nothing reserved."""
+    _last_prefill: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """iteration: the last one of prompts; joined: whether they joined a running batch."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.waiting_served_ratio < inf:
+            raise ValueError(f"waiting_served_ratio={self.waiting_served_ratio}: must be >= 0 and finite")
+        if self.max_waiting_tokens < 0:
+            raise ValueError(f"max_waiting_tokens={self.max_waiting_tokens}: must be >= 0")
+        if self.max_batch_prefill_tokens < 1:
+            raise ValueError(f"max_batch_prefill_tokens={self.max_batch_prefill_tokens}: must be >= 1")
+        total = self.max_batch_total_tokens
+        if total is not None and total < self.max_batch_prefill_tokens:
+            raise ValueError(
+                f"max_batch_total_tokens={total}: must be >= max_batch_prefill_tokens="
+                f"{self.max_batch_prefill_tokens}, or null"
+            )
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Prompts, if they may come now, else decodes."""
+        num_iterations = self._iterations_until_any_may_join(view)
+        if view.prefilling:
+            step.budget(self.max_batch_prefill_tokens)
+            for seq in view.prefilling:
+                step.prefill(seq, step.tokens_left)
+        elif view.num_waiting and (num_iterations == 0 or self._enough_can_join(view)):
+            step.budget(self.max_batch_prefill_tokens)
+            self._admit(view, step)
+            num_iterations = 0
+        if step.num_tokens:
+            self._last_prefill.update(iteration=view.num_iterations, joined=view.num_decoding > 0)
+            return
+        step.budget(FOREVER)
+        step.decode_all()
+        step.repeat(num_iterations if view.num_waiting and num_iterations else FOREVER)
+
+    def _iterations_until_any_may_join(self, view: StepView) -> int:
+        """How many iterations, from this one on, let only a large enough group join."""
+        if not view.num_decoding:
+            return 0
+        since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)
+        if since == 1 and self._last_prefill["joined"]:
+            return 1
+        return max(0, self.max_waiting_tokens - since)
+
+    def _enough_can_join(self, view: StepView) -> bool:
+        """Whether a large enough group fits into the budget and the reservations."""
+        since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)
+        if since == 1 and self._last_prefill["joined"]:
+            return False
+        min_size = int(view.num_decoding * self.waiting_served_ratio)
+        size, prefill_tokens, total_tokens = 0, 0, self._num_reserved(view)
+        for seq in view.waiting if min_size else ():
+            prefill_tokens += seq.num_uncomputed
+            total_tokens += seq.max_num_tokens
+            over_budget = size > 0 and prefill_tokens > self.max_batch_prefill_tokens
+            if over_budget or total_tokens > self._max_total:
+                break
+            size += 1
+            if size == min_size:
+                break
+        return size >= min_size
+
+    def _admit(self, view: StepView, step: StepBuilder) -> None:
+        total_tokens = self._num_reserved(view)
+        for seq in view.waiting:
+            total_tokens += seq.max_num_tokens
+            splits = seq.num_uncomputed > step.tokens_left
+            over_total = total_tokens > self._max_total and view.num_running
+            if (splits and step.num_tokens) or over_total or not step.admit(seq, step.tokens_left):
+                break
+
+    @property
+    def _max_total(self) -> float:
+        return inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
+
+    def _num_reserved(self, view: StepView) -> int:
+        """Tokens that the running requests have at most; 0 if nobody asks."""
+        if self.max_batch_total_tokens is None:
+            return 0
+        return sum(seq.max_num_tokens for seq in view.running)

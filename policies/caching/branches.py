@@ -1,0 +1,165 @@
+"""The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
+
+Parallel sampling, beam search and tree search share what they have in common (PagedAttention, Kwon et al., SOSP
+2023, section 4.4). The full blocks of the prompt are the sequence's, as of any other; what lies behind them are
+the branches' own blocks, numbered here from 0:
+
+    prompt's full blocks | trunk: blocks that all branches share | one table a branch, equal in length
+
+Appending writes into the last block of each table. Where several share it, each but one gets a copy first; at
+a block boundary each gets a new block. A block that no table names any more is free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as SequenceOf
+
+
+class Branches:
+    """Branches that grow side by side, a token each at a time.
+
+    depth: output tokens of each branch that is alive; the KV of the newest is not stored yet. ends: the depth at
+    which each of them ends, as far as anybody knows. num_emitted: output tokens so far, of all that ever were.
+    length: tokens stored of each branch behind the prompt's full blocks, what is left of the prompt included.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_counts",
+        "_next",
+        "_tables",
+        "copies",
+        "depth",
+        "ends",
+        "ids",
+        "length",
+        "num_emitted",
+        "num_shared_tokens",
+        "trunk",
+    )
+
+    def __init__(self, num_prompt_tokens: int, block_size: int, ends: SequenceOf[int]) -> None:
+        width = len(ends)
+        self._block_size = block_size
+        self.length = num_prompt_tokens % block_size
+        self.num_shared_tokens = num_prompt_tokens - self.length
+        """Tokens in the prompt's full blocks."""
+        first = [0] if self.length else []
+        self._tables = [first.copy() for _ in range(width)]
+        self._counts = dict.fromkeys(first, width)
+        self._next = len(first)
+        self.trunk: list[int] = []
+        self.copies: list[tuple[int, int]] = []
+        """What the last append copied: from block, to block."""
+        self.ids: dict[int, int] = {}
+        """Physical blocks by number, as far as somebody asked."""
+        self.depth = 0
+        self.ends = list(ends)
+        self.num_emitted = 0
+
+    @property
+    def width(self) -> int:
+        """Branches that are alive."""
+        return len(self._tables)
+
+    @property
+    def clock(self) -> int:
+        """Tokens stored in the branches' own blocks: what `Sequence.num_computed` follows while they decode."""
+        rest = self.length % self._block_size
+        if not rest:
+            return self.num_blocks * self._block_size
+        num_last = len({table[-1] for table in self._tables})
+        return (self.num_blocks - num_last) * self._block_size + num_last * rest
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the branches own, each counted once."""
+        return len(self.trunk) + len(self._counts)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The branches' own blocks, each once."""
+        return [*self.trunk, *self._counts]
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """The blocks of each branch. New lists."""
+        return [self.trunk + table for table in self._tables]
+
+    def blocks_to_append(self) -> int:
+        """New blocks that a token more for each branch takes."""
+        if self.length % self._block_size == 0:
+            return len(self._tables)
+        return len(self._tables) - len({table[-1] for table in self._tables})
+
+    def append(self) -> int:
+        """Make room for a token more in each branch; returns the tokens that are copied for it."""
+        self.copies = []
+        rest = self.length % self._block_size
+        counts = self._counts
+        for table in self._tables:
+            if not rest:
+                table.append(self._new())
+            elif counts[table[-1]] > 1:
+                shared = table[-1]
+                counts[shared] -= 1
+                table[-1] = self._new()
+                self.copies.append((shared, table[-1]))
+        self.length += 1
+        return rest * len(self.copies)
+
+    def produce(self, parents: SequenceOf[int] | None) -> list[int]:
+        """Each branch has a new token. Returns the blocks that became free.
+
+        parents: for each branch that goes on, the old one that it continues; None: each continues itself. Those
+        that are at their end leave. If none is left, nothing becomes free: `ends` is empty, and all is over.
+        """
+        self.depth += 1
+        self.num_emitted += len(self._tables)
+        chosen = range(len(self._tables)) if parents is None else parents
+        ends = self.ends
+        kept = [parent for parent in chosen if ends[parent] > self.depth]
+        self.ends = [ends[parent] for parent in kept]
+        if not kept or (parents is None and len(kept) == len(self._tables)):
+            return []
+        return self._fork(kept)
+
+    def check_integrity(self) -> None:
+        """Assert that the reference counts are those of the tables."""
+        num_columns = -(-self.length // self._block_size)
+        assert all(len(self.trunk) + len(table) == num_columns for table in self._tables)
+        assert Counter(number for table in self._tables for number in table) == self._counts
+        assert not self._counts.keys() & set(self.trunk)
+        assert self.ids.keys() <= self._counts.keys() | set(self.trunk)
+
+    def _fork(self, parents: list[int]) -> list[int]:
+        """New branches out of old ones, which share what they had."""
+        counts = self._counts
+        for parent, table in enumerate(self._tables):
+            more = parents.count(parent) - 1
+            if more:
+                for number in table:
+                    counts[number] += more
+        tables = self._tables
+        self._tables = [tables[parent].copy() for parent in parents]
+        freed = [number for number, count in counts.items() if not count]
+        for number in freed:
+            del counts[number]
+        first = self._tables[0]
+        num_common = 0  # the last block stays in the tables: it is the one that grows
+        while num_common < len(first) - 1 and counts[first[num_common]] == len(parents):
+            num_common += 1
+        if num_common:
+            for number in first[:num_common]:
+                del counts[number]
+            self.trunk += first[:num_common]
+            for table in self._tables:
+                del table[:num_common]
+        return freed
+
+    def _new(self) -> int:
+        number = self._next
+        self._next += 1
+        self._counts[number] = 1
+        return number

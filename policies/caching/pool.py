@@ -1,0 +1,251 @@
+"""What every KV cache is: settings that make a pool, and the pool that counts blocks.
+
+Decisions depend on counts only; physical ids are drawn when asked for. `BlockPool` itself is the paged cache;
+others override what their idea changes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from policies.caching.eviction.future import FutureUses
+from policies.decode_set import PAGED, Growth
+from policies.sequence import Sequence
+
+
+class KvMemory(NamedTuple):
+    """The memory that a pool manages."""
+
+    num_blocks: int  # on the GPU, of `block_size` tokens each
+    bytes_per_token: float = 0.0  # of KV, over all layers and heads
+    num_devices: int = 1  # GPUs of the replica
+    max_model_len: int = 2**31  # prompt and output tokens of one sequence
+    future: FutureUses | None = None  # the requests to come, for offline bounds; no engine knows them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caching:
+    """Settings of a cache: a policy gives `pool`, and says what is unusual about it."""
+
+    changes_outputs: ClassVar[bool] = False
+    """Whether the model's answers change: KV is dropped that attention would have read."""
+
+    block_size: int = 16
+    """Tokens in a block."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size={self.block_size}: must be >= 1 token")
+
+    @property
+    def needs_predictor(self) -> bool:
+        """Whether it asks for `Sequence.num_predicted_tokens`."""
+        return False
+
+    @property
+    def needs_future(self) -> bool:
+        """Whether the requests to come must be known (`KvMemory.future`): no engine can do that."""
+        return False
+
+    @property
+    def tiers_gib(self) -> tuple[float, float]:
+        """Host memory and disk that it uses, a GPU."""
+        return 0.0, 0.0
+
+    def pool(self, memory: KvMemory) -> BlockPool:
+        """An empty pool. Raises ValueError where settings and memory do not go together."""
+        raise NotImplementedError
+
+
+def check_watermark(watermark: float) -> None:
+    """Raise ValueError for what no share of blocks to be left free can be."""
+    if not 0 <= watermark < 1:
+        raise ValueError(f"watermark={watermark}: must be >= 0 and < 1 (a share of all blocks)")
+
+
+class BlockPool:
+    """Counts free blocks, and names them when somebody wants to know which.
+
+    Physical ids are drawn when asked for (`block_ids`): a GPU engine asks at every step, the simulator never
+    does. Ids run from 1 to num_blocks; block 0 is the null block.
+
+        num_blocks = num_free + blocks owned by sequences;  ids drawn by a sequence <= blocks it owns
+
+    The life of a sequence's KV here:
+        num_cached, num_loadable, can_admit
+                                look: what would be found, and is there room for all its known tokens?
+        admit                   it holds what was found
+        grow                    it holds the tokens up to a number, chunk by chunk
+        growth                  its prefill is done: how it will go on; asked again at every limit it names
+        take                    decodes need so many blocks, whoever they are
+        hand_over               it goes on as several branches: behind the full blocks of its prompt all is theirs
+        take_apart, give_back   its branches' blocks
+        release                 it holds nothing
+    """
+
+    can_fork: ClassVar[bool] = True
+    """Whether sequences may share the blocks of what they have in common."""
+    unfilled: array[int] | None = None
+    """Of a pool that reserves ahead: token places that were never filled; None where none are reserved.
+
+    Rows of three: from which iteration on they were held, before which they were given back, how many.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks={num_blocks}: must be >= 1")
+        self.num_iterations = 0  # that the engine has committed; it says so
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_watermark_blocks = num_watermark_blocks
+        self.num_free = num_blocks
+        self.presume_cached = False
+        self.num_apart = 0
+        """Blocks that the branches of sequences own: `take_apart`, `hand_over`, `give_back`."""
+        self.stores: list[tuple[str, str, int]] = []
+        """Copies that the pool wants made: from tier, to tier, tokens."""
+        self.num_evicted = 0
+        """Blocks whose content was given up for another; a pool without contents has none to give up."""
+        self._free_ids = list(range(num_blocks, 0, -1))  # a stack: the last freed is the next used
+
+    @property
+    def num_used(self) -> int:
+        """Blocks owned by sequences."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def max_tokens_per_seq(self) -> int:
+        """Known tokens with which a sequence alone in the pool can still be admitted."""
+        return self.num_blocks * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold num_tokens tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_cached(self, seq: Sequence) -> int:
+        """Tokens of a waiting sequence whose KV is here already: whole blocks, never all that are known."""
+        if not self.presume_cached:
+            return 0
+        return (seq.num_prompt_tokens - 1) // self.block_size * self.block_size
+
+    def num_loadable(self, seq: Sequence, num_cached: int) -> int:
+        """Tokens behind the num_cached that another tier holds; it is their transfer that admission begins."""
+        return 0
+
+    def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
+        """Whether a waiting sequence could get room for all its known tokens now."""
+        room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
+        return self.blocks_to_admit(seq) <= room
+
+    def blocks_to_admit(self, seq: Sequence) -> int:
+        """Blocks that a waiting sequence would hold at once or soon, if nothing of it were cached.
+
+        Those of its branches are among them, if it had any before it was preempted.
+        """
+        return self.blocks_for(seq._known) + seq._num_apart
+
+    def admit(self, seq: Sequence, num_cached: int) -> None:
+        """A sequence that can be admitted gets the KV of its num_cached tokens that are here already."""
+        self.take(self.blocks_for(num_cached))
+
+    def loads(self, seq: Sequence) -> list[tuple[str, int]]:
+        """Where the KV lies that `num_loadable` has just found for a sequence: tokens by tier, host or disk."""
+        return []
+
+    def loaded(self, seq: Sequence) -> None:
+        """The transfers of that KV are done."""
+
+    @property
+    def num_quiet(self) -> int:
+        """Free blocks that can be taken without a copy to another tier."""
+        return self.num_free
+
+    def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
+        """Free blocks that a sequence needs so that from num_held tokens it holds num_tokens."""
+        return self.blocks_for(num_tokens) - self.blocks_for(num_held)
+
+    def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
+        """A sequence gets the room for that; the caller has checked num_free."""
+        self.take(self.blocks_to_grow(seq, num_held, num_tokens))
+
+    @property
+    def chunks_stand_alone(self) -> bool:
+        """Whether every iteration with prompt chunks is planned anew: `computed` may free blocks."""
+        return False
+
+    def computed(self, seq: Sequence, num_tokens: int) -> None:
+        """A step has computed a chunk of a sequence, which now has KV for num_tokens tokens."""
+
+    def growth(self, seq: Sequence) -> Growth | None:
+        """How the KV of a sequence whose prefill is done grows on; None: it finds no room to do so.
+
+        Asked when it begins to decode, and at every limit that the last answer named. May take blocks, or give
+        up some and note that in seq._dropped.
+        """
+        return PAGED
+
+    def take(self, num_blocks: int) -> None:
+        """Hand out blocks; the caller has checked num_free."""
+        assert num_blocks <= self.num_free
+        self.num_free -= num_blocks
+
+    def take_apart(self, num_blocks: int) -> None:
+        """Hand out blocks to branches; the caller has checked num_free."""
+        self.take(num_blocks)
+        self.num_apart += num_blocks
+
+    def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
+        """Of the blocks that a sequence holds for num_tokens tokens, those behind its branches' prompt become theirs.
+
+        num_kept_tokens, a whole number of blocks, stay the sequence's. Returns their ids, as far as drawn.
+        """
+        num_kept = num_kept_tokens // self.block_size
+        self.num_apart += self.blocks_for(num_tokens) - num_kept
+        return self._ids_behind(seq, num_kept)
+
+    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
+        """Branches give up blocks, and the ids that were drawn for them."""
+        self.num_free += num_blocks
+        self.num_apart -= num_blocks
+        self._free_ids.extend(ids)
+
+    def draw(self, num_ids: int) -> list[int]:
+        """Physical ids for blocks of branches."""
+        return [self._free_ids.pop() for _ in range(num_ids)]
+
+    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
+        """A sequence gives up the room that it holds for num_tokens tokens, and the ids it drew.
+
+        The last num_planned of them were to be computed by the step that is being made, and will not be.
+        """
+        self.num_free += self.blocks_held(seq, num_tokens)
+        assert self.num_free <= self.num_blocks
+        self._give_back_ids(seq)
+
+    def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that a running sequence owns when it holds num_tokens tokens."""
+        return self.blocks_for(num_tokens)
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Physical ids of the blocks that hold the first num_tokens tokens of a sequence that owns them."""
+        while len(seq._block_ids) < self.blocks_for(num_tokens):
+            seq._block_ids.append(self._free_ids.pop())
+        return seq._block_ids
+
+    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        """Assert that the running sequences and the tokens they hold account for every block."""
+        owned = sum(self.blocks_held(seq, num_tokens) for seq, num_tokens in held)
+        assert owned + self.num_apart + self.num_free == self.num_blocks, "a block is leaked or owned twice"
+
+    def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
+        """Take from a sequence the ids of all but its first num_blocks blocks."""
+        ids = seq._block_ids[num_blocks:]
+        del seq._block_ids[num_blocks:]
+        return ids
+
+    def _give_back_ids(self, seq: Sequence) -> None:
+        self._free_ids.extend(reversed(seq._block_ids))
+        seq._block_ids.clear()

@@ -1,0 +1,219 @@
+"""Radix caching, as SGLang's RadixAttention does it: all KV of the past in a tree, found token by token.
+
+A sequence locks the path of what it found, and hands over what it has computed: every chunk when it is done, the
+answer when the sequence ends or is preempted. Where somebody else has handed over the same tokens meanwhile, it
+goes on with those and frees its own. Leaves that nobody has locked are evicted, whole, in the order of an
+eviction policy.
+
+Memory pressure: room for new tokens is made by eviction; what is locked is not touched. Differs from SGLang:
+the answer so far of a preempted sequence goes into the tree, too.
+Horizon: as paged; steps with prompt chunks stand alone, since handing them over may free memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policies.caching.content import runs_of
+from policies.caching.eviction import Eviction
+from policies.caching.eviction.belady import Belady
+from policies.caching.eviction.fifo import Fifo
+from policies.caching.eviction.lfu import Lfu
+from policies.caching.eviction.lru import Lru
+from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.size_aware import SizeAware
+from policies.caching.eviction.two_q import TwoQ
+from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
+from policies.caching.radix_node import Node, Runs
+from policies.caching.radix_tree import RadixTree
+from policies.sequence import Sequence
+
+EVICTIONS: dict[str, type[Eviction]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "fifo": Fifo,
+    "size_aware": SizeAware,
+    "two_q": TwoQ,
+    "priority": Priority,
+    "belady": Belady,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Radix(Caching):
+    """Settings of the radix cache."""
+
+    block_size: int = 1
+    """Tokens in a block, and the granularity of reuse (SGLang's page size)."""
+    watermark: float = 0.0
+    """Share of all blocks that an admission must leave free while others run."""
+    eviction: str = "lru"
+    """Which leaf goes first: lru, lfu, fifo, size_aware, two_q, priority; belady knows the future."""
+
+    def __post_init__(self) -> None:
+        Caching.__post_init__(self)
+        check_watermark(self.watermark)
+        if self.eviction not in EVICTIONS:
+            raise ValueError(f"eviction={self.eviction}: must be one of {', '.join(EVICTIONS)}")
+
+    @property
+    def needs_future(self) -> bool:
+        """Whether the requests to come must be known: no engine can do that."""
+        return EVICTIONS[self.eviction].is_offline
+
+    def pool(self, memory: KvMemory) -> RadixPool:
+        """An empty pool."""
+        return RadixPool(memory, self.block_size, self.watermark, EVICTIONS[self.eviction]())
+
+
+class Held:
+    """What a sequence holds: the tokens up to the end of a locked node, and blocks of its own behind them."""
+
+    __slots__ = ("ids", "node", "num_in_tree", "runs")
+
+    def __init__(self, runs: Runs, node: Node) -> None:
+        self.runs = runs
+        self.node = node  # while it waits: what the last look found
+        self.num_in_tree = 0
+        self.ids: list[int] = []  # of its own blocks, as far as somebody asked
+
+
+class RadixPool(BlockPool):
+    """A block pool under a radix tree.
+
+    num_blocks = unused + blocks of the tree + blocks of sequences; num_free = unused + evictable.
+    """
+
+    def __init__(self, memory: KvMemory, block_size: int, watermark: float, eviction: Eviction) -> None:
+        super().__init__(memory.num_blocks, block_size, int(watermark * memory.num_blocks))
+        self.num_evicted = 0
+        """Blocks whose content was given up for another."""
+        self._num_unused = memory.num_blocks
+        self._future = memory.future
+        self._tree = RadixTree(
+            page_size=block_size, eviction=eviction, future=memory.future, on_evict=self._on_evict
+        )
+
+    @property
+    def chunks_stand_alone(self) -> bool:
+        return True
+
+    def num_cached(self, seq: Sequence) -> int:
+        if self._future is not None:
+            self._future.begin(seq.request_id)
+        held = self._held(seq)
+        num_cached, held.node = self._tree.match(held.runs, self._most(seq, seq._known - 1))
+        return num_cached
+
+    def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
+        need = self.blocks_to_admit(seq) - num_cached // self.block_size
+        if num_cached:
+            node = self._held(seq).node
+            while node.parent is not None and not node.lock_count:  # locks go up to the root
+                need += node.num_tokens // self.block_size
+                node = node.parent
+        return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
+
+    def admit(self, seq: Sequence, num_cached: int) -> None:
+        held = self._held(seq)
+        if not num_cached:
+            held.node = self._tree.root
+        held.num_in_tree = num_cached
+        self._tree.lock(held.node)
+        self._count()
+
+    def take(self, num_blocks: int) -> None:
+        assert num_blocks <= self.num_free
+        missing = num_blocks - self._num_unused
+        if missing > 0:
+            self._num_unused += self._tree.evict(missing * self.block_size) // self.block_size
+        self._num_unused -= num_blocks
+        self.num_free -= num_blocks
+
+    def computed(self, seq: Sequence, num_tokens: int) -> None:
+        """Hand over the full blocks of a sequence's first num_tokens tokens to the tree."""
+        held: Held = seq._kv
+        num_tokens = self._most(seq, num_tokens)
+        num_before = held.num_in_tree
+        num_new, node = self._tree.insert(
+            held.runs, num_tokens, priority=-seq.request.priority, num_counted_tokens=num_before
+        )
+        num_after = node.num_prefix_tokens
+        if num_after == num_before:
+            return
+        num_own = (num_after - num_before) // self.block_size
+        num_double = num_own - num_new // self.block_size  # somebody else had handed them over
+        self._num_unused += num_double
+        if held.ids:
+            held.ids += self.draw(num_own - len(held.ids))
+            self._free_ids.extend(held.ids[:num_double])
+            if num_new:
+                node.ids = held.ids[num_double:num_own]
+            del held.ids[:num_own]
+        self._tree.lock(node)
+        self._tree.unlock(held.node)
+        held.node, held.num_in_tree = node, num_after
+        self._count()
+
+    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
+        self.computed(seq, num_tokens - num_planned)
+        held: Held = seq._kv
+        self._num_unused += self.blocks_for(num_tokens) - held.num_in_tree // self.block_size
+        self._free_ids.extend(reversed(held.ids))
+        self._tree.unlock(held.node)
+        self._count()
+        seq._kv = None
+
+    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
+        super().give_back(num_blocks, ids)
+        self._num_unused += num_blocks
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        held: Held = seq._kv
+        nodes, node = [], held.node
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        ids: list[int] = []
+        for node in reversed(nodes):
+            if not node.ids:
+                node.ids = self.draw(node.num_tokens // self.block_size)
+            ids += node.ids
+        held.ids += self.draw(self.blocks_for(num_tokens) - len(ids) - len(held.ids))
+        return ids + held.ids
+
+    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        self._tree.check_integrity()
+        num_own = 0
+        for seq, num_tokens in held:
+            mine: Held = seq._kv
+            assert mine.node.num_prefix_tokens == mine.num_in_tree <= num_tokens
+            num_own += self.blocks_for(num_tokens) - mine.num_in_tree // self.block_size
+        in_tree = self._tree.num_tokens // self.block_size
+        assert self._num_unused + in_tree + num_own + self.num_apart == self.num_blocks, "a block is leaked or owned twice"
+        assert self.num_free == self._num_unused + self._tree.num_evictable // self.block_size
+
+    def _held(self, seq: Sequence) -> Held:
+        if seq._kv is None:
+            seq._kv = Held(tuple(runs_of(seq.request)), self._tree.root)
+        held: Held = seq._kv
+        return held
+
+    def _count(self) -> None:
+        self.num_free = self._num_unused + self._tree.num_evictable // self.block_size
+
+    def _on_evict(self, leaf: Node) -> None:
+        self.num_evicted += leaf.num_tokens // self.block_size
+        self._free_ids.extend(reversed(leaf.ids))
+
+    def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
+        held: Held = seq._kv
+        assert held.num_in_tree == num_blocks * self.block_size
+        ids, held.ids = held.ids, []
+        return ids
+
+    @staticmethod
+    def _most(seq: Sequence, num_tokens: int) -> int:
+        """As many of num_tokens tokens as the tree may have: no answer where there are several."""
+        return num_tokens if seq.request.branching is None else min(num_tokens, seq.num_prompt_tokens)

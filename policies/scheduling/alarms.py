@@ -1,0 +1,36 @@
+"""Sequences by the time at which a scheduling policy has to look at them again."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+
+from policies.sequence import Sequence, SequenceState
+
+
+class Alarms:
+    """A heap by (time, request id). Alarms are not taken back: who rings looks whether they still matter."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Sequence]] = []  # time, request id, number, sequence
+        self._num_set = 0
+
+    def set(self, due_s: float, seq: Sequence) -> None:
+        """Ring for a sequence at due_s."""
+        self._num_set += 1
+        heappush(self._heap, (due_s, seq.request_id, self._num_set, seq))
+
+    def ring(self, now: float) -> list[Sequence]:
+        """Those due by now that have not ended, in order; their alarms are gone."""
+        due = []
+        while self.next_s <= now:
+            due.append(heappop(self._heap)[3])
+        return due
+
+    @property
+    def next_s(self) -> float:
+        """When the next rings; infinite if none does."""
+        heap = self._heap
+        while heap and heap[0][3].state is SequenceState.ended:
+            heappop(heap)
+        return heap[0][0] if heap else inf

@@ -1,0 +1,49 @@
+"""Earliest deadline first (Liu and Layland, 1973) against the deadline of the first token.
+
+Deadline: arrival plus ttft_s of the request's priority, or the request's own deadline_s if it has one. The
+order is optimal on one machine if all deadlines can be met; under overload it serves those that are late
+already before those that could still be in time. Nobody starves: a request is overtaken only by those with
+an earlier deadline, and those all come within max(ttft_s) of it.
+Memory pressure: the latest deadline goes; a sequence past its first token keeps its place, as losing its KV
+helps nobody. Horizon: deadlines stand, so the order never changes by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.request import Request
+from policies.scheduling import Scheduling
+from policies.sequence import Sequence
+
+
+def check_by_priority(name: str, limits_s: tuple[float, ...]) -> None:
+    """Raise ValueError if a table of times by priority is no such thing."""
+    if not limits_s or not all(limit_s > 0 for limit_s in limits_s):
+        raise ValueError(f"{name}={list(limits_s)}: must be times > 0 s, for priorities 0, 1, ...")
+
+
+def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
+    """The time for a request's priority; the last holds for all beyond, the first for all below 0."""
+    return limits_s[min(max(request.priority, 0), len(limits_s) - 1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarliestDeadlineFirst(Scheduling):
+    """The earliest deadline is admitted first, the latest is preempted first."""
+
+    ttft_s: tuple[float, ...] = (1.0,)
+    """Time to the first token wanted for priority 0, 1, ...; the last holds for all beyond."""
+
+    def __post_init__(self) -> None:
+        Scheduling.__post_init__(self)
+        object.__setattr__(self, "ttft_s", tuple(self.ttft_s))
+        check_by_priority("ttft_s", self.ttft_s)
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """(deadline, arrival)."""
+        request = seq.request
+        deadline_s = request.deadline_s
+        if deadline_s is None:
+            deadline_s = request.arrival_s + by_priority(self.ttft_s, request)
+        return (deadline_s, request.arrival_s)

@@ -1,0 +1,21 @@
+"""What a length prediction is worth once the answer has outgrown it."""
+
+from __future__ import annotations
+
+from policies.sequence import Sequence
+
+
+def expected_output_tokens(seq: Sequence) -> int:
+    """The predicted output tokens, doubled until they exceed those produced so far.
+
+    S3's correction (Jin et al., NeurIPS 2023). Predicted 10: 10 up to the 9th token, 20 from the 10th on.
+    """
+    expected, num_produced = seq.num_predicted_tokens, seq.num_output_tokens
+    while expected <= num_produced:
+        expected *= 2
+    return expected
+
+
+def remaining_output_tokens(seq: Sequence) -> int:
+    """Output tokens still expected, >= 1; so many iterations does the expectation last at least."""
+    return expected_output_tokens(seq) - seq.num_output_tokens

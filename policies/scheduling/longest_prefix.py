@@ -1,0 +1,54 @@
+"""Longest prefix first: who finds the most of its prompt in the cache goes first (SGLang's `lpm`, NeurIPS 2024).
+
+Assumes a cache that finds prefixes. Sharing requests run behind each other while their prefix is still there,
+which approximates a depth-first walk of the radix tree; a request that shares nothing may wait for long. With
+more than max_sorted waiting it falls back to the order of arrival, as SGLang does, since looking all of them up
+costs too much.
+Memory pressure: who had found least when it was admitted goes first. Horizon: one iteration while somebody
+waits, since evictions change what is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from policies.scheduling import Scheduling
+from policies.sequence import Sequence
+
+if TYPE_CHECKING:
+    from policies.step import StepBuilder, StepView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongestPrefix(Scheduling):
+    """The longest hit first, ties by arrival."""
+
+    max_sorted: int = 128
+    """Beyond so many waiting, first come, first served."""
+    _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Scheduling.__post_init__(self)
+        if self.max_sorted < 1:
+            raise ValueError(f"max_sorted={self.max_sorted}: must be >= 1 request")
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """(tokens found, negative; arrival)."""
+        return (-self._num_found.get(seq.request_id, 0), seq.request.arrival_s)
+
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Look everybody up who waits."""
+        if not view.num_waiting:
+            return
+        step.hold(1)
+        sorts = view.num_waiting <= self.max_sorted
+        for seq in sorted(view.waiting, key=lambda seq: seq.request_id):
+            num_found = view.num_found(seq) if sorts else 0
+            if num_found != self._num_found.get(seq.request_id, 0):
+                self._num_found[seq.request_id] = num_found
+                step.rerank(seq)
+
+    def on_end(self, seq: Sequence) -> None:
+        """Forget it."""
+        self._num_found.pop(seq.request_id, None)

@@ -1,0 +1,78 @@
+"""Online requests and a batch API on one engine: batch work takes what online work leaves.
+
+Batch: a priority of at least batch_priority, or a deadline_s (a completion window of hours). Online requests
+go first, first come, first served; batch requests by deadline and arrival. An online request that finds no
+slot or no memory preempts batch sequences, the latest deadline first (as ConServe, Qiao et al., 2024, and
+HyGen, Sun et al., 2025, do at the level of the engine; their latency models are not part of this policy). A
+batch request that still waits promote_before_s before its deadline counts as online from then on.
+Online work starves batch requests without a deadline.
+Memory pressure: batch goes first, the latest deadline first, then the last come. Horizon: until the next
+promotion, while somebody waits; step by step while an online request has room but no budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from policies.request import Request
+from policies.scheduling import Scheduling
+from policies.scheduling.alarms import Alarms
+from policies.scheduling.displacement import displace, displaceable
+from policies.sequence import Sequence
+from policies.step import StepBuilder, StepView
+
+_ONLINE, _BATCH = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnlineBatch(Scheduling):
+    """Online before batch; batch is evicted first."""
+
+    batch_priority: int = 1
+    """Requests of this priority and beyond are batch requests; so are those with a deadline."""
+    promote_before_s: float = 600.0
+    """Time before its deadline at which a batch request is served as an online one."""
+    preempts: bool = True
+    """Whether a waiting online request preempts batch sequences; else it waits until one ends."""
+
+    _promoted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
+    _noted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
+    _alarms: Alarms = field(init=False, default_factory=Alarms, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Scheduling.__post_init__(self)
+        if not self.promote_before_s >= 0:
+            raise ValueError(f"promote_before_s={self.promote_before_s}: must be >= 0 s")
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """(0, arrival) for online and promoted requests, (1, deadline, arrival) for batch."""
+        request = seq.request
+        if not self._is_batch(request) or seq.request_id in self._promoted:
+            return (_ONLINE, request.arrival_s)
+        if request.deadline_s is None:
+            return (_BATCH, inf, request.arrival_s)
+        if seq.request_id not in self._noted:
+            self._noted.add(seq.request_id)
+            self._alarms.set(request.deadline_s - self.promote_before_s, seq)
+        return (_BATCH, request.deadline_s, request.arrival_s)
+
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Promote those whose deadline nears, and let batch give way to online."""
+        for seq in self._alarms.ring(now):
+            self._promoted.add(seq.request_id)
+            step.rerank(seq)
+        head = next(iter(view.waiting), None)
+        if head is None:
+            return
+        step.hold(until_s=self._alarms.next_s)
+        if self.preempts and head.rank[0] == _ONLINE:
+            displace(view, step, head, displaceable(seq for seq in view.running if seq.rank[0] == _BATCH))
+
+    def on_end(self, seq: Sequence) -> None:
+        """Forget it."""
+        self._promoted.discard(seq.request_id)
+        self._noted.discard(seq.request_id)
+
+    def _is_batch(self, request: Request) -> bool:
+        return request.priority >= self.batch_priority or request.deadline_s is not None

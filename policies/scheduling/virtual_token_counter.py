@@ -1,0 +1,206 @@
+"""Fair shares per tenant by virtual token counters (VTC; Sheng et al., OSDI 2024).
+
+Every tenant has a counter of the service it got: input_weight a prompt token, counted at admission, and
+output_weight an output token, counted as it is produced; divided by the tenant's weight. Of the tenants that
+have requests waiting, the one with the smallest counter is next (its requests in order of arrival). A tenant
+that had nothing waiting and comes back has its counter lifted to the smallest among those that wait, or, if
+nobody waits, to that of the tenant whose request left the queue last: time without requests earns no credit.
+Two tenants that both have requests waiting all the time differ in service by at most
+2 max(input_weight L, output_weight M): L tokens in the longest prompt, M tokens in the largest running batch
+(the paper's bound, for equal weights and without preemptions). No tenant starves.
+Tokens that are computed again after a preemption are not counted again.
+Memory pressure: the last come goes, whose tenant it may be. Horizon: while several tenants wait, until the
+output being produced changes their order; one iteration after an admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from policies.plan import StepPlan
+from policies.scheduling import Scheduling
+from policies.sequence import Sequence
+from policies.step import StepBuilder, StepView
+from policies.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class _Account:
+    """Tokens served since the counter was last lifted: whole numbers, so that leaps add up exactly."""
+
+    lifted_to: float = 0.0
+    num_input: int = 0
+    num_output: int = 0
+
+
+@dataclass(slots=True)
+class _Ledger:
+    accounts: dict[str, _Account] = field(default_factory=dict)  # by tenant
+    charged: set[int] = field(default_factory=set)  # ids of the requests whose prompt was counted
+    last_tenant: str | None = None  # whose request left the queue last
+    queue: FairQueue | None = None
+    step: StepBuilder | None = None
+
+    def account(self, tenant: str) -> _Account:
+        return self.accounts.setdefault(tenant, _Account())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VirtualTokenCounter(Scheduling):
+    """The tenant that was served least is next."""
+
+    input_weight: float = 1.0
+    """Of a prompt token."""
+    output_weight: float = 2.0
+    """Of an output token."""
+    tenant_weights: dict[str, float] = field(default_factory=dict)
+    """Shares of the tenants relative to each other; 1 for those not named."""
+
+    _ledger: _Ledger = field(init=False, default_factory=_Ledger, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Scheduling.__post_init__(self)
+        for name in ("input_weight", "output_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 0")
+        if not self.input_weight + self.output_weight > 0:
+            raise ValueError("output_weight=0: must be > 0 where input_weight is 0, or nothing is counted")
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0:
+                raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be > 0")
+
+    def counter(self, tenant: str) -> float:
+        """Weighted service of a tenant, lifts included."""
+        account = self._ledger.account(tenant)
+        served = self.input_weight * account.num_input + self.output_weight * account.num_output
+        return account.lifted_to + served / self.tenant_weights.get(tenant, 1.0)
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """(arrival,): the order among a tenant's requests, and of victims."""
+        return (seq.request.arrival_s,)
+
+    def queue(self) -> WaitingQueue:
+        """A queue of queues, one a tenant."""
+        self._ledger.queue = FairQueue(self)
+        return self._ledger.queue
+
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Take in who came; the order of the waiting tenants stands until one counter overtakes another."""
+        ledger = self._ledger
+        ledger.step = step
+        assert ledger.queue is not None
+        ledger.queue.take_in()
+        order = ledger.queue.tenants_in_order()
+        if len(order) < 2:
+            return
+        num_decodes: dict[str, int] = {}
+        for seq in view.decoding:
+            tenant = seq.request.tenant
+            num_decodes[tenant] = num_decodes.get(tenant, 0) + 1
+        for (value, tenant), (next_value, next_tenant) in pairwise(order):
+            pace = self._pace(tenant, num_decodes) - self._pace(next_tenant, num_decodes)
+            if pace > 0:  # one iteration early rather than a rounding error late
+                step.hold(max(1, int(min((next_value - value) / pace, 2**31))))
+
+    def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
+        """Count the output."""
+        account = self._ledger.account
+        if plan.num_decodes:
+            idle = set(plan.idle)
+            for seq in plan.decoding:
+                if seq not in idle:
+                    account(seq.request.tenant).num_output += num_iterations
+        for chunk in plan.chunks:
+            account(chunk.seq.request.tenant).num_output += chunk.completes
+
+    def on_end(self, seq: Sequence) -> None:
+        """Forget the request; the tenant's counter stays."""
+        self._ledger.charged.discard(seq.request_id)
+
+    def charge(self, seq: Sequence) -> None:
+        """A sequence is admitted: count its prompt, once."""
+        ledger = self._ledger
+        if seq.request_id not in ledger.charged:
+            ledger.charged.add(seq.request_id)
+            ledger.account(seq.request.tenant).num_input += seq.num_prompt_tokens
+
+    def lift(self, tenant: str, value: float) -> None:
+        """Raise a tenant's counter to a value, if it is below."""
+        if self.counter(tenant) < value:
+            self._ledger.accounts[tenant] = _Account(value)
+
+    def _pace(self, tenant: str, num_decodes: dict[str, int]) -> float:
+        """By how much a tenant's counter grows in an iteration of decodes."""
+        return self.output_weight * num_decodes.get(tenant, 0) / self.tenant_weights.get(tenant, 1.0)
+
+
+class FairQueue(WaitingQueue):
+    """The waiting by tenant. Who was pushed takes part from the next step on: till then counters may lag."""
+
+    def __init__(self, policy: VirtualTokenCounter) -> None:
+        super().__init__()
+        self._policy = policy
+        self._ledger = policy._ledger
+        self._heaps: dict[str, list[tuple[tuple[float, ...], int, int, Sequence]]] = {}  # rank, id, push
+        self._new: list[Sequence] = []
+
+    def push(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        self._num_pushes += 1
+        self._push_of[seq.request_id] = self._num_pushes
+        self._new.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out: admitted if a step is being made, else aborted. KeyError if it is not here."""
+        del self._push_of[seq.request_id]
+        tenant, ledger = seq.request.tenant, self._ledger
+        if seq in self._new:
+            self._new.remove(seq)
+        else:
+            ledger.last_tenant = tenant
+            self._drop_void_of(tenant)
+        if ledger.step is not None and ledger.step.is_open:
+            self._policy.charge(seq)
+            ledger.step.hold(1)
+
+    def take_in(self) -> None:
+        """Let those take part that were pushed since the last step; lift tenants that had nothing waiting."""
+        policy, ledger, heaps = self._policy, self._ledger, self._heaps
+        for seq in self._new:
+            tenant = seq.request.tenant
+            if tenant not in heaps:
+                if heaps:
+                    policy.lift(tenant, min(map(policy.counter, heaps)))
+                elif ledger.last_tenant is not None:
+                    policy.lift(tenant, policy.counter(ledger.last_tenant))
+            entry = (seq.rank, seq.request_id, self._push_of[seq.request_id], seq)
+            heappush(heaps.setdefault(tenant, []), entry)
+        self._new.clear()
+
+    def tenants_in_order(self) -> list[tuple[float, str]]:
+        """(counter, tenant) of the tenants that wait, the next to be served first."""
+        return sorted((self._policy.counter(tenant), tenant) for tenant in self._heaps)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        counter = self._policy.counter
+        while self._heaps:
+            _, tenant = min((counter(tenant), tenant) for tenant in self._heaps)
+            first = self._heaps[tenant][0]
+            yield first[3]
+            if self._push_of.get(first[1]) == first[2]:  # not taken: the caller looks behind it
+                for _, other in self.tenants_in_order():
+                    for entry in sorted(self._heaps.get(other, ())):
+                        if self._push_of.get(entry[1]) == entry[2] and entry is not first:
+                            yield entry[3]
+                return
+
+    def _drop_void_of(self, tenant: str) -> None:
+        """Keep a live entry at the top of a tenant's heap; without any, the tenant does not wait."""
+        heap, push_of = self._heaps[tenant], self._push_of
+        while heap and push_of.get(heap[0][1]) != heap[0][2]:
+            heappop(heap)
+        if not heap:
+            del self._heaps[tenant]

@@ -1,0 +1,162 @@
+"""Is one arm of an experiment better than another, beyond the noise of the seeds?
+
+Both arms run the same seeds and meet the same traffic (common random numbers), so what a draw of the traffic
+does to both cancels within a pair. With x_i, y_i a figure of the two arms at seed i, i = 1..n:
+
+    d_i = x_i - y_i,  l_i = ln(x_i / y_i);   interval of a mean m: m +- t(n - 1, 0.975) s / sqrt(n)
+    ratio = exp(mean of l): the geometric mean of the ratios, its bounds exp of the bounds
+
+s: sample standard deviation; t: quantile of Student's distribution. Source: Law, Simulation Modeling and
+Analysis, 5th edition, 10.2.1 (paired t) and 11.2 (common random numbers).
+x = 30, 42, 57 against y = 10, 14, 19: every ratio is 3, so the ratio is 3.00 exactly, while the
+differences 20, 28, 38 give 28.7 +- 22.4.
+Each interval stands alone: of 20 comparisons of equal arms, one is expected to look different.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+"""Of every interval: the share of experiments whose interval holds the true value."""
+
+SAME_REL = 1e-9
+"""Figures that differ by less, relatively, are the same: what is left is rounding."""
+
+Better = Literal["higher", "lower"]
+
+
+class Interval(NamedTuple):
+    """A mean and the bounds of its confidence interval; NaN where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    num_values: int
+    """Values behind it."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every value was the same, so that there is nothing to be uncertain about."""
+        return self.num_values > 1 and self.high - self.low <= SAME_REL * abs(self.mean)
+
+
+class Outcome(Enum):
+    """Of a comparison, seen from the arm that is compared."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no difference beyond noise"
+    EQUAL = "equal in every seed"
+    UNKNOWN = "unknown"
+    """Fewer than two pairs."""
+
+
+class Held(Enum):
+    """What became of an expectation."""
+
+    HELD = "held"
+    MISSED = "missed"
+    UNDECIDED = "undecided"
+    """The interval reaches over the bound, or there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paired:
+    """An arm against another over the seeds in which both have the figure."""
+
+    num_pairs: int
+    num_missing: int
+    """Seeds left out because one of the arms does not have the figure."""
+    difference: Interval
+    ratio: Interval | None
+    """None where a value is not positive."""
+    same: bool
+    """In every pair, to rounding."""
+
+    def outcome(self, better: Better) -> Outcome:
+        """By the interval of the ratio, or of the difference where there is no ratio."""
+        if self.num_pairs < 2:
+            return Outcome.UNKNOWN
+        if self.same:
+            return Outcome.EQUAL
+        low, high, none = (
+            (self.difference.low, self.difference.high, 0.0)
+            if self.ratio is None
+            else (self.ratio.low, self.ratio.high, 1.0)
+        )
+        if low <= none <= high:
+            return Outcome.NO_DIFFERENCE
+        return Outcome.BETTER if (low > none) == (better == "higher") else Outcome.WORSE
+
+
+def mean_interval(values: ArrayLike) -> Interval:
+    """The mean over seeds and its interval; NaN values are left out, one value has no bounds.
+
+    1, 2, 3, 4, 5: 3 +- 2.776 * 1.581 / sqrt(5) = 1.04 to 4.96.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    known = given[~np.isnan(given)]
+    count = len(known)
+    if not count:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(known.mean())
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    if known.min() == known.max():
+        return Interval(float(known[0]), float(known[0]), float(known[0]), count)
+    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    half_width = quantile * float(known.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half_width, mean + half_width, count)
+
+
+def compare_paired(values: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """`values[i]` and `baseline[i]` come from the same seed; NaN: the run does not have the figure.
+
+    Raises ValueError for sequences of different lengths.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(f"{len(values)} values against {len(baseline)}: must be pairs")
+    all_x, all_y = np.asarray(values, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    known = ~(np.isnan(all_x) | np.isnan(all_y))
+    x, y = all_x[known], all_y[known]
+    scale = np.maximum(np.abs(x), np.abs(y))
+    return Paired(
+        num_pairs=len(x),
+        num_missing=len(all_x) - len(x),
+        difference=mean_interval(x - y),
+        ratio=_ratio(x, y),
+        same=bool(len(x)) and bool((np.abs(x - y) <= SAME_REL * scale).all()),
+    )
+
+
+def judge_ratio(
+    ratio: Interval | None, *, at_least: float | None = None, at_most: float | None = None
+) -> Held:
+    """Whether the ratio lies within the bounds, interval and all. Raises ValueError without a bound."""
+    if at_least is None and at_most is None:
+        raise ValueError("at_least=None, at_most=None: at least one must be given")
+    if ratio is None or math.isnan(ratio.low):
+        return Held.UNDECIDED
+    lower = -math.inf if at_least is None else at_least
+    upper = math.inf if at_most is None else at_most
+    # Rounding must not decide: a ratio of exactly 3 is at least 3.
+    slack = SAME_REL * abs(ratio.mean)
+    if lower - slack <= ratio.low and ratio.high <= upper + slack:
+        return Held.HELD
+    return Held.MISSED if ratio.high < lower or ratio.low > upper else Held.UNDECIDED
+
+
+def _ratio(x: NDArray[np.float64], y: NDArray[np.float64]) -> Interval | None:
+    if not len(x) or not (np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)).all():
+        return None
+    logs = mean_interval(np.log(x / y))
+    return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.num_values)

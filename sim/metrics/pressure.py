@@ -1,0 +1,95 @@
+"""What a cache found, who was preempted and what that cost, and why requests waited: from a run's events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.events import TIERS, WAITS, Event
+from sim.metrics.window import Window
+from sim.records import RunRecords
+
+
+def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
+    """Tokens found and looked up, at first admissions and with those after preemptions; copies, evictions.
+
+    A prompt of 100 tokens of which 64 are found, preempted and admitted again with 120 known tokens of which
+    96 are found: hit_share 64 / 100, with_resumptions 160 / 220. KV that was swapped in is neither looked up
+    nor found. found_tokens includes what had to be loaded from another tier; loaded and stored bytes leave
+    out what was swapped. evicted_blocks is of the whole run, trimmed or not.
+    """
+    events, rows = _rows(records, window)
+    first, again = rows(Event.admit), rows(Event.admit, Event.resume)
+    tier, tokens = events["tier"].to_numpy(), events["tokens"].to_numpy()
+    loads, stores = rows(Event.load), rows(Event.store)
+    swapped_out = int(tokens[rows(Event.preempt_swap)].sum())
+    by_tier = {name: i for i, name in enumerate(TIERS) if name in ("host", "disk")}
+    stored = {name: int(tokens[stores & (tier == i)].sum()) for name, i in by_tier.items()}
+    stored["host"] = max(stored["host"] - swapped_out, 0)
+    return {
+        **_hits(events[first]),
+        "with_resumptions": _hits(events[again]),
+        "evicted_blocks": records.num_evicted_blocks,
+        "loaded_tokens": {name: int(tokens[loads & (tier == i)].sum()) for name, i in by_tier.items()},
+        "loaded_bytes": {
+            name: float(tokens[loads & (tier == i)].sum() * records.kv_bytes_per_token)
+            for name, i in by_tier.items()
+        },
+        "stored_tokens": stored,
+        "stored_bytes": {name: num * records.kv_bytes_per_token for name, num in stored.items()},
+    }
+
+
+def preemption_use(records: RunRecords, window: Window) -> dict[str, Any]:
+    """Preemptions by kind, what was computed again because of them, and what was swapped."""
+    events, rows = _rows(records, window)
+    out, back = (events["tokens"][rows(event)].sum() for event in (Event.preempt_swap, Event.swap_in))
+    return {
+        "recompute": int(rows(Event.preempt).sum()),
+        "swap": int(rows(Event.preempt_swap).sum()),
+        "recomputed_tokens": int(events["recomputed_tokens"][rows(Event.resume, Event.resume_swapped)].sum()),
+        "swapped_out_tokens": int(out),
+        "swapped_in_tokens": int(back),
+        "swapped_out_bytes": float(out * records.kv_bytes_per_token),
+        "swapped_in_bytes": float(back * records.kv_bytes_per_token),
+    }
+
+
+def waiting_use(measured: pd.DataFrame) -> dict[str, Any]:
+    """Seconds that a request waited, mean over all that arrived and were not rejected, whole and by cause.
+
+    Waits after preemptions are in it, and so are those of requests that were never served.
+    """
+    waited = measured[measured["status"] != "rejected"]
+    if f"wait_{WAITS[0]}_s" not in waited:
+        return {"mean_s": None, "by_cause_s": dict.fromkeys(WAITS)}
+    mean_s = {cause: float(waited[f"wait_{cause}_s"].mean()) for cause in WAITS}
+    return {"mean_s": sum(mean_s.values()), "by_cause_s": mean_s}
+
+
+def _hits(rows: pd.DataFrame) -> dict[str, Any]:
+    found, looked_up = int(rows["tokens"].sum()), int(rows["of_tokens"].sum())
+    return {
+        "found_tokens": found,
+        "looked_up_tokens": looked_up,
+        "hit_share": found / looked_up if looked_up else float("nan"),
+    }
+
+
+class _Rows:
+    """Which events are of given kinds, in the window."""
+
+    def __init__(self, events: pd.DataFrame, inside: NDArray[np.bool_]) -> None:
+        self._event = events["event"].to_numpy()
+        self._inside = inside
+
+    def __call__(self, *kinds: Event) -> NDArray[np.bool_]:
+        return np.isin(self._event, [int(kind) for kind in kinds]) & self._inside
+
+
+def _rows(records: RunRecords, window: Window) -> tuple[pd.DataFrame, _Rows]:
+    events = records.events
+    return events, _Rows(events, window.holds(events["time_s"].to_numpy(dtype=np.float64)))

@@ -1,0 +1,53 @@
+"""Caches chosen on the command line: what a run says about them, and what it refuses."""
+
+import pytest
+
+from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.simulate import build_run
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=20", "engine.num_kv_blocks=400")
+
+
+def build(*overrides):
+    return build_run(SOURCE.compose([*SMALL, *overrides]))
+
+
+def run(*overrides):
+    scenario, source, _ = build(*overrides)
+    return scenario.run(source).summary
+
+
+@pytest.mark.parametrize("caching", ["streaming_llm", "h2o", "snapkv"])
+def test_a_cache_that_changes_answers_says_so(caching):
+    notes = run(f"caching={caching}")["notes"]
+    assert any("answers change" in note for note in notes)
+
+
+@pytest.mark.parametrize("caching", ["paged", "contiguous", "contiguous_pow2", "buddy"])
+def test_other_caches_do_not(caching):
+    summary = run(f"caching={caching}", "engine.max_model_len=2048")
+    assert summary["requests"]["finished"] == 20
+    assert not any("answers change" in note for note in summary["notes"])
+    shares = [summary["kv"][f"{use}_share"] for use in ("filled", "reserved", "internal", "external", "free")]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_predicted_reservation_needs_a_prediction():
+    with pytest.raises(
+        ConfigError, match=r"caching\.reserve=predicted, prediction=none: .*prediction=histogram"
+    ):
+        build("caching=contiguous", "caching.reserve=predicted")
+    assert (
+        run("caching=contiguous", "caching.reserve=predicted", "prediction=oracle")["kv"]["wasted_share"] > 0
+    )
+
+
+def test_a_short_window_holds_less_and_reads_less():
+    """Prompts of 512, answers of 256: with 128 tokens kept, decodes read a fifth to a sixth."""
+    window = run("caching=streaming_llm", "caching.num_recent_tokens=124")
+    whole = run("caching=paged")
+    assert window["kv"]["mean_use_share"] < 0.5 * whole["kv"]["mean_use_share"]
+    assert window["mbu"] < whole["mbu"]

@@ -1,0 +1,396 @@
+"""Random workloads, run step by step on our core and on another engine that must decide the same.
+
+The other one is vLLM's scheduler (vllm_driver.py); nothing in this file imports vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import NamedTuple, Protocol
+
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
+from policies.caching.prefix import PrefixCaching
+from policies.engine import EngineCore
+from policies.plan import StepOutcome
+from policies.request import Prompt, Request, Segment
+from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.priority import Priority
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What both engines are built from, in vLLM's words; num_blocks does not count the null block."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    is_priority: bool = False
+    is_prefix_caching: bool = False
+    watermark: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A request, when it comes, and what becomes of it.
+
+    It comes before the given step; if it quotes an answer, not before the request of that answer has ended.
+    """
+
+    request_id: int
+    step: int
+    prompt: Prompt
+    num_output_tokens: int
+    end: str = "length"  # by the client's limit; "stop": by a token that our core is told of beforehand ...
+    priority: int = 0  # ... "told": by a token that our core learns of when it is sampled
+    abort_step: int | None = None
+    answer_id: int | None = None  # what later prompts call the content of its answer
+    after: int | None = None  # the request whose answer it quotes
+
+
+class Step(NamedTuple):
+    """One step that computed something, and what led to it."""
+
+    tokens: dict[int, int]  # by request id
+    admitted: dict[int, int]  # tokens found in the cache, by request id
+    preempted: list[int]
+    num_free_planned: int | None  # blocks, while the step runs; None: not known
+    num_free_after: int | None  # blocks, after it; None: not known
+    finished: dict[int, str]  # reason, by request id
+
+
+class Engine(Protocol):
+    """The other engine, as `first_difference` drives it."""
+
+    def add(self, arrival: Arrival, arrival_s: float) -> None:
+        """Take a request in."""
+
+    def abort(self, request_id: int) -> None:
+        """End a request if it is here."""
+
+    def step(self) -> Step:
+        """Run until something was computed; only called with requests inside."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests inside."""
+
+
+class OurEngine:
+    """EngineCore with the policies that stand for vLLM's settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        caching = PrefixCaching if settings.is_prefix_caching else Paged
+        batching = {"max_num_batched_tokens": settings.max_num_batched_tokens}
+        for name, default in (
+            ("enable_chunked_prefill", True),
+            ("long_prefill_token_threshold", 0),
+            ("long_prefill_token_threshold_adaptive", False),
+        ):
+            if getattr(settings, name) != default:
+                batching[name] = getattr(settings, name)
+        self.core = EngineCore(
+            batching=Chunked(**batching),
+            scheduling=Priority() if settings.is_priority else Fcfs(),
+            pool=caching(block_size=settings.block_size, watermark=settings.watermark).pool(
+                KvMemory(settings.num_blocks, max_model_len=settings.max_model_len)
+            ),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+        )
+        self._arrivals: dict[int, Arrival] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.core.num_unfinished
+
+    def add(self, arrival: Arrival, arrival_s: float) -> None:
+        num_output = arrival.num_output_tokens
+        max_tokens = num_output if arrival.end == "length" else None
+        self._arrivals[arrival.request_id] = arrival
+        self.core.add(
+            Request(
+                arrival.request_id,
+                arrival_s,
+                arrival.prompt,
+                max_tokens=max_tokens,
+                priority=arrival.priority,
+                answer_id=arrival.answer_id,
+            ),
+            stop_after=num_output if arrival.end == "stop" else None,
+        )
+
+    def abort(self, request_id: int) -> None:
+        self.core.abort(request_id)
+
+    def steps(self, now: int, max_iterations: int) -> list[Step]:
+        """One plan, run for as many iterations as its horizon and the caller allow: one step for each.
+
+        Free blocks are None where a leap does not tell them.
+        """
+        core = self.core
+        plan = core.plan(now)
+        assert plan is not None
+        admitted = {seq.request_id for seq in plan.admitted}
+        cached = {c.seq.request_id: c.num_cached for c in plan.chunks if c.seq.request_id in admitted}
+        preempted = sorted(seq.request_id for seq in plan.preempted)
+        tokens, num_free_planned = plan.tokens_by_request, core.pool.num_free
+        num_iterations = min(plan.horizon, max_iterations)
+        told = []
+        for seq in [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.completes)]:
+            arrival = self._arrivals[seq.request_id]
+            if arrival.end != "told":
+                continue
+            num_left = arrival.num_output_tokens - seq.num_output_tokens
+            if num_left < num_iterations:
+                num_iterations, told = num_left, []
+            if num_left == num_iterations:
+                told.append(seq)
+        progress = core.commit(plan, StepOutcome(num_iterations, tuple(told)), now + num_iterations - 1)
+        core.check_integrity()
+        finished = {seq.request_id: seq.finish_reason.name for seq in progress.finished}
+        steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
+        steps[0] = steps[0]._replace(admitted=cached, preempted=preempted, num_free_planned=num_free_planned)
+        steps[-1] = steps[-1]._replace(num_free_after=core.pool.num_free, finished=finished)
+        return steps
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One case to compare: settings and arrivals in the order of their ids and steps."""
+
+    settings: Settings
+    arrivals: tuple[Arrival, ...] = field(default=())
+
+
+def first_difference(
+    workload: Workload,
+    make_theirs: Callable[[Settings], Engine],
+    *,
+    leaps: bool = False,
+    diary: list[Step] | None = None,
+) -> str | None:
+    """What the two engines did differently first; None if they agree in every step.
+
+    leaps: our core runs a plan for as long as its horizon says, while the other plans every step.
+    diary: takes the other engine's steps, for those who count what happened.
+    """
+    ours, theirs = OurEngine(workload.settings), make_theirs(workload.settings)
+    to_come = list(workload.arrivals)
+    aborts: dict[int, list[int]] = {}
+    for arrival in workload.arrivals:
+        if arrival.abort_step is not None:
+            aborts.setdefault(arrival.abort_step, []).append(arrival.request_id)
+    now = 0
+    while to_come or ours.num_unfinished:
+        for arrival in _due(to_come, now, ours):
+            arrival_s = now + arrival.request_id * 1e-6  # distinct
+            ours.add(arrival, arrival_s)
+            theirs.add(arrival, arrival_s)
+        for request_id in aborts.get(now, ()):
+            ours.abort(request_id)
+            theirs.abort(request_id)
+        if ours.num_unfinished != theirs.num_unfinished:
+            return f"step {now}: {ours.num_unfinished} unfinished here, {theirs.num_unfinished} there"
+        if not ours.num_unfinished:
+            now += 1
+            continue
+        events = [step - now for step in (*aborts, *(arrival.step for arrival in to_come)) if step > now]
+        for our_step in ours.steps(now, min(events, default=1000) if leaps else 1):
+            their_step = theirs.step()
+            if diary is not None:
+                diary.append(their_step)
+            if our_step.num_free_planned is None:
+                their_step = their_step._replace(num_free_planned=None)
+            if our_step.num_free_after is None:
+                their_step = their_step._replace(num_free_after=None)
+            if our_step != their_step:
+                return f"step {now}\n  ours   {our_step}\n  theirs {their_step}"
+            now += 1
+    return None
+
+
+def _due(to_come: list[Arrival], now: int, ours: OurEngine) -> list[Arrival]:
+    """Takes out of to_come who arrives now."""
+    ids_to_come = {arrival.request_id for arrival in to_come}
+    due = []
+    for arrival in to_come:
+        is_early = arrival.after is not None and (
+            arrival.after in ids_to_come or ours.core.find(arrival.after) is not None
+        )
+        if arrival.step <= now and not is_early:
+            due.append(arrival)
+    for arrival in due:
+        to_come.remove(arrival)
+    return due
+
+
+def shrunk(workload: Workload, fails: Callable[[Workload], bool]) -> Workload:
+    """A smaller workload that still fails: arrivals left out, then their numbers made smaller.
+
+    What raises is no smaller failure: it may make no sense.
+    """
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for candidate in _smaller(workload):
+            try:
+                is_smaller = fails(candidate)
+            except Exception:
+                is_smaller = False
+            if is_smaller:
+                workload = candidate
+                break
+    return workload
+
+
+def _smaller(workload: Workload) -> Iterator[Workload]:
+    arrivals = workload.arrivals
+    for i in range(len(arrivals)):
+        yield replace(workload, arrivals=arrivals[:i] + arrivals[i + 1 :])
+    for i, arrival in enumerate(arrivals):
+        for change in _simpler(arrival):
+            if change != arrival:
+                yield replace(workload, arrivals=(*arrivals[:i], change, *arrivals[i + 1 :]))
+
+
+def _simpler(arrival: Arrival) -> Iterator[Arrival]:
+    if arrival.abort_step is not None:
+        yield replace(arrival, abort_step=None)
+    if arrival.end != "length":
+        yield replace(arrival, end="length")
+    for num_output in (1, arrival.num_output_tokens // 2, arrival.num_output_tokens - 1):
+        if 1 <= num_output < arrival.num_output_tokens:
+            yield replace(arrival, num_output_tokens=num_output)
+    num_named = sum(segment.num_tokens for segment in arrival.prompt.segments)
+    for num_prompt in (1, arrival.prompt.num_tokens // 2, arrival.prompt.num_tokens - 1):
+        if max(num_named, 1) <= num_prompt < arrival.prompt.num_tokens:
+            yield replace(arrival, prompt=arrival.prompt._replace(num_tokens=num_prompt))
+    if arrival.prompt.segments:
+        yield replace(arrival, prompt=arrival.prompt._replace(segments=arrival.prompt.segments[:-1]))
+
+
+def make_workload(mode: str, seed: int) -> Workload:
+    """A random workload of a mode.
+
+    A mode is words joined by "+": fcfs (the plain case), priority, unchunked, threshold, adaptive, watermark,
+    prefix.
+    """
+    random = Random(f"{mode}/{seed}")
+    words = set(mode.split("+"))
+    block_size = random.choice((1, 2, 3, 4, 8, 16, 16, 32))
+    max_model_len = random.choice((random.randint(2, 40), random.randint(20, 261)))
+    watermark = random.choice((0.01, 0.1, 0.3)) if "watermark" in words else 0.0
+    min_blocks = -(-(max_model_len - 1) // block_size)
+    num_blocks = int(min_blocks * random.choice((1.0, 1.0, 1.2, 1.5, 2.0, 4.0))) + random.randint(0, 2)
+    max_num_seqs = random.choice((random.randint(1, 8), 8))
+    budget = max(max_num_seqs, random.choice((random.randint(1, 16), random.randint(1, 256))))
+    is_chunked = "unchunked" not in words
+    settings = Settings(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget if is_chunked else max(budget, max_model_len),
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        enable_chunked_prefill=is_chunked,
+        long_prefill_token_threshold=random.randint(1, min(max_model_len, 64)) if "threshold" in words else 0,
+        long_prefill_token_threshold_adaptive="adaptive" in words,
+        is_priority="priority" in words,
+        is_prefix_caching="prefix" in words,
+        watermark=watermark,
+    )
+    return Workload(settings, _arrivals(settings, random))
+
+
+def _arrivals(settings: Settings, random: Random) -> tuple[Arrival, ...]:
+    tree = _ContentTree(settings, random)
+    max_gap = random.choice((0, 1, 4, 20))
+    max_output = random.choice((3, 20, 60, 60))
+    abort_share = random.choice((0.0, 0.0, 0.1, 0.5))
+    step = 0
+    arrivals = []
+    for request_id in range(random.randint(1, 25)):
+        step += random.randint(0, max_gap)
+        prompt = tree.prompt() if settings.is_prefix_caching else Prompt(tree.num_prompt_tokens())
+        num_output = random.randint(1, max_output)
+        arrivals.append(
+            Arrival(
+                request_id=request_id,
+                step=step,
+                prompt=prompt,
+                num_output_tokens=num_output,
+                answer_id=(
+                    tree.add_answer(request_id, prompt, num_output) if settings.is_prefix_caching else None
+                ),
+                after=tree.quoted(prompt),
+                end=random.choice(("length", "stop", "told")),
+                priority=random.randint(0, 3),
+                abort_step=step + random.randint(0, 60) if random.random() < abort_share else None,
+            )
+        )
+    return tuple(arrivals)
+
+
+class _ContentTree:
+    """Prompts that are paths in a growing random tree of segments, cut off anywhere."""
+
+    def __init__(self, settings: Settings, random: Random) -> None:
+        self._random = random
+        self._block_size = settings.block_size
+        longest = int((settings.max_model_len - 1) * random.choice((1.0, 1.0, 0.3, 0.1)))  # short: many run
+        self._max_tokens = min(max(longest, 1), 200)
+        self._paths: list[tuple[Segment, ...]] = [()]
+        self._answered: dict[int, int] = {}  # request by content id of its answer
+        self._share_new = random.choice((0.1, 0.3, 0.6))
+
+    def add_answer(self, request_id: int, prompt: Prompt, num_output: int) -> int | None:
+        """A name for the answer to a prompt without a nameless part; prompts that quote both may follow."""
+        if prompt.num_tokens > sum(segment.num_tokens for segment in prompt.segments):
+            return None
+        answer = Segment(len(self._paths), num_output)
+        self._paths.append((*prompt.segments, answer))
+        self._answered[answer.content_id] = request_id
+        return answer.content_id
+
+    def quoted(self, prompt: Prompt) -> int | None:
+        """The last request whose answer a prompt quotes."""
+        requests = [self._answered[s.content_id] for s in prompt.segments if s.content_id in self._answered]
+        return requests[-1] if requests else None
+
+    def num_prompt_tokens(self) -> int:
+        """1 to the longest allowed; every fourth time whole blocks."""
+        num_tokens = self._random.randint(1, self._max_tokens)
+        if self._random.random() < 0.25:
+            num_tokens = max(num_tokens // self._block_size, 1) * self._block_size
+        return min(num_tokens, self._max_tokens)
+
+    def prompt(self) -> Prompt:
+        """A known path, perhaps with a new segment at its end, perhaps cut, perhaps with a nameless tail."""
+        random = self._random
+        path = random.choice(self._paths)
+        if random.random() < self._share_new or not path:
+            path = (*path, Segment(len(self._paths), max(self.num_prompt_tokens() // 2, 1)))
+            self._paths.append(path)
+        length = sum(segment.num_tokens for segment in path)
+        tail = 0
+        if random.random() < 0.3:
+            length = random.randint(1, length)
+        elif random.random() < 0.4:
+            tail = random.randint(1, 30)
+        named = min(length, self._max_tokens)
+        total = min(named + tail, self._max_tokens)
+        segments = []
+        for segment in path:
+            num_tokens = min(segment.num_tokens, named)
+            if num_tokens:
+                segments.append(Segment(segment.content_id, num_tokens))
+            named -= num_tokens
+        return Prompt(total, tuple(segments))

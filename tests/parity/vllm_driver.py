@@ -1,0 +1,188 @@
+"""vLLM's own scheduler, without a model: it is handed one invented token for every request that is due one.
+
+Built from vLLM's configuration classes; the only file it needs is the config.json of a tiny Llama, which is
+written to a temporary folder. Each token of a prompt is a number made of its content and its place, so equal
+content gives equal block hashes; each token of an answer occurs in no other request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from copy import copy
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tests.parity.lockstep import Arrival, Settings, Step
+
+logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of odd sizes for every scheduler
+
+STOP_TOKEN = 1
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+}
+REASONS = {RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length"}
+
+
+class VllmEngine:
+    """`vllm.v1.core.sched.scheduler.Scheduler`: synchronous scheduling, one full-attention KV group."""
+
+    def __init__(self, settings: Settings) -> None:
+        model = copy(_model_config())
+        model.max_model_len = settings.max_model_len
+        caching = CacheConfig(
+            block_size=settings.block_size, enable_prefix_caching=settings.is_prefix_caching
+        )
+        caching.num_gpu_blocks = settings.num_blocks + 1  # one is the null block
+        # vLLM takes the share of all blocks, the null block among them; ours, of those that can be used.
+        num_kept = int(settings.watermark * settings.num_blocks)
+        scheduling = SchedulerConfig(
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
+            policy="priority" if settings.is_priority else "fcfs",
+            watermark=(num_kept + 0.5) / caching.num_gpu_blocks if num_kept else 0.0,
+            async_scheduling=False,
+        )
+        config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=caching)
+        spec = FullAttentionSpec(
+            block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=settings.num_blocks + 1,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=settings.block_size,
+        )
+        self._max_model_len = settings.max_model_len
+        self._hasher = (
+            get_request_block_hasher(settings.block_size, sha256) if settings.is_prefix_caching else None
+        )
+        self._arrivals: dict[int, Arrival] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.scheduler.get_num_unfinished_requests()
+
+    def add(self, arrival: Arrival, arrival_s: float) -> None:
+        self._arrivals[arrival.request_id] = arrival
+        is_length = arrival.end == "length"
+        self.scheduler.add_request(
+            Request(
+                request_id=_name(arrival.request_id),
+                prompt_token_ids=_prompt_token_ids(arrival),
+                sampling_params=SamplingParams(
+                    max_tokens=arrival.num_output_tokens if is_length else self._max_model_len,
+                    stop_token_ids=[STOP_TOKEN],
+                    ignore_eos=True,
+                ),
+                pooling_params=None,
+                arrival_time=arrival_s,
+                priority=arrival.priority,
+                block_hasher=self._hasher,
+            )
+        )
+
+    def abort(self, request_id: int) -> None:
+        self.scheduler.finish_requests(_name(request_id), RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> Step:
+        """One step that computes something; steps that only preempted count with it."""
+        preempted: set[str] = set()
+        plan = self.scheduler.schedule()
+        while not plan.num_scheduled_tokens:
+            assert plan.preempted_req_ids, "vLLM stands still"
+            preempted |= plan.preempted_req_ids
+            self.scheduler.update_from_output(plan, ModelRunnerOutput([], {}))
+            plan = self.scheduler.schedule()
+        preempted |= plan.preempted_req_ids
+        resumed = plan.scheduled_cached_reqs
+        admitted = {int(new.req_id): new.num_computed_tokens for new in plan.scheduled_new_reqs}
+        for name, num_cached in zip(resumed.req_ids, resumed.num_computed_tokens, strict=True):
+            if name in resumed.resumed_req_ids:
+                admitted[int(name)] = num_cached
+        num_free_planned = self._num_free
+        requests = [self.scheduler.requests[name] for name in plan.num_scheduled_tokens]
+        names = [request.request_id for request in requests]
+        sampled = [self._sampled(request) for request in requests]
+        output = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        self.scheduler.update_from_output(plan, output)
+        return Step(
+            {int(name): num_tokens for name, num_tokens in plan.num_scheduled_tokens.items()},
+            admitted,
+            sorted(int(name) for name in preempted),
+            num_free_planned,
+            self._num_free,
+            {int(r.request_id): REASONS[r.status] for r in requests if r.is_finished()},
+        )
+
+    @property
+    def _num_free(self) -> int:
+        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def _sampled(self, request: Request) -> list[int]:
+        """The token of a request whose known tokens are all computed; nothing for the others."""
+        if request.num_computed_tokens < request.num_tokens:
+            return []
+        arrival = self._arrivals[int(request.request_id)]
+        if arrival.end != "length" and request.num_output_tokens + 1 == arrival.num_output_tokens:
+            return [STOP_TOKEN]
+        content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
+        return [_token_id(content, request.num_tokens)]
+
+
+def _name(request_id: int) -> str:
+    return f"{request_id:06d}"  # vLLM compares names as text
+
+
+def _prompt_token_ids(arrival: Arrival) -> list[int]:
+    contents = [segment.content_id for segment in arrival.prompt.segments for _ in range(segment.num_tokens)]
+    contents += [_private(arrival)] * (arrival.prompt.num_tokens - len(contents))
+    return [_token_id(content, place) for place, content in enumerate(contents)]
+
+
+def _private(arrival: Arrival) -> int:
+    """The content that only this request has."""
+    return -arrival.request_id - 1
+
+
+def _token_id(content: int, place: int) -> int:
+    """Above STOP_TOKEN, and different for every pair."""
+    return (1 << 40) + (content << 20) + place
+
+
+@cache
+def _model_config() -> ModelConfig:
+    init_none_hash(sha256)
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(TINY_LLAMA))
+        return ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=0)

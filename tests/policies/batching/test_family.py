@@ -1,0 +1,136 @@
+"""What every batching policy for an engine on its own keeps to, whatever the requests."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.batching.chunked import Chunked
+from policies.batching.dynamic import Dynamic
+from policies.batching.inflight import InFlight
+from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.orca import Orca
+from policies.batching.partial_prefills import PartialPrefills
+from policies.batching.prefill_first import PrefillFirst
+from policies.batching.slots import Slots
+from policies.batching.splitfuse import SplitFuse
+from policies.batching.static import Static
+from policies.batching.tgi import Tgi
+from policies.plan import StepOutcome
+
+BUDGET = 8
+BY_NAME = {
+    "chunked": Chunked(max_num_batched_tokens=BUDGET),
+    "chunked, threshold": Chunked(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=3),
+    "chunked, whole": Chunked(max_num_batched_tokens=BUDGET, enable_chunked_prefill=False),
+    "partial_prefills": PartialPrefills(max_num_batched_tokens=BUDGET, long_prefill_token_threshold=4),
+    "prefill_first": PrefillFirst(max_num_batched_tokens=BUDGET),
+    "one_at_a_time": OneAtATime(max_num_batched_tokens=BUDGET),
+    "static": Static(batch_size=3, max_num_batched_tokens=BUDGET),
+    "dynamic": Dynamic(batch_size=3, max_queue_delay_s=5.0, max_num_batched_tokens=BUDGET),
+    "orca": Orca(batch_size=3),
+    "tgi": Tgi(max_batch_prefill_tokens=BUDGET, waiting_served_ratio=1.2, max_waiting_tokens=4),
+    "tgi, reserving": Tgi(max_batch_prefill_tokens=BUDGET, max_batch_total_tokens=60),
+    "splitfuse": SplitFuse(max_num_batched_tokens=BUDGET),
+    "inflight": InFlight(max_num_batched_tokens=BUDGET),
+    "inflight, whole": InFlight(max_num_batched_tokens=BUDGET, enable_chunked_context=False),
+    "inflight, max_utilization": InFlight(
+        max_num_batched_tokens=BUDGET, capacity_scheduler_policy="max_utilization"
+    ),
+    "slots": Slots(n_parallel=3, n_batch=BUDGET),
+}
+every_policy = pytest.mark.parametrize("name", BY_NAME)
+requests = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 20)), min_size=1, max_size=12
+)
+sizes = st.tuples(st.sampled_from([1, 4, 7]), st.integers(13, 20))
+
+
+def fly(core, make_request, asked, leap):
+    """One iteration a second; (tokens by request, admitted, preempted) of each. Ends when all have."""
+    coming = sorted((arrival, i, prompt, answer) for i, (prompt, answer, arrival) in enumerate(asked))
+    diary, now = [], 0
+    while coming or core.num_unfinished:
+        while coming and coming[0][0] <= now:
+            arrival, request_id, prompt, answer = coming.pop(0)
+            core.add(make_request(request_id, prompt, float(arrival), max_tokens=answer + 3), answer)
+        plan = core.plan(float(now))
+        if plan is None:
+            now = min([core.wake_s, *(ask[0] for ask in coming)])
+            continue
+        num_iterations = plan.horizon if leap else 1
+        if coming:
+            num_iterations = min(num_iterations, int(coming[0][0] - now) or 1)
+        diary.append(
+            (
+                plan.tokens_by_request,
+                [seq.request_id for seq in plan.admitted],
+                [seq.request_id for seq in plan.preempted],
+                plan.num_decodes,
+            )
+        )
+        diary += [(plan.tokens_by_request, [], [], plan.num_decodes)] * (num_iterations - 1)
+        core.commit(plan, StepOutcome(num_iterations), float(now + num_iterations))
+        core.check_integrity()
+        now += num_iterations
+        assert len(diary) < 20_000, "somebody starves"
+    return diary
+
+
+def make(name, make_core, size):
+    block_size, num_blocks = size
+    num_blocks = max(num_blocks, -(-64 // block_size))
+    return make_core(
+        batching=type(BY_NAME[name])(**settings_of(BY_NAME[name])),
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=5,
+        max_model_len=60,
+    )
+
+
+def settings_of(policy):
+    names = [name for name in policy.__dataclass_fields__ if not name.startswith("_")]
+    return {name: getattr(policy, name) for name in names}
+
+
+@every_policy
+@settings(deadline=None, max_examples=40)
+@given(asked=requests, size=sizes)
+def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, asked, size):
+    leapt = fly(make(name, make_core, size), make_request, asked, leap=True)
+    assert leapt == fly(make(name, make_core, size), make_request, asked, leap=False)
+    admitted = {request_id for step in leapt for request_id in step[1]}
+    assert admitted == set(range(len(asked)))
+
+
+@every_policy
+@settings(deadline=None, max_examples=20)
+@given(asked=requests, size=sizes)
+def test_the_budget_is_kept(make_core, make_request, name, asked, size):
+    """Orca has none, and TGI's is for prompts."""
+    for tokens, _, _, num_decodes in fly(make(name, make_core, size), make_request, asked, leap=True):
+        if name.startswith("tgi"):
+            assert sum(tokens.values()) - num_decodes <= BUDGET
+            assert not num_decodes or len(tokens) == num_decodes, "prompts and decodes are kept apart"
+        elif name != "orca":
+            assert sum(tokens.values()) <= BUDGET
+
+
+@every_policy
+@settings(deadline=None, max_examples=20)
+@given(asked=requests, size=sizes)
+def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, name, asked, size):
+    """But for short prompts that pass long ones, where that is the policy's point."""
+    begun = []
+    for _, admitted, _, _ in fly(make(name, make_core, size), make_request, asked, leap=True):
+        begun += [request_id for request_id in admitted if request_id not in begun]
+    if name != "partial_prefills":
+        assert begun == sorted(begun, key=lambda request_id: (asked[request_id][2], request_id))
+
+
+@pytest.mark.parametrize("name", ["inflight", "inflight, whole", "one_at_a_time"])
+@settings(deadline=None, max_examples=40)
+@given(asked=requests, size=sizes)
+def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
+    diary = fly(make(name, make_core, size), make_request, asked, leap=True)
+    assert not any(preempted for _, _, preempted, _ in diary)

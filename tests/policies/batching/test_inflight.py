@@ -1,0 +1,80 @@
+"""TensorRT-LLM's in-flight batching against schedules worked out on paper."""
+
+import pytest
+
+from policies.batching.inflight import InFlight
+
+A, B, C = range(3)
+
+
+def begun(make_core, make_request, **settings):
+    """Four blocks of 4. A may reach 9 tokens, 8 of them in KV: two blocks. B 13, 12 in KV: three."""
+    core = make_core(batching=InFlight(**settings), num_blocks=4)
+    core.add(make_request(A, 4, max_tokens=5), stop_after=3)
+    core.add(make_request(B, 4, max_tokens=9), stop_after=2)
+    return core
+
+
+def test_guaranteed_no_evict_reserves_the_longest_answers(make_core, make_request, run_out):
+    core = begun(make_core, make_request)
+    assert [step[0] for step in run_out(core)] == [{A: 4}, {A: 1}, {A: 1}, {B: 4}, {B: 1}]
+
+
+def test_guaranteed_no_evict_admits_what_fits_to_the_last_block(make_core, make_request, run_step):
+    core = make_core(batching=InFlight(), num_blocks=5)
+    core.add(make_request(A, 4, max_tokens=5))
+    core.add(make_request(B, 4, max_tokens=9))
+    assert run_step(core)[0] == {A: 4, B: 4}
+
+
+def test_a_request_without_a_limit_reserves_the_whole_context(make_core, make_request, run_step):
+    core = make_core(batching=InFlight(), num_blocks=10, max_model_len=21)
+    for request_id in (A, B, C):
+        core.add(make_request(request_id, 4))
+    assert run_step(core)[0] == {A: 4, B: 4}, "20 tokens in KV are five blocks, for two requests of three"
+
+
+def test_max_utilization_admits_what_fits_now(make_core, make_request, run_step):
+    core = begun(make_core, make_request, capacity_scheduler_policy="max_utilization")
+    assert run_step(core)[0] == {A: 4, B: 4}
+
+
+def test_a_cut_prompt_ends_on_a_block_boundary_and_is_leapt_over(make_core, make_request):
+    """Budget 10, blocks of 4: 8 tokens while more than 10 are left of 26, that is twice, then 10."""
+    core = make_core(batching=InFlight(max_num_batched_tokens=10))
+    core.add(make_request(A, 26), stop_after=1)
+    core.add(make_request(B, 1), stop_after=1)
+    plan = core.plan(0.0)
+    assert plan.tokens_by_request == {A: 8}, "nobody uses the two tokens that the cut leaves"
+    assert plan.horizon == 2
+
+
+def test_the_last_piece_of_a_prompt_is_what_is_left(make_core, make_request, run_out):
+    core = make_core(batching=InFlight(max_num_batched_tokens=10))
+    core.add(make_request(A, 26), stop_after=1)
+    assert [step[0] for step in run_out(core)] == [{A: 8}, {A: 8}, {A: 10}]
+
+
+def test_a_budget_below_a_block_does_not_stop_the_engine(make_core, make_request, run_out):
+    core = make_core(batching=InFlight(max_num_batched_tokens=3))
+    core.add(make_request(A, 7), stop_after=1)
+    assert [step[0] for step in run_out(core)] == [{A: 3}, {A: 3}, {A: 1}]
+
+
+def test_without_chunked_context_a_prompt_waits_until_it_fits_whole(make_core, make_request, run_step):
+    policy = InFlight(
+        max_num_batched_tokens=10,
+        capacity_scheduler_policy="max_utilization",
+        enable_chunked_context=False,
+    )
+    core = make_core(batching=policy)
+    for request_id, prompt, answer in [(A, 6, 2), (B, 6, 1), (C, 1, 1)]:
+        core.add(make_request(request_id, prompt), stop_after=answer)
+    assert run_step(core)[0] == {A: 6}
+    assert run_step(core)[0] == {A: 1, B: 6, C: 1}
+
+
+def test_rejects_an_unknown_capacity_scheduler():
+    message = "capacity_scheduler_policy=static_batch: must be guaranteed_no_evict or max_utilization"
+    with pytest.raises(ValueError, match=message):
+        InFlight(capacity_scheduler_policy="static_batch")
