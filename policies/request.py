@@ -24,6 +24,8 @@ class Prompt(NamedTuple):
 
     num_tokens: int
     segments: tuple[Segment, ...] = ()
+    num_pinned: int = 0
+    """First tokens, a system prompt say, whose KV the client pays to have kept for a while."""
 
 
 class Branching(NamedTuple):

@@ -185,7 +185,7 @@ class StepBuilder:
         self._completes = False  # a prefill: what follows is another step
         self._promise = 1
         self._hold = FOREVER
-        self._until_s = inf
+        self._until_s = core.pool.expires_s
         self._waits = False
         self._wake_s = inf
         self._is_squeezed = False  # somebody had to go for want of blocks

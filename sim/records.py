@@ -131,6 +131,7 @@ class RequestLog:
                 "last_token_s": np.array(self.last_token_s)[ids],
                 "finished_s": np.array(self.finished_s)[ids],
                 "prompt_tokens": np.fromiter((r.prompt.num_tokens for r in requests), np.int64, num_requests),
+                "pinned_tokens": np.fromiter((r.prompt.num_pinned for r in requests), np.int64, num_requests),
                 "cached_tokens": np.array(self.cached_tokens, np.int64)[ids],
                 "output_tokens": np.array(self.output_tokens, np.int64)[ids],
                 "longest_tokens": np.array(self.longest_tokens, np.int64)[ids],
@@ -305,6 +306,7 @@ class RunRecords:
     unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]: replica, first
     iteration, iteration behind the last, token places; else None.
     interrupted: the run was stopped by hand at end_s. events: `sim.events.logged_events`.
+    pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     """
 
@@ -320,5 +322,6 @@ class RunRecords:
     interrupted: bool = False
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     num_evicted_blocks: int = 0
+    pinned_token_s: float = 0.0
     kv_bytes_per_token: float = 0.0
     unfilled: NDArray[np.int64] | None = None

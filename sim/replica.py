@@ -324,7 +324,7 @@ class Replica:
     def _advance_branches(self, plan: StepPlan, end_s: float) -> dict[int, tuple[int, ...]]:
         """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
         for seq in plan.branched:
-            gap_s = end_s - self._branched_s[seq.request_id]
+            gap_s = end_s - self._last_token_s(seq)
             for _ in range(seq.width):
                 self.iterations.add_gap(gap_s, end_s)
             self._branched_s[seq.request_id] = end_s
@@ -373,6 +373,6 @@ class Replica:
             return self._fresh[seq]
         if seq.request_id in self._branched_s:
             return self._branched_s[seq.request_id]
-        if seq.state in (SequenceState.decoding, SequenceState.paused):
+        if seq.state in (SequenceState.decoding, SequenceState.paused) and seq.request.branching is None:
             return self._emitted_s
         return self._requests.last_token_s[seq.request_id]

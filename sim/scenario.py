@@ -15,6 +15,7 @@ from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationE
 from hwmodels.memory import GIB, MemoryPlan
 from hwmodels.precision import precision_notes
 from hwmodels.storage import Storage
+from hwmodels.tariff import Tariff
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
@@ -26,6 +27,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.records import RunRecords, Status
 from sim.simulation import Simulation
+from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
 
 
@@ -100,6 +102,8 @@ class Scenario(Deployment):
     """Who guesses how long answers will be, for policies that ask."""
     storage: Storage = Storage()
     """Memory below the GPUs'."""
+    tariff: Tariff | None = None
+    """What clients pay; for the bill in the summary."""
     replicas: int = 1
     """Engines behind the router, all alike."""
     energy: EnergySettings = EnergySettings()
@@ -127,6 +131,7 @@ class Scenario(Deployment):
             raise ValueError(
                 "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
             )
+        self._check_branching()
         host_gib, disk_gib = self.caching.tiers_gib
         swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
         if host_gib + swap_gib > self.storage.host_memory_gib:
@@ -140,6 +145,27 @@ class Scenario(Deployment):
                 f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
                 f"{self.storage.disk_gib:g}, a GPU's share of the disk"
             )
+
+    def _check_branching(self) -> None:
+        """Raise ValueError where no request with several answers could ever be served."""
+        answers = getattr(self.workload, "branching", None)
+        if not isinstance(answers, Answers) or answers.width == 1:
+            return
+        asked = f"workload.branching.width={answers.width}"
+        pool = self.caching.pool(self.kv_memory(self.plan_memory().num_blocks))
+        if not pool.can_fork:
+            raise ValueError(
+                f"{asked}, caching={type(self.caching).__name__}: it cannot share KV between branches; choose "
+                "caching=paged, prefix or radix, or workload.branching.width=1"
+            )
+        for name, limit in (
+            ("engine.max_num_seqs", self.engine.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+        ):
+            if answers.width > limit:
+                raise ValueError(
+                    f"{asked}, {name}={limit}: all branches decode together; raise {name} or ask for fewer"
+                )
 
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
@@ -219,6 +245,7 @@ class Scenario(Deployment):
             power=PowerModel.of(self.hardware),
             num_devices_per_replica=self.layout.num_devices,
             energy=self.energy,
+            tariff=self.tariff,
             warmup_s=self.metrics.warmup_s,
             cooldown_s=self.metrics.cooldown_s,
         )

@@ -164,6 +164,7 @@ class Simulation:
             end_s=end_s,
             interrupted=interrupted,
             events=events,
+            pinned_token_s=sum(replica.core.pool.pinned_token_s_until(end_s) for replica in self._replicas),
             num_evicted_blocks=sum(replica.core.pool.num_evicted for replica in self._replicas),
             kv_bytes_per_token=self._replicas[0].kv_bytes_per_token,
             unfilled=self._unfilled(),

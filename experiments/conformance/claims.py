@@ -13,6 +13,7 @@ import linecache
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -52,6 +53,14 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
 }
 
 
+MAX_SHRINKING_S = 20.0
+"""For which a smaller world is looked for once one has been found in which a promise is broken."""
+
+
+class _Enough(BaseException):
+    """Ends hypothesis' search, which takes it for an interrupt."""
+
+
 class BrokenPromise(AssertionError):
     """What a policy did not keep to, in the smallest world that was found, and what happened there."""
 
@@ -85,11 +94,24 @@ class Claim:
         )
         @given(self.worlds)
         def in_every_world(world: World) -> None:
-            self.check_in(world)
+            nonlocal smallest, first_s
+            if smallest is not None and monotonic() - first_s > MAX_SHRINKING_S:
+                raise _Enough
+            try:
+                self.check_in(world)
+            except BrokenPromise as broken:
+                if smallest is None:
+                    first_s = monotonic()
+                smallest = broken
+                raise
 
+        smallest: BrokenPromise | None = None
+        first_s = 0.0
         try:
             in_every_world()
-        except BrokenPromise as broken:
+        except (BrokenPromise, _Enough):
+            broken = smallest
+            assert broken is not None
             is_bug = not isinstance(broken.__cause__, AssertionError)  # then its traceback says where
             raise BrokenPromise(str(broken)) from (broken.__cause__ if is_bug else None)
 

@@ -80,7 +80,7 @@ def write(folder: Path, files: dict[Path, str]) -> None:
     for path in files:
         if (folder / path).exists():
             raise ConfigError(
-                f"{folder / path}: exists, and is not overwritten; choose another name or --dir"
+                f"{folder / path}: exists and is not overwritten; choose another name, or --dir"
             )
     try:
         for path, text in files.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from policies.step import StepBuilder, StepView
 
@@ -20,6 +21,9 @@ from policies.step import StepBuilder, StepView
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeOnly:
     """Decodes; no prompts but those whose KV was lost here."""
+
+    serves_alone: ClassVar[bool] = False
+    """Whether it can serve a request from its arrival to its end without another engine."""
 
     max_num_batched_tokens: int = 8192
     """Tokens in one iteration."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from policies.step import StepBuilder, StepView
 
@@ -21,6 +22,9 @@ from policies.step import StepBuilder, StepView
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillOnly:
     """Whole prompts; who has its first token stands still."""
+
+    serves_alone: ClassVar[bool] = False
+    """Whether it can serve a request from its arrival to its end without another engine."""
 
     max_num_batched_tokens: int = 8192
     """Tokens in one iteration."""

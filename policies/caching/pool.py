@@ -105,6 +105,10 @@ class BlockPool:
         self.presume_cached = False
         self.num_apart = 0
         """Blocks that the branches of sequences own: `take_apart`, `hand_over`, `give_back`."""
+        self.now = float("-inf")
+        """The engine's time, told before every plan and at every commit."""
+        self.expires_s = float("inf")
+        """When `expire` has something to do."""
         self.stores: list[tuple[str, str, int]] = []
         """Copies that the pool wants made: from tier, to tier, tokens."""
         self.num_evicted = 0
@@ -124,6 +128,13 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold num_tokens tokens."""
         return -(-num_tokens // self.block_size)
+
+    def pinned_token_s_until(self, end_s: float) -> float:
+        """Tokens of pinned prefixes times the seconds for which they were kept, up to end_s."""
+        return 0.0
+
+    def expire(self) -> None:
+        """Give up what was to be kept until now."""
 
     def num_cached(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence whose KV is here already: whole blocks, never all that are known."""

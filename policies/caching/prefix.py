@@ -5,6 +5,8 @@ step that computes it writes its KV, layer by layer, before others read it. A hi
 token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in which they
 became free (LRU), the tail of a sequence before its head; blocks without content go first. The same content may
 be stored twice, if two sequences computed it side by side.
+Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching as APIs sell it) are kept for pin_s after each use,
+within a share of the memory that is set aside for them.
 Generated tokens are offered, too, when their sequence has ended or was preempted: the next turn of a
 conversation finds prompt and answer.
 
@@ -31,20 +33,31 @@ class PrefixCaching(Caching):
 
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
+    pin_s: float = 300.0
+    """For how long after its last use the KV of a pinned prefix is kept (`Prompt.num_pinned`)."""
+    max_pinned_share: float = 0.0
+    """Share of all blocks that pinned prefixes may hold, and no sequence may; what does not fit is not pinned."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
         check_watermark(self.watermark)
+        if not self.pin_s > 0:
+            raise ValueError(f"pin_s={self.pin_s}: must be > 0 s")
+        if not 0 <= self.max_pinned_share < 1:
+            raise ValueError(f"max_pinned_share={self.max_pinned_share}: must be >= 0 and < 1")
 
     def pool(self, memory: KvMemory) -> PrefixPool:
         """An empty pool."""
-        return PrefixPool(memory.num_blocks, self.block_size, int(self.watermark * memory.num_blocks))
+        pool = PrefixPool(memory.num_blocks, self.block_size, int(self.watermark * memory.num_blocks))
+        pool.pin_s = self.pin_s
+        pool.max_pinned = int(self.max_pinned_share * memory.num_blocks)
+        return pool
 
 
 class Run:
     """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
 
-    owners: the sequences that hold it, by request id. ids: physical blocks, once somebody asked. A copy is not
+    owners: who holds it: sequences by request id, pins by numbers below 0. ids: physical blocks, once somebody asked. A copy is not
     offered: another run has the same contents.
     """
 
@@ -57,7 +70,7 @@ class Run:
         self.first = first
         self.num_blocks = num_blocks
         self.ids = ids
-        self.owners: dict[int, Sequence] = {}
+        self.owners: dict[int, Held] = {}
         self.is_copy = is_copy
 
     @property
@@ -79,6 +92,18 @@ class Held:
         self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
 
 
+class Pin:
+    """A prefix that is kept until a time, whoever uses it."""
+
+    __slots__ = ("held", "number", "since_s", "until_s")
+
+    def __init__(self, number: int, held: Held, since_s: float) -> None:
+        self.number = number
+        self.held = held
+        self.since_s = since_s
+        self.until_s = since_s
+
+
 class PrefixPool(BlockPool):
     """A block pool whose blocks have contents, counted and moved in runs.
 
@@ -91,6 +116,14 @@ class PrefixPool(BlockPool):
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.num_evicted = 0
         """Blocks whose content was given up for another."""
+        self.pin_s = 0.0
+        self.max_pinned = 0
+        self.num_pinned = 0
+        """Blocks that are kept for pinned prefixes."""
+        self.pinned_token_s = 0.0
+        """Tokens kept times seconds, of pins that have ended."""
+        self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin; first expiry first
+        self._num_pins_made = 0
         self._places = Places(block_size)
         self._num_fresh = num_blocks
         self._lru: OrderedDict[Run, None] = OrderedDict()  # in the order in which they became free
@@ -119,7 +152,7 @@ class PrefixPool(BlockPool):
                 if not run.owners:
                     del self._lru[run]
                     self.num_free -= num_blocks
-                run.owners[seq.request_id] = seq
+                run.owners[seq.request_id] = held
                 held.runs.append(run)
                 held.num_keyed += num_blocks
         held.found = []
@@ -162,11 +195,9 @@ class PrefixPool(BlockPool):
         assert num_tail >= max(0, num_withdrawn)
         self.num_free += num_tail
         self._num_fresh += num_tail
-        for run in reversed(held.runs):
-            del run.owners[seq.request_id]
-            if not run.owners:
-                self._lru[run] = None
-                self.num_free += run.num_blocks
+        if seq.request.prompt.num_pinned:
+            self._pin(seq, held)
+        self._let_go(held, seq.request_id)
         self._free_ids.extend(reversed(held.tail_ids))
         seq._kv = None
         if self._places.is_crowded:
@@ -198,9 +229,12 @@ class PrefixPool(BlockPool):
             mine: Held = seq._kv
             assert mine.num_keyed == sum(run.num_blocks for run in mine.runs)
             assert mine.num_keyed <= self.blocks_for(num_tokens)
-            assert all(run.owners[seq.request_id] is seq for run in mine.runs)
+            assert all(run.owners[seq.request_id] is mine for run in mine.runs)
             num_tail += self.blocks_for(num_tokens) - mine.num_keyed
             owned.update(mine.runs)
+        for pin in self._pins.values():
+            assert all(run.owners[pin.number] is pin.held for run in pin.held.runs)
+            owned.update(pin.held.runs)
         assert owned | self._lru.keys() == runs | copies, "a run is lost"
         assert not owned & self._lru.keys(), "a run is held and free"
         free = self._num_fresh + sum(run.num_blocks for run in self._lru)
@@ -210,6 +244,60 @@ class PrefixPool(BlockPool):
         for offered in self._at.values():
             assert offered
             assert all(one.end <= other.first for one, other in pairwise(offered))
+
+    def _let_go(self, held: Held, owner: int) -> None:
+        """Free the runs that nobody else holds, the last first."""
+        for run in reversed(held.runs):
+            del run.owners[owner]
+            if not run.owners:
+                self._lru[run] = None
+                self.num_free += run.num_blocks
+
+    def _pin(self, seq: Sequence, held: Held) -> None:
+        """Keep the pinned prefix of a sequence that leaves, or keep it longer if it is kept already."""
+        num_blocks = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
+        place = next((stretch.place for stretch in held.path if stretch.end >= num_blocks), -1)
+        pin = self._pins.get((place, num_blocks))
+        if pin is None:
+            if not 0 < num_blocks <= self.max_pinned - self.num_pinned:
+                return
+            self._num_pins_made += 1
+            pin = Pin(-self._num_pins_made, Held(held.path), self.now)
+            self._pins[place, num_blocks] = pin
+            self.num_pinned += num_blocks
+            while pin.held.num_keyed < num_blocks:
+                run = held.runs[len(pin.held.runs)]
+                num_missing = num_blocks - pin.held.num_keyed
+                if run.num_blocks > num_missing:
+                    run = self._split(run, num_missing)
+                run.owners[pin.number] = pin.held
+                pin.held.runs.append(run)
+                pin.held.num_keyed += run.num_blocks
+        pin.until_s = self.now + self.pin_s
+        self._pins.move_to_end((place, num_blocks))
+        self.expires_s = next(iter(self._pins.values())).until_s
+
+    def expire(self) -> None:
+        while self._pins:
+            key, pin = next(iter(self._pins.items()))
+            if pin.until_s > self.now:
+                break
+            del self._pins[key]
+            self.num_pinned -= pin.held.num_keyed
+            self.pinned_token_s += pin.held.num_keyed * self.block_size * (pin.until_s - pin.since_s)
+            self._let_go(pin.held, pin.number)
+        self.expires_s = next(iter(self._pins.values())).until_s if self._pins else float("inf")
+
+    def pinned_token_s_until(self, end_s: float) -> float:
+        """`pinned_token_s`, and what the pins that there are add to it up to end_s."""
+        return self.pinned_token_s + sum(
+            pin.held.num_keyed * self.block_size * (min(end_s, pin.until_s) - pin.since_s)
+            for pin in self._pins.values()
+        )
+
+    @property
+    def max_tokens_per_seq(self) -> int:
+        return (self.num_blocks - self.max_pinned) * self.block_size
 
     def _held(self, seq: Sequence) -> Held:
         """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
@@ -256,7 +344,7 @@ class PrefixPool(BlockPool):
         offered = self._at.get(place)
         if offered is None and not held.tail_ids:
             run = Run(place, first, end - first, [])
-            run.owners[seq.request_id] = seq
+            run.owners[seq.request_id] = held
             held.runs.append(run)
             self._at[place] = [run]
             return
@@ -273,7 +361,7 @@ class PrefixPool(BlockPool):
                 self._free_ids.extend(ids)
                 ids = []
             run = Run(place, first, upto - first, ids, is_copy)
-            run.owners[seq.request_id] = seq
+            run.owners[seq.request_id] = held
             held.runs.append(run)
             if is_copy:
                 self._copies.setdefault(place, []).append(run)
@@ -287,7 +375,7 @@ class PrefixPool(BlockPool):
         head = Run(run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
         head.owners = dict(run.owners)
         for owner in run.owners.values():
-            runs = owner._kv.runs
+            runs = owner.runs
             runs.insert(runs.index(run), head)
         same_kind = (self._copies if run.is_copy else self._at)[run.place]
         same_kind.insert(same_kind.index(run), head)

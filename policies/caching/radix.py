@@ -165,6 +165,10 @@ class RadixPool(BlockPool):
         self._count()
         seq._kv = None
 
+    def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
+        self.computed(seq, num_kept_tokens)  # what was swapped in is not in the tree yet
+        return super().hand_over(seq, num_tokens, num_kept_tokens)
+
     def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
         super().give_back(num_blocks, ids)
         self._num_unused += num_blocks

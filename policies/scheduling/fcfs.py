@@ -6,6 +6,7 @@ Memory pressure: the last come goes. Horizon: the order never changes by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.scheduling import Scheduling
 from policies.sequence import Sequence
@@ -14,6 +15,8 @@ from policies.sequence import Sequence
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fcfs(Scheduling):
     """Order of arrival. A preempted request keeps its place: ahead of all that came later."""
+
+    starvation_bound: ClassVar[int | None] = 0
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """(arrival,)."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hwmodels.cost import split_cost
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel
+from hwmodels.tariff import Tariff
 from sim.metrics import definitions
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo
@@ -63,6 +64,7 @@ def summarise(
     power: PowerModel | None = None,
     num_devices_per_replica: int = 1,
     energy: EnergySettings | None = None,
+    tariff: Tariff | None = None,
     warmup_s: float = 0.0,
     cooldown_s: float = 0.0,
 ) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def summarise(
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
+        "bill_usd": None if tariff is None else _bill_usd(table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
     plain: dict[str, Any] = _plain(figures)
@@ -222,6 +225,19 @@ def _cost(price_usd_per_hour: float, window: Window, output: _Output, prefill_sh
             "usd_per_million_output_tokens": split.usd_per_million_output_tokens,
         },
     }
+
+
+def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> float:
+    """What the clients of the whole run pay: prompts that got a token, all output tokens, and pinned prefixes."""
+    served = requests[requests["first_token_s"].notna()]
+    found = served["cached_tokens"]
+    return tariff.bill_usd(
+        input_tokens=float(served["prompt_tokens"].sum()),
+        found=float(found.sum()),
+        written=float((served["pinned_tokens"] - found).clip(lower=0).sum()),
+        output_tokens=float(requests["output_tokens"].sum()),
+        pinned_token_s=records.pinned_token_s,
+    )
 
 
 def _energy(joules: EnergyUse, settings: EnergySettings, output: _Output) -> dict[str, float]:

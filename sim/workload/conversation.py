@@ -45,6 +45,8 @@ class Conversation:
     think_time_s: Distribution
     system_prompt_tokens: Distribution
     num_system_prompts: int = 1
+    pins_system_prompt: bool = False
+    """Whether clients pay to have the system prompt's KV kept (`Prompt.num_pinned`)."""
     system_prompt_skew: float = 1.0
     num_conversations: int | None = None
     duration_s: float | None = None
@@ -82,6 +84,7 @@ class Conversation:
             system_prompt_of=self._system_prompt_of(seed, len(first_s)),
             max_model_len=max_model_len,
             patience_s=self.patience_s,
+            pins_system_prompt=self.pins_system_prompt,
         )
 
     def _system_prompts(self, seed: int) -> list[Segment]:
@@ -117,6 +120,7 @@ class ConversationSource:
         system_prompt_of: IntArray,
         max_model_len: int,
         patience_s: float | None,
+        pins_system_prompt: bool = False,
     ):
         """first_s, num_turns and system_prompt_of are [conversation]; the tables of what is said are [T]."""
         self.patience_s = patience_s
@@ -130,6 +134,7 @@ class ConversationSource:
         self._system_prompts = system_prompts
         self._system_prompt_of = system_prompt_of
         self._max_model_len = max_model_len
+        self._pins_system_prompt = pins_system_prompt
         self._num_created = 0
         self.last_arrival_s: float | None = None
         self.num_requests: int | None = self._num_turns_that_fit()
@@ -174,7 +179,8 @@ class ConversationSource:
         num_output_tokens = int(self._answer_tokens[row])
         if num_tokens + num_output_tokens > self._max_model_len:
             return None
-        prompt = Prompt(num_tokens, segments)
+        pins = self._pins_system_prompt and bool(self._system_prompts)
+        prompt = Prompt(num_tokens, segments, segments[0].num_tokens if pins else 0)
         answer_id = self._content_id(row) + 1
         request = Request(self._num_created, arrival_s, prompt, session_id=conversation, answer_id=answer_id)
         self._num_created += 1

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from sim.workload.answers import Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import require_positive
@@ -27,6 +28,7 @@ class Synthetic:
     it gets, as benchmarks do that ignore the end of sequence. patience_s: a client gives up this long after
     its arrival.
     priority_shares[p] is the share of requests, or of users in a closed loop, with priority p; empty: all 0.
+    branching: several answers to each prompt, in an open loop.
     deadlines_s[p]: requests of priority p are due so long after their arrival, null: whenever; empty: all.
     """
 
@@ -38,6 +40,7 @@ class Synthetic:
     patience_s: float | None = None
     priority_shares: tuple[float, ...] = ()
     deadlines_s: tuple[float | None, ...] = ()
+    branching: Answers = Answers()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority_shares", tuple(float(share) for share in self.priority_shares))
@@ -55,6 +58,11 @@ class Synthetic:
         shares = self.priority_shares
         if shares and not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6):
             raise ValueError(f"priority_shares={list(shares)}: must be >= 0 and sum to 1")
+        if self.branching.width > 1 and isinstance(self.arrivals, ClosedLoop):
+            raise ValueError(
+                f"branching.width={self.branching.width}: several answers need an open loop; choose arrivals such "
+                "as workload/arrivals=poisson, or branching.width=1"
+            )
         due = self.deadlines_s
         if not all(deadline_s is None or 0 < deadline_s < inf for deadline_s in due):
             raise ValueError(f"deadlines_s={list(due)}: must be finite and > 0 s; null for none")
@@ -87,7 +95,11 @@ class Synthetic:
         )
         if not len(arrival_s):
             raise ValueError(f"duration_s={self.duration_s}: no request arrives in this time; make it longer")
-        prompts, outputs, clipped = tokens_of(stream(seed, "lengths").standard_normal((len(arrival_s), 2)))
+        z_N2 = stream(seed, "lengths").standard_normal((len(arrival_s), 2))
+        prompts, outputs, clipped = tokens_of(z_N2)
+        samples_NW = self._samples(seed, z_N2, max_model_len)
+        if samples_NW is not None:
+            prompts, outputs, clipped = clip_to_context(prompts, samples_NW.max(axis=1), max_model_len)
         return TableSource(
             arrival_s=arrival_s,
             prompt_tokens=prompts,
@@ -97,7 +109,24 @@ class Synthetic:
             max_tokens=self.max_tokens,
             deadlines_s=self.deadlines_s,
             patience_s=self.patience_s,
+            branching=self.branching.branching,
+            samples_NW=samples_NW,
         )
+
+    def _samples(self, seed: int, z_N2: FloatArray, max_model_len: int) -> IntArray | None:
+        """Output tokens [N, width] of independent samples, the first as without them; None for no samples."""
+        width = self.branching.width
+        if width == 1 or self.branching.every is not None:
+            return None
+        z_NW = stream(seed, "samples").standard_normal((len(z_N2), width))
+        z_NW[:, 0] = z_N2[:, 1]
+        columns = [
+            self.lengths.from_normal(np.stack([z_N2[:, 0], z_N], axis=1))[1] for z_N in z_NW.T
+        ]
+        limit = max_model_len - 1
+        if isinstance(self.max_tokens, int):
+            limit = min(limit, self.max_tokens)
+        return np.minimum(np.stack(columns, axis=1), limit)
 
     def _priorities(self, seed: int, count: int) -> IntArray:
         if not self.priority_shares:

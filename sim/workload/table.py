@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.request import Prompt, Request, Segment
+from policies.request import Branching, Prompt, Request, Segment
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 
@@ -20,7 +20,8 @@ class TableSource:
     """A source of the rows of a table; nothing follows from an ended request.
 
     All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0. max_tokens
-    exact: each request's output tokens. deadlines_s: see `due_s`.
+    exact: each request's output tokens. deadlines_s: see `due_s`. branching: of every request; samples_NW: output
+    tokens of each of its branches, if they do not end together; output_tokens then are of the longest.
     """
 
     def __init__(
@@ -35,6 +36,8 @@ class TableSource:
         max_tokens: int | Literal["exact"] | None = None,
         deadlines_s: tuple[float | None, ...] = (),
         patience_s: float | None = None,
+        branching: Branching | None = None,
+        samples_NW: IntArray | None = None,
     ):
         self.num_requests: int | None = len(arrival_s)
         self.last_arrival_s: float | None = float(arrival_s[-1]) if len(arrival_s) else None
@@ -47,6 +50,8 @@ class TableSource:
         self._segments = segments
         self._max_tokens = max_tokens
         self._deadlines_s = deadlines_s
+        self._branching = branching
+        self._samples_NW = samples_NW
 
     def arrivals(self) -> Iterator[Arrival]:
         for start in range(0, len(self._arrival_s), CHUNK):
@@ -57,8 +62,20 @@ class TableSource:
                 prompt = Prompt(num_tokens, self._segments(row, num_tokens) if self._segments else ())
                 max_tokens = num_output_tokens if self._max_tokens == "exact" else self._max_tokens
                 deadline_s = due_s(arrival_s, priority, self._deadlines_s) if self._deadlines_s else None
-                request = Request(row, arrival_s, prompt, max_tokens, priority, deadline_s=deadline_s)
-                yield Arrival(request, num_output_tokens)
+                request = Request(
+                    row,
+                    arrival_s,
+                    prompt,
+                    max_tokens,
+                    priority,
+                    deadline_s=deadline_s,
+                    branching=self._branching,
+                )
+                yield Arrival(request, num_output_tokens, self._samples(row))
+
+    def _samples(self, row: int) -> tuple[int, ...]:
+        """Output tokens of each sample of a row; empty where they end together, or there is one."""
+        return () if self._samples_NW is None else tuple(self._samples_NW[row].tolist())
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
         return None

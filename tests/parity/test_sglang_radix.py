@@ -6,8 +6,6 @@ SGLang is replaced but two things around the cache:
   a counter, so that its least recently used leaf is always one certain leaf.
 - the KV pool that it gives evicted slots back to: a list that notes them. Without indices given, RadixCache
   stores the token ids themselves, so what comes back names the evicted tokens.
-torch and torchvision of different builds do not fit together; then torchvision's two operators whose absence
-stops its import are declared, without bodies. The cache calls neither.
 """
 
 import importlib
@@ -38,13 +36,6 @@ def radix_cache():
     """SGLang's module of that name, on a counter instead of the clock."""
     if find_spec("sglang") is None or find_spec("torch") is None:
         pytest.skip("sglang is not installed here; `make parity` makes an environment that has it")
-    torch = importlib.import_module("torch")
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     try:
         module = importlib.import_module("sglang.srt.mem_cache.radix_cache")
     except ImportError as error:

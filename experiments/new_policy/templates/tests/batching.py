@@ -2,17 +2,17 @@
 
 import pytest
 
-from experiments.conformance.claims import claims_of
+from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.worlds import Ask, World
 from experiments.new_policy.templates.batching import MyPolicy
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
-def test_my_policy_keeps_its_promises(claim):
+def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_prompts_fill_what_decodes_leave_of_the_budget():
+def test_prompts_fill_what_decodes_leave_of_the_budget() -> None:
     """Budget 8. Request 0: 4 prompt tokens, 3 answer tokens; request 1: 10 prompt tokens, 1 answer token.
 
     The first iteration computes all of prompt 0 and 4 tokens of prompt 1; then request 0 decodes, 1 token,

@@ -2,17 +2,17 @@
 
 import pytest
 
-from experiments.conformance.claims import claims_of
+from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.worlds import Ask, World
 from experiments.new_policy.templates.routing import MyPolicy
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
-def test_my_policy_keeps_its_promises(claim):
+def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_requests_without_a_session_go_where_the_fewest_are():
+def test_requests_without_a_session_go_where_the_fewest_are() -> None:
     """Three come at once, to replicas 0, 1 and 0.
 
     At 0.5 s, after 4 iterations of 0.125 s, request 1 has ended: replica 1 has nothing to do, replica 0

@@ -2,18 +2,18 @@
 
 import pytest
 
-from experiments.conformance.claims import claims_of
+from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.worlds import Ask, World
 from experiments.new_policy.templates.scheduling import MyPolicy
 from policies.batching.one_at_a_time import OneAtATime
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
-def test_my_policy_keeps_its_promises(claim):
+def test_my_policy_keeps_its_promises(claim: Claim) -> None:
     claim.check()
 
 
-def test_a_shorter_class_goes_first_and_within_a_class_who_came_first():
+def test_a_shorter_class_goes_first_and_within_a_class_who_came_first() -> None:
     """Classes of 10 tokens, one request at a time, one tick of 0.125 s an iteration.
 
     Request 0 finds the engine empty. While it runs, 1 (12 tokens: second class), 2 (9: first) and 3 (4:

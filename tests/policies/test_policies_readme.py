@@ -1,0 +1,82 @@
+"""The README of policies: its example keeps its promises and runs, and its tables forget no policy."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import main
+from experiments.config_groups import CONFIG_DIR, find_groups
+from experiments.conformance import claims, promises
+from experiments.conformance.claims import claims_by_name
+from experiments.conformance.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "policies" / "README.md").read_text()
+
+
+def blocks(language):
+    """The fenced code blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def rows(first_header):
+    """The rows of the table whose header begins so, as lists of cells."""
+    table = README.split(f"\n| {first_header} |", 1)[1].split("\n\n", 1)[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """A folder with the example's files, where we are."""
+    (policy,), (config,) = blocks("python"), blocks("yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "short_prompt.py").write_text(policy)
+    (tmp_path / "mine" / "scheduling").mkdir(parents=True)
+    (tmp_path / "mine" / "scheduling" / "short_prompt.yaml").write_text(config)
+    return tmp_path
+
+
+def test_the_example_keeps_its_promises(example):
+    for claim in claims_by_name("short_prompt.ShortPromptFirst", {"max_wait_s": 1}):
+        claim.check(num_worlds=10)
+
+
+def test_the_example_runs_and_leaps_exactly(example, capsys):
+    (command,) = (line for block in blocks("") for line in block.splitlines() if "simulate" in line)
+    small = ["sim.until_s=60", "engine.max_num_seqs=2", "output.report=false"]
+    tables = []
+    for leap in ("true", "false"):
+        folder = example / leap
+        words = [*command.split()[1:], *small, f"sim.leap={leap}", f"hydra.run.dir={folder}"]
+        assert main(words) == 0, capsys.readouterr().err
+        tables.append((folder / "requests.parquet").read_bytes())
+    assert tables[0] == tables[1]
+
+
+def test_the_example_has_about_30_lines():
+    assert 20 <= len(blocks("python")[0].splitlines()) <= 33
+
+
+@pytest.mark.parametrize("family", ["batching", "scheduling", "caching", "routing", "prediction"])
+def test_the_tables_name_every_choice_and_no_other(family):
+    header = "routing, prediction" if family in ("routing", "prediction") else family
+    groups = find_groups([CONFIG_DIR])
+    there = {choice.name for group in header.split(", ") for choice in groups[group]}
+    assert {name for row in rows(header) for name in re.findall(r"`(\w+)`", row[0])} == there
+
+
+@pytest.mark.parametrize("header", ["family", "batching", "scheduling", "caching"])
+def test_no_cell_of_a_table_is_empty(header):
+    assert all(all(row) for row in rows(header))
+
+
+def test_every_family_is_told_of():
+    assert [row[0] for row in rows("family")] == [family.name for family in FAMILIES]
+
+
+def test_every_claim_of_the_suite_is_told_of():
+    checked = {promise.__name__ for family in claims.PROMISES.values() for promise in family}
+    told = {name for row in rows("claim") for name in re.findall(r"`(\w+)`", row[0])}
+    assert told == checked | {promises.overtaken_at_most.__name__}
