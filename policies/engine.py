@@ -27,7 +27,7 @@ from policies.batching import Batching
 from policies.caching.branches import Branches
 from policies.caching.pool import BlockPool
 from policies.decode_set import AT_LIMIT, PAGED, DecodeSet
-from policies.plan import Cause, Progress, StepOutcome, StepPlan, Transfer
+from policies.plan import Cause, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
 from policies.request import Branching, Request
 from policies.scheduling import Scheduling
@@ -154,6 +154,7 @@ class EngineCore:
         seq = Sequence(request, self.decodes, end_known, reason, self._max_known(request), predicted)
         if request.branching is not None:
             seq._ends = self._ends(request, stop_after)
+            seq._num_apart = self._num_copied_blocks(request)
             self.may_branch = True
         seq._rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
@@ -170,7 +171,9 @@ class EngineCore:
         return min(limit, request.prompt.num_tokens + request.max_tokens)
 
     def _room_for(self, branching: Branching, num_prompt: int) -> int:
-        """Known tokens of one branch with which a sequence alone finds room, if its branches share the prompt only."""
+        """Known tokens of a branch with which a sequence alone finds room, its branches sharing the prompt at most."""
+        if not self.pool.shares_branches:
+            return self.pool.num_blocks // branching.width * self.pool.block_size + 1
         num_full, num_partial = divmod(num_prompt, self.pool.block_size)
         num_blocks_each = (self.pool.num_blocks - num_full) // branching.width
         return num_prompt + max(0, num_blocks_each * self.pool.block_size - num_partial) + 1
@@ -182,6 +185,12 @@ class EngineCore:
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * request.branching.width
         return tuple(min(limit, num_tokens) for num_tokens in stop_after)
+
+    def _num_copied_blocks(self, request: Request) -> int:
+        """Blocks into which a prompt is copied for the other branches, where they do not share it."""
+        if request.branching is None or self.pool.shares_branches:
+            return 0
+        return (request.branching.width - 1) * self.pool.blocks_for(request.prompt.num_tokens)
 
     def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
         width, every = branching
@@ -234,6 +243,37 @@ class EngineCore:
             self._end(seq, FinishReason.aborted)
         else:
             self._finish(seq, FinishReason.aborted)
+        return seq
+
+    def export(self, request_id: int) -> Migrant | None:
+        """Let a running sequence go on in another engine; None if it holds no KV here that could be copied.
+
+        Between commit and plan. Its blocks are free at once: whoever moves it copies them before the next step.
+        """
+        self._check_at_rest("export")
+        seq = self.running.get(request_id)
+        if seq is None or seq._state is SequenceState.loading or seq.request.branching is not None or seq._dropped:
+            return None
+        migrant = Migrant(seq.request, seq.num_known, seq.num_computed)
+        self._finish(seq, FinishReason.migrated)
+        return migrant
+
+    def adopt(self, migrant: Migrant, stop_after: int | None = None) -> Sequence:
+        """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
+
+        stop_after: as for `add`, counted from its first output token. Raises RejectedError if it can never be
+        served here.
+        """
+        if migrant.num_known > self.pool.max_tokens_per_seq:
+            room = self.pool.max_tokens_per_seq
+            raise RejectedError(f"a sequence of {migrant.num_known} tokens: the KV cache holds {room} of one")
+        seq = self.add(migrant.request, stop_after)
+        if migrant.num_known >= seq._end_known:
+            self.abort(migrant.request.request_id)
+            raise RejectedError(f"a sequence of {migrant.num_known} tokens: it would have ended here before")
+        seq._known = migrant.num_known
+        seq._swapped = migrant.num_computed
+        seq._swap_tier = "remote"
         return seq
 
     def plan(self, now: float) -> StepPlan | None:
@@ -458,7 +498,7 @@ class EngineCore:
         seq._num_loading = num_loaded
         self.pool.grow(seq, num_cached, seq._computed)
         self.loading[seq.request_id] = seq
-        loads = [("host", num_loaded)] if seq._swapped else self.pool.loads(seq)
+        loads = [(seq._swap_tier, num_loaded)] if seq._swapped else self.pool.loads(seq)
         assert sum(num_tokens for _, num_tokens in loads) == num_loaded
         self._transfers += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
         seq._num_transfers = len(loads)
@@ -483,6 +523,8 @@ class EngineCore:
             self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
         if seq._branches is not None:
             self._prepare_return(seq, seq._branches, had_joined=num_branched is not None)
+        elif seq.request.branching is not None:
+            seq._num_apart = self._num_copied_blocks(seq.request)
         seq._computed = seq._dropped = 0
         seq._rank = self.scheduling.rank(seq)
         self.waiting.push(seq)
@@ -505,9 +547,10 @@ class EngineCore:
 
     def _free_swapped(self, seq: Sequence) -> None:
         """Give back the host memory of a sequence that was swapped out."""
-        if seq._swapped:
+        if seq._swapped and seq._swap_tier == "host":
             self.num_free_swap_blocks += self.pool.blocks_for(seq._swapped)
-            seq._swapped = 0
+        seq._swapped = 0
+        seq._swap_tier = "host"
 
     def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
         """A prefill that is complete has produced a token: the sequence decodes on, or ends with it."""
@@ -523,7 +566,8 @@ class EngineCore:
     ) -> None:
         """The same for a sequence with branches: the first time they fork here, later they come back."""
         if seq._branches is None:
-            seq._branches = Branches(seq.num_prompt_tokens, self.pool.block_size, seq._ends)
+            shares = self.pool.shares_branches
+            seq._branches = Branches(seq.num_prompt_tokens, self.pool.block_size, seq._ends, shares)
         del self.prefilling[seq.request_id]
         self._join_branches(seq, seq._branches)
         self._produce(seq, parents, finished)
@@ -574,9 +618,10 @@ class EngineCore:
     def _give_apart_back(self, seq: Sequence) -> None:
         """A sequence gives up the blocks of its branches, and what was taken for them."""
         branches = seq._branches
-        assert branches is not None
-        self.pool.give_back(seq._num_apart, branches.ids.values())
-        branches.ids = {}
+        ids = [] if branches is None else list(branches.ids.values())
+        if branches is not None:
+            branches.ids = {}
+        self.pool.give_back(seq._num_apart, ids)
         seq._num_apart = 0
 
     def _num_branched(self, seq: Sequence) -> int | None:
@@ -650,7 +695,7 @@ class EngineCore:
         seq._state = SequenceState.ended
         seq._finish_reason = reason
         del self._sequences[seq.request_id]
-        if self.predictor is not None and reason is not FinishReason.aborted:
+        if self.predictor is not None and reason in (FinishReason.stop, FinishReason.length):
             self.predictor.observe(seq.request, seq.num_output_tokens)
         if self._hooks.on_end:
             self.scheduling.on_end(seq)

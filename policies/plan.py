@@ -9,6 +9,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
+from policies.request import Request
 from policies.sequence import Sequence
 
 FOREVER = 2**62  # a horizon without a bound of its own
@@ -24,8 +25,16 @@ class Cause(IntEnum):
     policy = 4  # the policies do not want it yet
 
 
+class Migrant(NamedTuple):
+    """A sequence between two engines: what it had when it left the first, which holds its KV until it is copied."""
+
+    request: Request
+    num_known: int
+    num_computed: int
+
+
 class Transfer(NamedTuple):
-    """KV of num_tokens tokens to be copied between tiers: "gpu", "host", "disk".
+    """KV of num_tokens tokens to be copied between tiers: "gpu", "host", "disk"; "remote": another engine's GPU.
 
     seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that it
     reads are used again by the very step before which it was asked for.

@@ -29,6 +29,7 @@ class FinishReason(Enum):
     stop = 0  # the answer was complete
     length = 1  # max_tokens, the model's context or the KV cache's size was reached
     aborted = 2  # the client gave up
+    migrated = 3  # it goes on in another engine
 
 
 class Sequence:
@@ -73,6 +74,7 @@ class Sequence:
         "_slot",
         "_state",
         "_steady_from",
+        "_swap_tier",
         "_swapped",
     )
 
@@ -106,7 +108,8 @@ class Sequence:
         self._decodes: DecodeSet | Branches = decodes  # while decoding: whose clock it follows
         self._origin = 0  # while decoding: num_computed - clock of the decode set
         self._dropped = 0  # computed tokens whose KV was given up for good
-        self._swapped = 0  # while waiting: computed tokens whose KV lies in host memory
+        self._swapped = 0  # while waiting: computed tokens whose KV lies elsewhere ...
+        self._swap_tier = "host"  # ... in host memory, or in the memory of another engine: "remote"
         self._kv: Any = None  # what the KV pool remembers of it
         self._join = 0  # number of its last joining of the decode set
         self._growth: Growth  # while decoding: how its KV grows
@@ -194,7 +197,7 @@ class Sequence:
 
     @property
     def num_swapped(self) -> int:
-        """Computed tokens whose KV lies in host memory; 0 unless it was preempted by swapping."""
+        """Computed tokens whose KV lies in host memory or in another engine; 0 unless it came from there."""
         return self._swapped
 
     @property

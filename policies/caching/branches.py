@@ -8,6 +8,7 @@ the branches' own blocks, numbered here from 0:
 
 Appending writes into the last block of each table. Where several share it, each but one gets a copy first; at
 a block boundary each gets a new block. A block that no table names any more is free.
+Without sharing each branch has copies of all, the prompt's full blocks included: what engines did before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Branches:
         "_block_size",
         "_counts",
         "_next",
+        "_shares",
         "_tables",
         "copies",
         "depth",
@@ -39,16 +41,20 @@ class Branches:
         "trunk",
     )
 
-    def __init__(self, num_prompt_tokens: int, block_size: int, ends: SequenceOf[int]) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, block_size: int, ends: SequenceOf[int], shares: bool = True
+    ) -> None:
         width = len(ends)
         self._block_size = block_size
-        self.length = num_prompt_tokens % block_size
+        self._shares = shares
+        self.length = num_prompt_tokens % block_size if shares else num_prompt_tokens
         self.num_shared_tokens = num_prompt_tokens - self.length
         """Tokens in the prompt's full blocks."""
-        first = [0] if self.length else []
-        self._tables = [first.copy() for _ in range(width)]
-        self._counts = dict.fromkeys(first, width)
-        self._next = len(first)
+        size = -(-self.length // block_size)  # 0 or 1, if they share
+        step = 0 if shares else size
+        self._tables = [list(range(i * step, i * step + size)) for i in range(width)]
+        self._counts = dict(Counter(number for table in self._tables for number in table))
+        self._next = len(self._counts)
         self.trunk: list[int] = []
         self.copies: list[tuple[int, int]] = []
         """What the last append copied: from block, to block."""
@@ -136,6 +142,8 @@ class Branches:
     def _fork(self, parents: list[int]) -> list[int]:
         """New branches out of old ones, which share what they had."""
         counts = self._counts
+        if not self._shares:  # who continues another's gets copies in place of its own
+            parents = list(range(len(parents)))
         for parent, table in enumerate(self._tables):
             more = parents.count(parent) - 1
             if more:
@@ -146,6 +154,8 @@ class Branches:
         freed = [number for number, count in counts.items() if not count]
         for number in freed:
             del counts[number]
+        if not self._shares:
+            return freed
         first = self._tables[0]
         num_common = 0  # the last block stays in the tables: it is the one that grows
         while num_common < len(first) - 1 and counts[first[num_common]] == len(parents):

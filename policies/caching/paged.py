@@ -25,6 +25,9 @@ class Paged(Caching):
     not shared: each sequence takes its own.
     """
 
+    shares_branches: bool = True
+    """Branches of one request share KV blocks; if not, each has copies of all, whose making costs nothing."""
+
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
         check_watermark(self.watermark)
@@ -33,4 +36,5 @@ class Paged(Caching):
         """An empty pool."""
         pool = BlockPool(memory.num_blocks, self.block_size, int(self.watermark * memory.num_blocks))
         pool.presume_cached = self.presume_cached
+        pool.shares_branches = self.shares_branches
         return pool

@@ -103,6 +103,7 @@ class BlockPool:
         self.num_watermark_blocks = num_watermark_blocks
         self.num_free = num_blocks
         self.presume_cached = False
+        self.shares_branches = True
         self.num_apart = 0
         """Blocks that the branches of sequences own: `take_apart`, `hand_over`, `give_back`."""
         self.now = float("-inf")

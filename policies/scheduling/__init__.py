@@ -27,7 +27,7 @@ class Scheduling:
     needs_predictor: ClassVar[bool] = False
     """Whether it asks for `Sequence.num_predicted_tokens`."""
     starvation_bound: ClassVar[int | None] = None
-    """At most so many requests that came later are admitted before one that waits; None: nothing is claimed."""
+    """So many requests that came later may be admitted before one that waits; None: nothing is claimed."""
 
     preemption_mode: str = "recompute"
     """What becomes of a victim's KV: recompute frees it, swap moves it to host memory while there is room."""

@@ -40,7 +40,8 @@ class Trace:
     path: the file; .gz and .zst are read directly. start_s and duration_s cut a window out of the trace, in
     the trace's own time, max_requests ends it earlier. rate_scale=2 then replays the window in half the time.
     sort: put rows that are not in time order in order, instead of refusing them. patience_s: a client gives
-    up this long after its arrival.
+    up this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s behind start_s,
+    so that several seeds say how much one window differs from the next.
     """
 
     path: Path
@@ -50,11 +51,14 @@ class Trace:
     rate_scale: float = 1.0
     sort: bool = False
     patience_s: float | None = None
+    window_by_seed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_not_negative(self, "start_s")
         require_positive(self, "duration_s", "max_requests", "rate_scale", "patience_s")
+        if self.window_by_seed and self.duration_s is None:
+            raise ValueError("window_by_seed=true, duration_s=null: it must be set, to say how long a window is")
         require_file(self.path)
 
     def rows(self) -> Iterator[TraceRow]:
@@ -66,9 +70,10 @@ class Trace:
         return ()
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Replays the window; a trace has no randomness, so the seed changes nothing."""
+        """Replays the window. A trace has no randomness: the seed chooses a window, or changes nothing."""
         notes = WorkloadNotes()
-        rows = self._window(notes)
+        start_s = self.start_s + (seed * (self.duration_s or 0.0) if self.window_by_seed else 0.0)
+        rows = self._window(notes, start_s)
         prompts, outputs, clipped = clip_to_context(
             np.array([row.prompt_tokens for row in rows], np.int64),
             np.array([row.output_tokens for row in rows], np.int64),
@@ -76,7 +81,7 @@ class Trace:
         )
         notes.num_clipped = int(np.count_nonzero(clipped))
         # Decimal times of up to seven digits (Azure's) come out exactly, whatever was subtracted on the way.
-        arrival_s = np.round(np.array([row.arrival_s for row in rows]) - self.start_s, 7)
+        arrival_s = np.round(np.array([row.arrival_s for row in rows]) - start_s, 7)
         contents = [row.content_ids for row in rows]
 
         def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
@@ -91,8 +96,8 @@ class Trace:
             patience_s=self.patience_s,
         )
 
-    def _window(self, notes: WorkloadNotes) -> list[TraceRow]:
-        end_s = math.inf if self.duration_s is None else self.start_s + self.duration_s
+    def _window(self, notes: WorkloadNotes, start_s: float) -> list[TraceRow]:
+        end_s = math.inf if self.duration_s is None else start_s + self.duration_s
         rows: list[TraceRow] = []
         line, last_s = 0, 0.0
         for row in self._sorted_rows() if self.sort else self.rows():
@@ -104,7 +109,7 @@ class Trace:
             line, last_s = row.line, row.arrival_s
             if last_s >= end_s or len(rows) == self.max_requests:
                 break  # the rest of a long trace is not even read
-            if last_s < self.start_s:
+            if last_s < start_s:
                 continue
             if row.skip_reason:
                 notes.skip(row.skip_reason)
@@ -114,7 +119,7 @@ class Trace:
             raise ValueError(f"{self.path}:2:1: expected at least one request, found none")
         if not rows:
             raise ValueError(
-                f"start_s={self.start_s:g}: no request of {self.path} arrives between {self.start_s:g} s and "
+                f"start_s={self.start_s:g}: no request of {self.path} arrives between {start_s:g} s and "
                 f"{end_s:g} s; the last row read arrives at {last_s:g} s"
             )
         return rows
