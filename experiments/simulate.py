@@ -70,6 +70,7 @@ def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
     try:
         scenario.plan_memory()
         scenario.iteration_model()
+        scenario.future()
         return scenario, scenario.source(), output
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error

@@ -1,7 +1,7 @@
 """What lies below the GPUs' memory: the host's memory and a disk, where KV can be kept.
 
-Defaults are those of an 8-GPU server of the H100 generation, a GPU's share of each (NVIDIA DGX H100 user guide:
-2 TB of memory, 30 TB of NVMe disks for caching).
+Defaults are those of an 8-GPU server of the H100 generation, a GPU's share of each (NVIDIA DGX H100 user
+guide: 2 TB of memory, 30 TB of NVMe disks for caching).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ class Storage:
     host_memory_gib: float = 240.0
     """Memory of the host that is free for KV."""
     pcie_share: float = 0.8
-    """Of the data sheet's PCIe bandwidth that pinned copies reach; 50 to 55 of 64 GB/s are usual for Gen 5."""
+    """Of the data sheet's PCIe bandwidth that pinned copies reach.
+
+    50 to 55 of 64 GB/s are usual for Gen 5.
+    """
     disk_gib: float = 3500.0
     disk_bytes_per_s: float = 6e9
     """Sequential reads and writes of an NVMe disk, PCIe 4.0 x4 (data sheets: 6.5 to 7 GB/s read)."""

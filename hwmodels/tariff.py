@@ -1,9 +1,9 @@
 """What a provider charges for tokens when prompts are cached: prices of writing, reading and keeping KV.
 
-Prompt caching as APIs sell it: tokens found in the cache are billed at a discount, tokens of a prefix that the
-client asked to keep cost more when they are first computed, or rent for as long as they are kept.
-Worked number: 1,000 prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million:
-all computed, $30; with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991
+Prompt caching as APIs sell it: tokens found in the cache are billed at a discount, tokens of a prefix that
+the client asked to keep cost more when they are first computed, or rent for as long as they are kept. Worked
+number: 1,000 prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million: all
+computed, $30; with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991
 million read ones $2.70, 1 million others $3: $5.73.
 """
 
@@ -16,7 +16,10 @@ from hwmodels.checks import check_finite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tariff:
-    """List prices; defaults have the structure of Anthropic's prompt caching with a lifetime of five minutes."""
+    """List prices.
+
+    Defaults have the structure of Anthropic's prompt caching with a lifetime of five minutes.
+    """
 
     usd_per_million_input_tokens: float = 3.0
     usd_per_million_output_tokens: float = 15.0
@@ -32,7 +35,8 @@ class Tariff:
             check_finite(name, getattr(self, name), zero_allowed=True)
 
     def bill_usd(
-        self, *, input_tokens: float, found: float, written: float, output_tokens: float, pinned_token_s: float
+        self, *, input_tokens: float, found: float, written: float, output_tokens: float, pinned_token_s:
+        float
     ) -> float:
         """What input_tokens, of which so many were found and others computed to be kept, and the rest cost."""
         at_full_price = input_tokens - found - written

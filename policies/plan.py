@@ -36,8 +36,8 @@ class Migrant(NamedTuple):
 class Transfer(NamedTuple):
     """KV of num_tokens tokens to be copied between tiers: "gpu", "host", "disk"; "remote": another engine's GPU.
 
-    seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that it
-    reads are used again by the very step before which it was asked for.
+    seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that
+    it reads are used again by the very step before which it was asked for.
     """
 
     seq: Sequence | None
@@ -131,9 +131,9 @@ class StepOutcome(NamedTuple):
     """What the world did with a plan.
 
     iterations: how often it was run, 1 to plan.horizon. ended: sequences that ended with the last iteration
-    for reasons the core cannot know, such as an end-of-sequence token. parents: by request id, of sequences with
-    branches that have got tokens: for each branch that goes on the old one that it continues; none of those
-    that are not named have changed.
+    for reasons the core cannot know, such as an end-of-sequence token. parents: by request id, of sequences
+    with branches that have got tokens: for each branch that goes on the old one that it continues; none of
+    those that are not named have changed.
     """
 
     iterations: int = 1

@@ -277,7 +277,7 @@ class Scenario(Deployment):
                     f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
                     f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
                 )
-        num_tokens = self.caching.pool(self.kv_memory(memory.num_blocks)).max_tokens_per_seq
+        num_tokens = self.caching.pool(self.kv_memory(memory.num_blocks, FutureUses(()))).max_tokens_per_seq
         if num_tokens < self.max_model_len:
             yield (
                 f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "

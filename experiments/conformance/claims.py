@@ -83,6 +83,9 @@ class Claim:
         """
         __tracebackhide__ = True
 
+        smallest: BrokenPromise | None = None
+        first_s = 0.0
+
         @settings(
             max_examples=num_worlds,
             derandomize=True,
@@ -105,8 +108,6 @@ class Claim:
                 smallest = broken
                 raise
 
-        smallest: BrokenPromise | None = None
-        first_s = 0.0
         try:
             in_every_world()
         except (BrokenPromise, _Enough):

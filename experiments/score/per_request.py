@@ -1,7 +1,8 @@
 """kind=requests: runs with every request's timestamps; columns as in vllm_requests/requests.csv.gz.
 
 The arrivals are replayed open loop with the output lengths that were forced. What the table does not say of a
-run (GPU, model, engine limits) stands in runs.csv beside it.
+run (GPU, model, engine limits) stands in runs.csv beside it. With prefix_block_ids, a number for each full
+block of the prompt, equal where prefixes are, the engine caches prefixes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from experiments.errors import ConfigError
 from experiments.score.presets import base_scenario
 from experiments.score.rows import check_context, simulated, whole
 from hwmodels.levels.rooflines import LatencyLevel
+from policies.caching.prefix import PrefixCaching
+from policies.request import Segment
 from sim.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
@@ -34,6 +37,9 @@ class Replayed:
     arrival_s: FloatArray
     prompt_tokens: IntArray
     output_tokens: IntArray
+    block_ids: tuple[tuple[int, ...], ...] = ()
+    """Of each prompt's full blocks; empty: contents are all different."""
+    block_size: int = 16
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         return TableSource(
@@ -41,7 +47,11 @@ class Replayed:
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             notes=WorkloadNotes(),
+            segments=self._segments if self.block_ids else None,
         )
+
+    def _segments(self, row: int, num_tokens: int) -> tuple[Segment, ...]:
+        return tuple(Segment(block_id, self.block_size) for block_id in self.block_ids[row])
 
 
 def by_run(table: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -88,14 +98,34 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         max_model_len=limit,
         num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else whole(row, "num_gpu_blocks"),
     )
+    caching, block_ids, block_size = base.caching, (), base.caching.block_size
+    if "prefix_block_ids" in requests:
+        block_size = base.caching.block_size if pd.isna(row.get("block_size")) else whole(row, "block_size")
+        caching = PrefixCaching(block_size=block_size)
+        block_ids = tuple(_ids(text) for text in requests["prefix_block_ids"])
     return replace(
         base,
         latency=latency,
         engine=engine,
+        caching=caching,
         tensor_parallel_size=whole(row, "tp"),
         workload=Replayed(
             arrival_s=requests["arrival_s"].to_numpy(dtype=np.float64),
             prompt_tokens=requests["input_tokens"].to_numpy(dtype=np.int64),
             output_tokens=requests["output_tokens"].to_numpy(dtype=np.int64),
+            block_ids=block_ids,
+            block_size=block_size,
         ),
     )
+
+
+def _ids(text: Any) -> tuple[int, ...]:
+    """Numbers with blanks between them; none where the cell is empty."""
+    if pd.isna(text):
+        return ()
+    try:
+        return tuple(map(int, str(text).split()))
+    except ValueError:
+        raise ValueError(
+            f"prefix_block_ids={str(text)[:40]}: must be whole numbers with blanks between"
+        ) from None

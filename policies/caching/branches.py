@@ -1,8 +1,8 @@
 """The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
 
-Parallel sampling, beam search and tree search share what they have in common (PagedAttention, Kwon et al., SOSP
-2023, section 4.4). The full blocks of the prompt are the sequence's, as of any other; what lies behind them are
-the branches' own blocks, numbered here from 0:
+Parallel sampling, beam search and tree search share what they have in common (PagedAttention, Kwon et al.,
+SOSP 2023, section 4.4). The full blocks of the prompt are the sequence's, as of any other; what lies behind
+them are the branches' own blocks, numbered here from 0:
 
     prompt's full blocks | trunk: blocks that all branches share | one table a branch, equal in length
 
@@ -20,9 +20,10 @@ from collections.abc import Sequence as SequenceOf
 class Branches:
     """Branches that grow side by side, a token each at a time.
 
-    depth: output tokens of each branch that is alive; the KV of the newest is not stored yet. ends: the depth at
-    which each of them ends, as far as anybody knows. num_emitted: output tokens so far, of all that ever were.
-    length: tokens stored of each branch behind the prompt's full blocks, what is left of the prompt included.
+    depth: output tokens of each branch that is alive; the KV of the newest is not stored yet. ends: the depth
+    at which each of them ends, as far as anybody knows. num_emitted: output tokens so far, of all that ever
+    were. length: tokens stored of each branch behind the prompt's full blocks, what is left of the prompt
+    included.
     """
 
     __slots__ = (
@@ -118,8 +119,9 @@ class Branches:
     def produce(self, parents: SequenceOf[int] | None) -> list[int]:
         """Each branch has a new token. Returns the blocks that became free.
 
-        parents: for each branch that goes on, the old one that it continues; None: each continues itself. Those
-        that are at their end leave. If none is left, nothing becomes free: `ends` is empty, and all is over.
+        parents: for each branch that goes on, the old one that it continues; None: each continues itself.
+        Those that are at their end leave. If none is left, nothing becomes free: `ends` is empty, and all is
+        over.
         """
         self.depth += 1
         self.num_emitted += len(self._tables)

@@ -61,7 +61,10 @@ class Places:
         self._forget_at = 100_000
 
     def path(self, request: Request) -> list[Stretch]:
-        """Where the blocks of a request's prompt and answer are found; runs in which no block ends are left out."""
+        """Where the blocks of a request's prompt and answer are found.
+
+        Runs in which no block ends are left out.
+        """
         path: list[Stretch] = []
         before, before_tokens, start, end = -1, 0, 0, 0
         for content_id, num_tokens in runs_of(request):

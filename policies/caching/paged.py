@@ -1,8 +1,8 @@
 """Paged KV cache: fixed-size blocks handed out on demand (PagedAttention, Kwon et al., SOSP 2023).
 
 Memory pressure: blocks are taken only when enough are free; who must give blocks back is the scheduling
-policy's choice. Horizon: free blocks only shrink between ends, so a plan that could not admit a request cannot
-admit it later in the same leap.
+policy's choice. Horizon: free blocks only shrink between ends, so a plan that could not admit a request
+cannot admit it later in the same leap.
 """
 
 from __future__ import annotations

@@ -144,7 +144,10 @@ class BlockPool:
         return (seq.num_prompt_tokens - 1) // self.block_size * self.block_size
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        """Tokens behind the num_cached that another tier holds; it is their transfer that admission begins."""
+        """Tokens behind the num_cached that another tier holds.
+
+        It is their transfer that admission begins.
+        """
         return 0
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
@@ -194,8 +197,8 @@ class BlockPool:
     def growth(self, seq: Sequence) -> Growth | None:
         """How the KV of a sequence whose prefill is done grows on; None: it finds no room to do so.
 
-        Asked when it begins to decode, and at every limit that the last answer named. May take blocks, or give
-        up some and note that in seq._dropped.
+        Asked when it begins to decode, and at every limit that the last answer named. May take blocks, or
+        give up some and note that in seq._dropped.
         """
         return PAGED
 

@@ -3,12 +3,11 @@
 Full blocks only. A block is offered to others from the moment at which it is handed out for known tokens: the
 step that computes it writes its KV, layer by layer, before others read it. A hit leaves at least one known
 token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in which they
-became free (LRU), the tail of a sequence before its head; blocks without content go first. The same content may
-be stored twice, if two sequences computed it side by side.
-Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching as APIs sell it) are kept for pin_s after each use,
-within a share of the memory that is set aside for them.
-Generated tokens are offered, too, when their sequence has ended or was preempted: the next turn of a
-conversation finds prompt and answer.
+became free (LRU), the tail of a sequence before its head; blocks without content go first. The same content
+may be stored twice, if two sequences computed it side by side. Prefixes that clients pay for
+(`Prompt.num_pinned`: prompt caching as APIs sell it) are kept for pin_s after each use, within a share of the
+memory that is set aside for them. Generated tokens are offered, too, when their sequence has ended or was
+preempted: the next turn of a conversation finds prompt and answer.
 
 Memory pressure: who needs blocks takes free ones, contents or not; nobody is preempted to keep contents.
 Horizon: as paged. Taking blocks evicts contents, which may shorten, never lengthen, what a waiting prompt
@@ -36,7 +35,10 @@ class PrefixCaching(Caching):
     pin_s: float = 300.0
     """For how long after its last use the KV of a pinned prefix is kept (`Prompt.num_pinned`)."""
     max_pinned_share: float = 0.0
-    """Share of all blocks that pinned prefixes may hold, and no sequence may; what does not fit is not pinned."""
+    """Share of all blocks that pinned prefixes may hold, and no sequence may.
+
+    What does not fit is not pinned.
+    """
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -57,8 +59,8 @@ class PrefixCaching(Caching):
 class Run:
     """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
 
-    owners: who holds it: sequences by request id, pins by numbers below 0. ids: physical blocks, once somebody asked. A copy is not
-    offered: another run has the same contents.
+    owners: who holds it: sequences by request id, pins by numbers below 0. ids: physical blocks, once
+    somebody asked. A copy is not offered: another run has the same contents.
     """
 
     __slots__ = ("first", "ids", "is_copy", "num_blocks", "owners", "place")

@@ -1,9 +1,9 @@
 """Radix caching, as SGLang's RadixAttention does it: all KV of the past in a tree, found token by token.
 
-A sequence locks the path of what it found, and hands over what it has computed: every chunk when it is done, the
-answer when the sequence ends or is preempted. Where somebody else has handed over the same tokens meanwhile, it
-goes on with those and frees its own. Leaves that nobody has locked are evicted, whole, in the order of an
-eviction policy.
+A sequence locks the path of what it found, and hands over what it has computed: every chunk when it is done,
+the answer when the sequence ends or is preempted. Where somebody else has handed over the same tokens
+meanwhile, it goes on with those and frees its own. Leaves that nobody has locked are evicted, whole, in the
+order of an eviction policy.
 
 Memory pressure: room for new tokens is made by eviction; what is locked is not touched. Differs from SGLang:
 the answer so far of a preempted sequence goes into the tree, too.

@@ -1,8 +1,8 @@
 """Prefix caching over several tiers: what the GPU evicts is found again in host memory, and then on disk.
 
-As LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake do it. A prompt's hits are looked for on
-the GPU first, then, from the first miss on, in host memory, then on disk. What is found below is loaded while
-others compute: the sequence has its slot and blocks, and joins the running when the copies are done.
+As LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake do it. A prompt's hits are looked for
+on the GPU first, then, from the first miss on, in host memory, then on disk. What is found below is loaded
+while others compute: the sequence has its slot and blocks, and joins the running when the copies are done.
 write=back: contents go down when they are evicted from the tier above. write=through: they are copied to host
 memory when they are computed, so that eviction costs nothing, and more is written. Lower tiers keep what they
 have loaded; each evicts the pieces of text that were used longest ago, the end of a piece first.

@@ -2,10 +2,9 @@
 
 Assumes a cache that finds prefixes. Sharing requests run behind each other while their prefix is still there,
 which approximates a depth-first walk of the radix tree; a request that shares nothing may wait for long. With
-more than max_sorted waiting it falls back to the order of arrival, as SGLang does, since looking all of them up
-costs too much.
-Memory pressure: who had found least when it was admitted goes first. Horizon: one iteration while somebody
-waits, since evictions change what is found.
+more than max_sorted waiting it falls back to the order of arrival, as SGLang does, since looking all of them
+up costs too much. Memory pressure: who had found least when it was admitted goes first. Horizon: one
+iteration while somebody waits, since evictions change what is found.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Slo:
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """For which requests each given term holds; it does not where the latency does not exist (NaN).
 
-        Reads status, output_tokens or longest_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished answer of one
-        token has no TPOT: that term holds, as in vLLM's goodput.
+        Reads status, output_tokens or longest_tokens, ttft_s, tpot_s, e2e_s of `request_metrics`. A finished
+        answer of one token has no TPOT: that term holds, as in vLLM's goodput.
         """
         held = {
             term: requests[f"{term}_s"].to_numpy(dtype=np.float64) <= limit_s

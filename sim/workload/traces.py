@@ -58,7 +58,9 @@ class Trace:
         require_not_negative(self, "start_s")
         require_positive(self, "duration_s", "max_requests", "rate_scale", "patience_s")
         if self.window_by_seed and self.duration_s is None:
-            raise ValueError("window_by_seed=true, duration_s=null: it must be set, to say how long a window is")
+            raise ValueError(
+                "window_by_seed=true, duration_s=null: it must be set, to say how long a window is"
+            )
         require_file(self.path)
 
     def rows(self) -> Iterator[TraceRow]:

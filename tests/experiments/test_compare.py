@@ -37,6 +37,7 @@ from sim.scenario import Scenario
 from sim.simulation import Simulation
 
 SHIPPED = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 NAN = math.nan
 
 TINY = """\
@@ -112,9 +113,19 @@ def evaluated(experiment: Experiment, *, interrupted: bool = False, **values: li
 # What is shipped
 
 
+def shipped(path: Path) -> list[str]:
+    """Arguments that choose a shipped experiment, and the trace that it needs, if there is one."""
+    if "workload=mooncake_jsonl" not in path.read_text():
+        return [f"experiment={path.stem}"]
+    trace = TRACES / "mooncake_conversation.jsonl.gz"
+    if not trace.exists():
+        pytest.skip(f"{path.stem} replays a trace that is not here: {trace.name}")
+    return [f"experiment={path.stem}", f'also=["workload.path={trace}"]']
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_experiment_composes_and_builds(path):
-    cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose([f"experiment={path.stem}"])
+    cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose(shipped(path))
     settings, arms = build_comparison(cfg, [CONFIG_DIR])
     experiment = settings.experiment
     assert first_comment(path), "windtunnel list experiment shows it"
@@ -129,9 +140,17 @@ def test_every_shipped_experiment_composes_and_builds(path):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_every_shipped_experiment_expects_holds(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", f"experiment={path.stem}", f"hydra.run.dir={tmp_path}", "report=false"]) == 0
+    assert main(["compare", *shipped(path), f"hydra.run.dir={tmp_path}", "report=false"]) == 0
     judged = json.loads((tmp_path / "summary.json").read_text())["expectations"]
     assert [expectation["outcome"] for expectation in judged] == ["held"] * len(judged)
+
+
+def test_an_experiment_without_its_trace_says_which_file_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "experiment=prefix_caches_on_mooncake", f"hydra.run.dir={tmp_path}/out"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"arm no_cache: .*path=conversation_trace.jsonl: no such file", error), error
+    assert not (tmp_path / "out").exists()
 
 
 def test_shell_completion_and_list_know_experiments(capsys):

@@ -233,7 +233,7 @@ def test_a_bug_keeps_its_traceback():
             return waiting[0].no_such_thing
 
     claim = claims_of(Buggy())[0]
-    with pytest.raises(BrokenPromise, match="AttributeError: .* 'no_such_thing'") as caught:
+    with pytest.raises(BrokenPromise, match=r"AttributeError: .* 'no_such_thing'") as caught:
         claim.check_in(World(asks=(Ask(0.0, 4, 3),), batching=Buggy()))
     assert isinstance(caught.value.__cause__, AttributeError)
 
@@ -256,7 +256,8 @@ def test_a_world_in_words():
     assert told[-3:] == [
         "clients give up 3 s after their arrival",
         "request comes at 0 s: prompt of 4 tokens, answer of 30",
-        "request comes 0.25 s after an end: prompt of 1 token, answer of 2, max_tokens 9, priority 1, tenant a",
+        "request comes 0.25 s after an end: prompt of 1 token, answer of 2, max_tokens 9, priority 1, "
+        "tenant a",
     ]
 
 
@@ -322,7 +323,7 @@ def test_settings_that_are_given_are_not_varied():
 
 def test_a_policy_is_found_by_name_with_its_settings_checked():
     claims = claims_by_name("policies.batching.static.Static", {"batch_size": 3})
-    assert [claim.name for claim in claims][0] == "leap_equals_step"
+    assert "leap_equals_step" in {claim.name for claim in claims}
 
 
 POLICY = """
@@ -411,8 +412,7 @@ def test_the_plugin_is_registered_under_its_own_name_and_hypothesis_is_an_extra(
     assert any(need.startswith("hypothesis") for need in project["optional-dependencies"]["conformance"])
 
 
-def test_the_plugin_alone_imports_no_simulator():
-    code = "import sys, experiments.conformance.plugin; print({'simpy', 'hypothesis', 'omegaconf'} & set(sys.modules))"
+def test_the_plugin_alone_imports_nothing_heavy():
+    code = "import sys, experiments.conformance.plugin; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "simpy" not in done.stdout
-    assert "omegaconf" not in done.stdout
+    assert not {"simpy", "omegaconf", "numpy", "policies.engine"} & set(done.stdout.split())

@@ -142,6 +142,17 @@ def test_window_is_in_the_traces_time_and_starts_the_run_at_zero(tmp_path):
     assert rows_of(PlainCsv(path=path, start_s=2.0, max_requests=1)) == [(0.5, 20, 2)]
 
 
+def test_each_seed_replays_a_window_of_its_own(tmp_path):
+    trace = PlainCsv(path=write(tmp_path, PLAIN), start_s=0.5, duration_s=2.0, window_by_seed=True)
+    windows = [list(trace.source(seed=seed, max_model_len=99).arrivals()) for seed in (0, 1, 2)]
+    prompts = [[(a.request.arrival_s, a.request.prompt.num_tokens) for a in window] for window in windows]
+    assert prompts == [[(0.0, 10)], [(0.0, 20)], [(0.0, 30)]]
+    with pytest.raises(ValueError, match="no request of .* arrives between 8.5 s and 10.5 s"):
+        trace.source(seed=4, max_model_len=99)
+    with pytest.raises(ValueError, match="window_by_seed=true, duration_s=null: it must be set"):
+        PlainCsv(path=trace.path, window_by_seed=True)
+
+
 def test_rate_scale_compresses_the_window(tmp_path):
     path = write(tmp_path, PLAIN)
     assert rows_of(PlainCsv(path=path, start_s=2.0, rate_scale=2.0)) == [
