@@ -107,21 +107,22 @@ def tokens_reusable(requests: Sequence[Request], block_size: int) -> int:
     What a cache that forgets nothing finds if every prompt is in it before the next one comes. From the
     contents' names alone: a tree of names, each with the longest run of tokens that was seen of it.
     """
-    children: dict[tuple[int, int], int] = {}  # (node, content) -> node
+    children: dict[tuple[int, int, int], int] = {}  # (node, its tokens before, content) -> node
     longest: list[int] = [0]
     total = 0
     for request in requests:
-        node, num_common, goes_on = 0, 0, True
+        node, before, num_common, goes_on = 0, 0, 0, True
         for content_id, num_tokens in request.prompt.segments:
-            child = children.get((node, content_id))
+            name = (node, before, content_id)
+            child = children.get(name)
             if child is None:
-                child = children[node, content_id] = len(longest)
+                child = children[name] = len(longest)
                 longest.append(0)
             if goes_on:
                 num_common += min(num_tokens, longest[child])
                 goes_on = num_tokens <= longest[child]
             longest[child] = max(longest[child], num_tokens)
-            node = child
+            node, before = child, num_tokens
         num_common = min(num_common, request.prompt.num_tokens - 1)
         total += num_common // block_size * block_size
     return total

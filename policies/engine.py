@@ -304,7 +304,8 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    plan.admitted[:0] = [s for s in self._arrived if s._state is not SequenceState.ended]
+                    at_rest = (SequenceState.waiting, SequenceState.loading, SequenceState.ended)
+                    plan.admitted[:0] = [s for s in self._arrived if s._state not in at_rest]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -354,7 +355,7 @@ class EngineCore:
         self.pool.loaded(seq)
         self._free_swapped(seq)
         self._arrived.append(seq)
-        if seq._branches is not None and seq._computed == seq._known:
+        if seq._branches is not None and seq._branches.is_swapped:
             self._join_branches(seq, seq._branches)
         elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
             self._join(seq)
@@ -485,6 +486,8 @@ class EngineCore:
         self.pool.admit(seq, num_cached)
         if seq.request.branching is not None:
             seq._more_slots = [heappop(self.free_slots) for _ in range(seq.width - 1)]
+            if seq._branches is not None and seq._branches.is_swapped:  # the token to come has no block yet
+                seq._num_apart += self.pool.blocks_for(seq._known) - self.pool.blocks_for(seq._known - 1)
             self.pool.take_apart(seq._num_apart)
         seq._computed = num_cached
         seq._num_found = num_cached + num_loaded
@@ -606,12 +609,13 @@ class EngineCore:
     def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
         """What a sequence with branches will need when it is admitted again: all that it stored.
 
-        Recomputed, with the newest token of each branch; these then have their blocks.
+        Recomputed, with the newest token of each branch; these then have their blocks. Swapped, and a token more.
         """
+        branches.is_swapped = had_joined and seq._swapped > 0
         if had_joined:
-            if not seq._swapped:
+            if not branches.is_swapped:
                 branches.append()
-            seq._known = branches.num_shared_tokens + branches.clock
+            seq._known = branches.num_shared_tokens + branches.clock + branches.is_swapped
         num_blocks = branches.num_shared_tokens // self.pool.block_size + branches.num_blocks
         seq._num_apart = num_blocks - self.pool.blocks_for(seq._known)
 

@@ -71,7 +71,7 @@ def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
             num_prompt_tokens = row.tokens
         after = _PHASE_AFTER[row.event]
         if after == "prefill" and name == "loading":  # as EngineCore.loaded decides it
-            all_there = row.of_tokens - row.tokens <= 1 and row.of_tokens > num_prompt_tokens
+            all_there = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
             after = "decode" if all_there else after
         name, began = after, row
     if name is not None:

@@ -98,7 +98,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         max_model_len=limit,
         num_kv_blocks=None if pd.isna(row["num_gpu_blocks"]) else whole(row, "num_gpu_blocks"),
     )
-    caching, block_ids, block_size = base.caching, (), base.caching.block_size
+    caching, block_size = base.caching, base.caching.block_size
+    block_ids: tuple[tuple[int, ...], ...] = ()
     if "prefix_block_ids" in requests:
         block_size = base.caching.block_size if pd.isna(row.get("block_size")) else whole(row, "block_size")
         caching = PrefixCaching(block_size=block_size)

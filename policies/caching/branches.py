@@ -36,6 +36,7 @@ class Branches:
         "depth",
         "ends",
         "ids",
+        "is_swapped",
         "length",
         "num_emitted",
         "num_shared_tokens",
@@ -61,6 +62,8 @@ class Branches:
         """What the last append copied: from block, to block."""
         self.ids: dict[int, int] = {}
         """Physical blocks by number, as far as somebody asked."""
+        self.is_swapped = False
+        """Whether all that was stored lies in host memory, so that they go on without a prefill."""
         self.depth = 0
         self.ends = list(ends)
         self.num_emitted = 0

@@ -40,8 +40,8 @@ class Trace:
     path: the file; .gz and .zst are read directly. start_s and duration_s cut a window out of the trace, in
     the trace's own time, max_requests ends it earlier. rate_scale=2 then replays the window in half the time.
     sort: put rows that are not in time order in order, instead of refusing them. patience_s: a client gives
-    up this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s behind start_s,
-    so that several seeds say how much one window differs from the next.
+    up this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s behind
+    start_s, so that several seeds say how much one window differs from the next.
     """
 
     path: Path

@@ -1,7 +1,7 @@
 """Two measured runs of vLLM 0.19, request by request: the same order, and as many running, second by second.
 
-Prefix caching is on, arrivals are those of the run, prices are interpolated between the layer latencies that
-were measured on the same machines: what is left is scheduling. The RTX 4090 run is short of KV (2,588 blocks).
+Prefix caching is on, arrivals are those of the run, prices are interpolated between layer latencies that were
+measured on the same machines: what is left is scheduling. The RTX 4090 run is short of KV (2,588 blocks).
 """
 
 from __future__ import annotations

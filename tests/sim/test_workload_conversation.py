@@ -1,5 +1,7 @@
 """Conversations: prompts that grow by what was said, shared beginnings, an end at the context's."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,7 +73,7 @@ def test_the_next_turn_quotes_the_answer_by_the_name_that_the_engine_knew():
     by_session = {}
     for request in requests:
         by_session.setdefault(request.session_id, []).append(request)
-    turns = [pair for said in by_session.values() for pair in zip(said, said[1:], strict=False)]
+    turns = [pair for said in by_session.values() for pair in pairwise(said)]
     assert turns
     assert all(later.prompt.segments[-2].content_id == earlier.answer_id for earlier, later in turns)
     assert len({request.answer_id for request in requests}) == len(requests)
