@@ -41,7 +41,7 @@ SIMULATED = {
     "radix, blocks of 16": ("caching=radix", "caching.block_size=16"),
     "tiered, 200 GiB": ("caching=tiered", "caching.host_gib=200"),
 }
-SWAP = ("scheduling.preemption_mode=swap", "+engine.swap_space_gib=64")
+SWAP = ("scheduling.preemption_mode=swap", "engine.swap_space_gib=64")
 PRESSURE = (  # four times what 32k tokens of KV can serve, and lengths that nobody can foresee
     *ON_H100,
     "workload=synthetic",

@@ -35,10 +35,15 @@ class Tariff:
             check_finite(name, getattr(self, name), zero_allowed=True)
 
     def bill_usd(
-        self, *, input_tokens: float, found: float, written: float, output_tokens: float, pinned_token_s:
-        float
+        self,
+        *,
+        input_tokens: float,
+        found: float,
+        written: float,
+        output_tokens: float,
+        pinned_token_s: float,
     ) -> float:
-        """What input_tokens, of which so many were found and others computed to be kept, and the rest cost."""
+        """What input_tokens cost, of which so many were found and others computed to be kept, and the rest."""
         at_full_price = input_tokens - found - written
         input_usd = at_full_price + self.read_factor * found + self.write_factor * written
         return (

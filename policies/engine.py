@@ -8,11 +8,11 @@ There is no prefill phase and no decode phase here: a sequence has tokens comput
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
 decode set, which advances in constant time (policies/decode_set.py).
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
-A request with several answers (`Request.branching`) is one sequence: its prompt is computed once, then it goes on
-as branches, beside the decode set, which share KV blocks by reference and copy them on write
-(policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one prefill of
-all the tokens that it stored.
-KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says that it is there.
+A request with several answers (`Request.branching`) is one sequence: its prompt is computed once, then it
+goes on as branches, beside the decode set, which share KV blocks by reference and copy them on write
+(policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one
+prefill of all the tokens that it stored.
+KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from policies.batching import Batching
 from policies.caching.branches import Branches
 from policies.caching.pool import BlockPool
 from policies.decode_set import AT_LIMIT, PAGED, DecodeSet
-from policies.plan import Cause, Migrant, Progress, StepOutcome, StepPlan, Transfer
+from policies.plan import Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
 from policies.request import Branching, Request
 from policies.scheduling import Scheduling
 from policies.sequence import FinishReason, Sequence, SequenceState
 from policies.step import StepBuilder, StepView
-
 
 StopAfter = int | tuple[int, ...] | None
 
@@ -95,7 +94,7 @@ class EngineCore:
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
         self.waits_for: Cause | None = None  # after such a plan: why who waits has to, as StepPlan.waits_for
         self._transfers: list[Transfer] = []  # wanted by plans, not taken yet
-        self._loaded_in_flight: list[int] = []  # request ids: their transfer was done while a plan was in flight
+        self._loaded_in_flight: list[int] = []  # request ids: loaded while a plan was in flight
         self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
         self._hooks = _overridden(scheduling)
@@ -138,7 +137,8 @@ class EngineCore:
         """Take a request in.
 
         stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
-        oracle does, an engine does not); of one with branches, for all or for each. It bounds horizons and ends the sequence; policies never see it.
+        oracle does, an engine does not); of one with branches, for all or for each. It bounds
+        horizons and ends the sequence; policies never see it.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
         if request.request_id in self._sequences:
@@ -171,7 +171,7 @@ class EngineCore:
         return min(limit, request.prompt.num_tokens + request.max_tokens)
 
     def _room_for(self, branching: Branching, num_prompt: int) -> int:
-        """Known tokens of a branch with which a sequence alone finds room, its branches sharing the prompt at most."""
+        """Known tokens of a branch with which a sequence alone finds room, sharing the prompt at most."""
         if not self.pool.shares_branches:
             return self.pool.num_blocks // branching.width * self.pool.block_size + 1
         num_full, num_partial = divmod(num_prompt, self.pool.block_size)
@@ -248,11 +248,13 @@ class EngineCore:
     def export(self, request_id: int) -> Migrant | None:
         """Let a running sequence go on in another engine; None if it holds no KV here that could be copied.
 
-        Between commit and plan. Its blocks are free at once: whoever moves it copies them before the next step.
+        Between commit and plan. Its blocks are free at once: they are to be copied before the next step.
         """
         self._check_at_rest("export")
         seq = self.running.get(request_id)
-        if seq is None or seq._state is SequenceState.loading or seq.request.branching is not None or seq._dropped:
+        if seq is None or seq._state is SequenceState.loading or seq._dropped:
+            return None
+        if seq.request.branching is not None:
             return None
         migrant = Migrant(seq.request, seq.num_known, seq.num_computed)
         self._finish(seq, FinishReason.migrated)
@@ -277,7 +279,7 @@ class EngineCore:
         return seq
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now. Every plan must be committed before the next.
+        """The next step; None if there is nothing to compute now. A plan must be committed before the next.
 
         After None: ask again when something comes from outside, and at `wake_s`. After either, look at
         `take_transfers`. Raises RuntimeError if the policies schedule nothing although requests are there and
@@ -304,8 +306,7 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    at_rest = (SequenceState.waiting, SequenceState.loading, SequenceState.ended)
-                    plan.admitted[:0] = [s for s in self._arrived if s._state not in at_rest]
+                    plan.admitted[:0] = [s for s in self._arrived if s._state is not SequenceState.ended]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -324,7 +325,7 @@ class EngineCore:
         return None
 
     def take_transfers(self) -> list[Transfer]:
-        """The transfers that plans have asked for since the last call, in order; whoever takes them runs them.
+        """The transfers that plans have asked for since the last call, in order: to be run by the caller.
 
         Stores of the last plan come before it is run: their blocks are its blocks.
         """
@@ -377,13 +378,8 @@ class EngineCore:
         if num_iterations > 1:
             if plan.num_decodes:
                 self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
-            # Prompts side by side grow in turns, as in single steps: of equal contents a cache offers the first.
-            num_turns = num_iterations - 1 if len(plan.chunks) > 1 else 1
-            per_turn = (num_iterations - 1) // num_turns
-            for turn in range(num_turns):
-                for chunk in plan.chunks:
-                    first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
-                    self.pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
+            if plan.chunks:
+                self._grow_chunks(plan.chunks, num_iterations - 1)
         self.num_iterations += num_iterations
         self.pool.num_iterations = self.num_iterations
         num_in_set = plan.num_decodes - plan.num_branches
@@ -401,21 +397,37 @@ class EngineCore:
                     self._begin_decoding(seq, finished)
                 else:
                     self._begin_branching(seq, outcome.parents.get(seq.request_id), finished)
-        at_limit, stopped = set(finished), set(outcome.ended)
-        for seq in outcome.ended:
-            if seq._state is SequenceState.waiting:
-                raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq._state is not SequenceState.ended and seq not in at_limit:
-                finished.append(seq)
-        if len(finished) > 1:  # blocks become free in the order of admission, as vLLM's do: caches remember it
+        if outcome.ended:
+            self._note_ends(outcome.ended, finished)
+        if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
             finished.sort(key=lambda seq: seq._admission)
-        for seq in finished:  # an end-of-sequence token goes before a limit that is reached with it
-            self._finish(seq, FinishReason.stop if seq in stopped else seq._end_reason)
+        for seq in finished:
+            self._finish(seq, seq._end_reason)
         if self._loaded_in_flight:
             loaded, self._loaded_in_flight = self._loaded_in_flight, []
             for request_id in loaded:
                 self.loaded(request_id)
         return Progress(prefilled, finished)
+
+    def _grow_chunks(self, chunks: list[Chunk], num_repeats: int) -> None:
+        """Prompts side by side grow in turns, as in steps: of equal contents a cache offers the first."""
+        num_turns = num_repeats if len(chunks) > 1 else 1
+        per_turn = num_repeats // num_turns
+        for turn in range(num_turns):
+            for chunk in chunks:
+                first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
+                self.pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
+
+    @staticmethod
+    def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
+        """Add those that the world says have ended; that goes before a limit reached with the same token."""
+        for seq in ended:
+            if seq._state is SequenceState.waiting:
+                raise ValueError(f"{seq!r} cannot have ended: it was not run")
+            if seq._state is not SequenceState.ended:
+                seq._end_reason = FinishReason.stop
+                if seq not in finished:
+                    finished.append(seq)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
@@ -425,7 +437,7 @@ class EngineCore:
         return self.pool.block_ids(seq, num_tokens)
 
     def branch_block_ids(self, seq: Sequence) -> list[list[int]]:
-        """Physical ids of the blocks of each branch of a sequence that decodes with branches, planned included."""
+        """Physical ids of the blocks of each branch of a decoding sequence, planned included."""
         branches = seq._branches
         assert branches is not None
         shared = self.pool.block_ids(seq, branches.num_shared_tokens)
@@ -470,7 +482,8 @@ class EngineCore:
         states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
         for seq in running:
             states[seq._state].add(seq.request_id)
-        assert {seq.request_id for seq in self.decodes} | set(self.branching) == states[SequenceState.decoding]
+        decoding = {seq.request_id for seq in self.decodes} | set(self.branching)
+        assert decoding == states[SequenceState.decoding]
         assert set(self.prefilling) == states[SequenceState.prefilling]
         assert set(self.paused) == states[SequenceState.paused]
         assert set(self.loading) == states[SequenceState.loading]
@@ -585,16 +598,14 @@ class EngineCore:
         seq._growth = PAGED
         self._resume(seq)
 
-    def _produce(
-        self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]
-    ) -> None:
+    def _produce(self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]) -> None:
         """Each branch of a sequence has a new token, and the world has chosen which go on; none: it ends."""
         branches = seq._branches
         assert branches is not None
         if parents is not None and not (parents and all(0 <= p < branches.width for p in parents)):
             raise ValueError(f"parents={parents} of {seq!r}: must name branches below {branches.width}")
         if parents is not None and len(parents) > branches.width:
-            raise ValueError(f"parents={parents} of {seq!r}: there are {branches.width} branches, and never more")
+            raise ValueError(f"parents={parents} of {seq!r}: must be at most {branches.width}")
         freed = branches.produce(parents)
         if not branches.ends:
             finished.append(seq)
@@ -609,7 +620,7 @@ class EngineCore:
     def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
         """What a sequence with branches will need when it is admitted again: all that it stored.
 
-        Recomputed, with the newest token of each branch; these then have their blocks. Swapped, and a token more.
+        Recomputed: with the newest token of each branch; these have their blocks then. Swapped: and one more.
         """
         branches.is_swapped = had_joined and seq._swapped > 0
         if had_joined:

@@ -26,7 +26,7 @@ class Cause(IntEnum):
 
 
 class Migrant(NamedTuple):
-    """A sequence between two engines: what it had when it left the first, which holds its KV until it is copied."""
+    """A sequence between two engines: what it had when it left the first."""
 
     request: Request
     num_known: int
@@ -34,7 +34,7 @@ class Migrant(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """KV of num_tokens tokens to be copied between tiers: "gpu", "host", "disk"; "remote": another engine's GPU.
+    """KV of num_tokens tokens to be copied between "gpu", "host", "disk", and "remote", another engine's GPU.
 
     seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that
     it reads are used again by the very step before which it was asked for.
@@ -80,7 +80,7 @@ class StepPlan:
     decoding: Iterable[Sequence]  # all that could decode ...
     idle: list[Sequence]  # ... and those of them that do not in this step
     waits_for: Cause | None  # why who waits has to; None: nobody does
-    branched: list[Sequence] = field(default_factory=list)  # those that decode with branches; not in `decoding`
+    branched: list[Sequence] = field(default_factory=list)  # who decodes with branches; not in `decoding`
     num_branches: int = 0  # of theirs, together
     num_copied_tokens: int = 0  # KV that copy-on-write copies before the iteration; see EngineCore.copies
 
@@ -102,7 +102,8 @@ class StepPlan:
     @property
     def tokens_by_request(self) -> dict[int, int]:
         """Tokens computed in one iteration by request id: decodes first, then chunks."""
-        return {s.request_id: s.width for s in self.decodes} | {c.seq.request_id: c.num_tokens for c in self.chunks}
+        decodes = {seq.request_id: seq.width for seq in self.decodes}
+        return decodes | {chunk.seq.request_id: chunk.num_tokens for chunk in self.chunks}
 
     @property
     def num_sampled(self) -> int:

@@ -51,9 +51,9 @@ class Sequence:
         "_decodes",
         "_displaced_by",
         "_dropped",
-        "_ends",
         "_end_known",
         "_end_reason",
+        "_ends",
         "_finish_reason",
         "_growth",
         "_join",
@@ -147,7 +147,7 @@ class Sequence:
 
     @property
     def width(self) -> int:
-        """Tokens that it gets in an iteration in which it decodes: branches that are alive, or to be; else 1."""
+        """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
         if self._branches is not None:
             return self._branches.width
         branching = self._request.branching
@@ -223,7 +223,7 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that still lack KV: what a prefill has left to do, 1 while decoding (`width` of them)."""
+        """Known tokens that still lack KV: what a prefill has left, 1 while decoding (of each branch)."""
         return self.num_known - self.num_computed
 
     @property

@@ -13,7 +13,7 @@ from math import inf
 from operator import index
 from typing import TYPE_CHECKING
 
-from policies.plan import FOREVER, Cause, Chunk, StepPlan, Transfer
+from policies.plan import FOREVER, Cause, Chunk, StepPlan
 from policies.sequence import Sequence, SequenceState
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class StepView:
 
     @property
     def num_running(self) -> int:
-        """How many hold a slot: decoding, in prefill, paused or loading; those admitted in this step included."""
+        """How many hold a slot: decoding, in prefill, paused or loading; those of this step included."""
         return len(self._core.running)
 
     @property
@@ -205,8 +205,8 @@ class StepBuilder:
         """Promise: for num_iterations iterations this very step would be decided again.
 
         Only events from outside (an arrival, an abort, a transfer that is done, the end of a sequence or of a
-        prefill, a full KV cache) may change it; the core watches for those. Without a promise a step holds for
-        one iteration.
+        prefill, a full KV cache) may change it; the core watches for those. Without a promise a step holds
+        for one iteration.
         """
         if not (isinstance(num_iterations, int) and num_iterations >= 1):
             raise ValueError(f"repeat({num_iterations}): must be a whole number of iterations >= 1")
@@ -215,7 +215,7 @@ class StepBuilder:
     def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
         """Whoever promises more: decide anew after num_iterations iterations, and at time until_s.
 
-        Several bounds add up to the tightest. At until_s: at the first end of an iteration that is not earlier.
+        The tightest of several bounds counts. At until_s: at the first end of an iteration not earlier.
         """
         if num_iterations < 1:
             raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
@@ -234,8 +234,8 @@ class StepBuilder:
         """Decode every decoding sequence in the order of admission, as far as the budget goes.
 
         If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
-        False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence with
-        branches takes `width` tokens, all or none.
+        False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence
+        with branches takes `width` tokens, all or none.
         """
         self._check_open()
         core = self._core
@@ -439,7 +439,7 @@ class StepBuilder:
                 self._renew(seq)
 
     def _renew(self, seq: Sequence) -> bool:
-        """Ask the pool how a sequence at its KV limit goes on; preempts it, and returns False, if it cannot."""
+        """Ask the pool how a sequence at its KV limit goes on; if it cannot, preempt it and return False."""
         core = self._core
         core.decodes.leave(seq, SequenceState.prefilling)
         growth = core.pool.growth(seq)
@@ -503,7 +503,7 @@ class StepBuilder:
         return plan
 
     def _plan_branches(self, plan: StepPlan) -> None:
-        """Add to a plan who decodes with branches. Their tables change from step to step: it holds for one."""
+        """Add to a plan who decodes with branches. Their tables change at each step: it holds for one."""
         plan.horizon = 1
         for seq in self._core.branching.values():
             branches = seq._branches

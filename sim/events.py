@@ -116,9 +116,10 @@ class EventLog:
         if self._new:
             self._meet(now, not preempted)
         if plan is not None:
+            just_lost = preempted[self._num_lost :]
             for seq in plan.admitted:
-                if seq.request_id in self._waits:  # else noted already, or preempted without any work
-                    self._admit(seq, now)
+                if seq.request_id in self._waits and (seq.state in _AT_WORK or seq in just_lost):
+                    self._admit(seq, now)  # else noted already, or preempted without any work
         if preempted or self._num_lost:
             for seq in preempted[self._num_lost :]:
                 self._preempt(seq, now)

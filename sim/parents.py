@@ -1,7 +1,7 @@
 """Which branches of a beam or tree search go on: drawn, since only a model's scores could tell.
 
-Each new branch continues one of the old ones, all equally likely, independently of each other. A real beam search
-is less even: the best hypotheses have more children, so its branches share more.
+Each new branch continues one of the old ones, all equally likely, independently of each other. A real beam
+search is less even: the best hypotheses have more children, so its branches share more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BYTES = 4  # a draw
 
 
 def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tuple[int, ...]:
-    """For each of `width` new branches the old one that it continues, once they have num_tokens output tokens.
+    """For each of `width` new branches the old one that it continues, at their num_tokens-th output token.
 
     A function of its arguments alone, on every machine.
     """

@@ -51,7 +51,7 @@ class Replica:
 
     on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
     knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
-    what arrives has to wait for both. leap=False runs iteration by iteration. seed: of what the world chooses.
+    what arrives has to wait for both. leap=False runs iteration by iteration. seed: of the world's choices.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Replica:
         return self.core.num_unfinished + len(self._on_the_way)
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
-        """Take in a request that will end after stop_after tokens, each of its branches. Raises RejectedError."""
+        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         if not (self._frontend_s or self._plans_ahead):
             self.events.enter(self.core.add(request, stop_after))
             self._look_up()
@@ -200,7 +200,7 @@ class Replica:
             self._plan_soon()
 
     def _plan_soon(self, time_s: float | None = None) -> None:
-        """Plan at this instant, when all that happens at it has; or at a later time, if nothing happens before."""
+        """Plan at this instant, after all that happens at it; or later, if nothing happens before."""
         self._wakes = time_s is not None
         time_s = self._clock.now if time_s is None else time_s
         self._timer = self._clock.at(time_s, Phase.plan + self.index, self._on_plan)
@@ -227,6 +227,8 @@ class Replica:
         for seq in plan.admitted:
             if isnan(self._requests.scheduled_s[seq.request_id]):
                 self._requests.schedule(seq, now)
+            if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
+                self._fresh[seq] = self._requests.last_token_s[seq.request_id]
         for seq in plan.preempted:
             self._note_preemption(seq)
         ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
@@ -246,7 +248,7 @@ class Replica:
         self._leave_after(flight, len(ends_s))
 
     def _begin(self, transfers: list[Transfer]) -> float:
-        """Start copies between tiers; returns for how long the step has to wait for those out of its blocks."""
+        """Start copies between tiers; returns for how long the step waits for those out of its blocks."""
         now, delay_s = self._clock.now, 0.0
         for transfer in transfers:
             done_s = self._links.begin(transfer, now)
@@ -336,8 +338,8 @@ class Replica:
         """Note the gaps that a plan's first iteration ends and that are not like the others'; how many."""
         if plan.num_decodes == plan.num_branches:
             return 0
-        standing = (seq for seq in chain(plan.idle, self.core.paused.values()) if seq.request.branching is None)
-        behind = {seq: self._last_token_s(seq) for seq in standing}
+        standing = chain(plan.idle, self.core.paused.values())
+        behind = {seq: self._last_token_s(seq) for seq in standing if seq.request.branching is None}
         num_fresh = 0
         for seq, emitted_s in self._fresh.items():
             if seq not in behind:

@@ -120,7 +120,8 @@ class Scenario(Deployment):
         name = type(self.scheduling).__name__
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(
-                f"prediction=none: {name} needs predicted output lengths; choose one, such as prediction=histogram"
+                f"prediction=none: {name} needs predicted output lengths; "
+                "choose one, such as prediction=histogram"
             )
         if self.caching.needs_predictor and self.prediction is None:
             raise ValueError(
@@ -137,8 +138,8 @@ class Scenario(Deployment):
         if host_gib + swap_gib > self.storage.host_memory_gib:
             raise ValueError(
                 f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
-                f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, a GPU's share of "
-                "the host's memory"
+                f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, "
+                "a GPU's share of the host's memory"
             )
         if disk_gib > self.storage.disk_gib:
             raise ValueError(
@@ -155,8 +156,8 @@ class Scenario(Deployment):
         pool = self.caching.pool(self.kv_memory(self.plan_memory().num_blocks))
         if not pool.can_fork:
             raise ValueError(
-                f"{asked}, caching={type(self.caching).__name__}: it cannot share KV between branches; choose "
-                "caching=paged, prefix or radix, or workload.branching.width=1"
+                f"{asked}, caching={type(self.caching).__name__}: it cannot share KV between branches; "
+                "choose caching=paged, prefix or radix, or workload.branching.width=1"
             )
         for name, limit in (
             ("engine.max_num_seqs", self.engine.max_num_seqs),
@@ -191,8 +192,8 @@ class Scenario(Deployment):
         prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
         if self.replicas > 1 or len(prompts) != source.num_requests:
             raise ValueError(
-                "caching.eviction=belady: is told all requests beforehand, which works for a trace or an open "
-                "loop on replicas=1"
+                "caching.eviction=belady: is told all requests beforehand, which works for a trace or an "
+                "open loop on replicas=1"
             )
         return FutureUses(prompts)
 

@@ -15,6 +15,7 @@ import pandas as pd
 from experiments.score.presets import NotSimulatedError, base_scenario
 from experiments.score.rows import check_context, simulated, whole
 from hwmodels.levels.rooflines import LatencyLevel
+from policies.caching.paged import Paged
 from sim.metrics.definitions import describe
 from sim.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
@@ -110,7 +111,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         latency=latency,
         model=base.model.with_weights(WEIGHTS[row["precision"]] or base.model.weights),
         engine=engine,
-        caching=replace(base.caching, presume_cached=bool(row["prefix_caching"])),
+        # Their prompts are a few texts sent over and over: all full blocks are there.
+        caching=Paged(presume_cached=bool(row["prefix_caching"])),
         tensor_parallel_size=whole(row, "tp"),
         workload=Stages(
             stages=tuple(stage_of(text, row["id"]) for text in str(row["stages"]).split(";")),

@@ -53,7 +53,7 @@ class Chunked:
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Spend the budget on those who run, then on new ones."""
         step.budget(self.max_num_batched_tokens)
-        max_chunk = self._max_chunk(view)
+        max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
         self._serve_running(view, step, max_chunk)
         for seq in view.waiting:
             may_cut = self.enable_chunked_prefill or seq.num_uncomputed > self.max_num_batched_tokens
@@ -64,8 +64,6 @@ class Chunked:
 
     def _max_chunk(self, view: StepView) -> int:
         """Tokens of one prompt in this iteration."""
-        if not self.long_prefill_token_threshold:
-            return FOREVER
         num_requests = view.num_running + view.num_waiting
         if num_requests < 2:
             return FOREVER

@@ -75,7 +75,7 @@ class Branches:
 
     @property
     def clock(self) -> int:
-        """Tokens stored in the branches' own blocks: what `Sequence.num_computed` follows while they decode."""
+        """Tokens stored in the branches' own blocks; `Sequence.num_computed` follows it while they decode."""
         rest = self.length % self._block_size
         if not rest:
             return self.num_blocks * self._block_size

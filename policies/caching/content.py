@@ -2,12 +2,12 @@
 
 The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
 end, as in vLLM's chained hashes. That is not computed token by token: contents have names
-(`policies.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a run are
-the place's blocks 0, 1, 2, ...
+(`policies.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a run
+are the place's blocks 0, 1, 2, ...
 
     tokens     0        16        32        48    53      64
     runs       |------ content 7 ------------|-- content 9 --      blocks of 16
-    blocks     |  A 0    |   A 1   |   A 2   |      B 0   |        A: 7 behind nothing; B: 9 behind 53 tokens of A
+    blocks     |  A 0    |   A 1   |   A 2   |      B 0   |        A: 7 first; B: 9 behind 53 tokens of A
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDLESS = 1 << 40
 
 
 class Stretch(NamedTuple):
-    """The blocks of a sequence that end within one run: those of `place`, up to the sequence's block `end`."""
+    """Blocks of a sequence that end within one run: those of `place`, up to the sequence's block `end`."""
 
     place: int
     end: int

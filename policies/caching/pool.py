@@ -81,7 +81,7 @@ class BlockPool:
         grow                    it holds the tokens up to a number, chunk by chunk
         growth                  its prefill is done: how it will go on; asked again at every limit it names
         take                    decodes need so many blocks, whoever they are
-        hand_over               it goes on as several branches: behind the full blocks of its prompt all is theirs
+        hand_over               it goes on as branches: all behind its prompt's full blocks is theirs
         take_apart, give_back   its branches' blocks
         release                 it holds nothing
     """
@@ -167,7 +167,7 @@ class BlockPool:
         self.take(self.blocks_for(num_cached))
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
-        """Where the KV lies that `num_loadable` has just found for a sequence: tokens by tier, host or disk."""
+        """Where the KV lies that `num_loadable` has just found: tokens by tier, host or disk."""
         return []
 
     def loaded(self, seq: Sequence) -> None:
@@ -213,7 +213,7 @@ class BlockPool:
         self.num_apart += num_blocks
 
     def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
-        """Of the blocks that a sequence holds for num_tokens tokens, those behind its branches' prompt become theirs.
+        """Of a sequence's blocks for num_tokens tokens, its branches get those behind their prompt.
 
         num_kept_tokens, a whole number of blocks, stay the sequence's. Returns their ids, as far as drawn.
         """

@@ -124,7 +124,7 @@ class PrefixPool(BlockPool):
         """Blocks that are kept for pinned prefixes."""
         self.pinned_token_s = 0.0
         """Tokens kept times seconds, of pins that have ended."""
-        self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin; first expiry first
+        self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin
         self._num_pins_made = 0
         self._places = Places(block_size)
         self._num_fresh = num_blocks
@@ -242,7 +242,8 @@ class PrefixPool(BlockPool):
         free = self._num_fresh + sum(run.num_blocks for run in self._lru)
         assert free == self.num_free
         held_blocks = sum(run.num_blocks for run in owned)
-        assert free + held_blocks + num_tail + self.num_apart == self.num_blocks, "a block is leaked or owned twice"
+        num_accounted = free + held_blocks + num_tail + self.num_apart
+        assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
         for offered in self._at.values():
             assert offered
             assert all(one.end <= other.first for one, other in pairwise(offered))

@@ -195,7 +195,8 @@ class RadixPool(BlockPool):
             assert mine.node.num_prefix_tokens == mine.num_in_tree <= num_tokens
             num_own += self.blocks_for(num_tokens) - mine.num_in_tree // self.block_size
         in_tree = self._tree.num_tokens // self.block_size
-        assert self._num_unused + in_tree + num_own + self.num_apart == self.num_blocks, "a block is leaked or owned twice"
+        num_accounted = self._num_unused + in_tree + num_own + self.num_apart
+        assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
         assert self.num_free == self._num_unused + self._tree.num_evictable // self.block_size
 
     def _held(self, seq: Sequence) -> Held:

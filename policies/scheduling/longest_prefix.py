@@ -1,4 +1,4 @@
-"""Longest prefix first: who finds the most of its prompt in the cache goes first (SGLang's `lpm`, NeurIPS 2024).
+"""Longest prefix first: who finds the most of its prompt in the cache goes first (SGLang's `lpm`).
 
 Assumes a cache that finds prefixes. Sharing requests run behind each other while their prefix is still there,
 which approximates a depth-first walk of the radix tree; a request that shares nothing may wait for long. With

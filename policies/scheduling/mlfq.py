@@ -61,9 +61,7 @@ class _Memory:
     """What the policy remembers. A step costs what has changed, not a walk over all that run."""
 
     places: dict[int, _Place] = field(default_factory=dict)  # by request id
-    movable: list[tuple[tuple[float, ...], int, _Place]] = field(
-        default_factory=list
-    )  # decodes and paused
+    movable: list[tuple[tuple[float, ...], int, _Place]] = field(default_factory=list)  # decodes and paused
     looks: list[tuple[int, int, _Place]] = field(default_factory=list)  # a heap: iteration, number
     num_looks: int = 0
     alarms: Alarms = field(default_factory=Alarms)  # promotions

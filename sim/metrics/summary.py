@@ -228,7 +228,7 @@ def _cost(price_usd_per_hour: float, window: Window, output: _Output, prefill_sh
 
 
 def _bill_usd(requests: pd.DataFrame, records: RunRecords, tariff: Tariff) -> float:
-    """What the clients of the whole run pay: prompts that got a token, all output tokens, and pinned prefixes."""
+    """What the clients of the whole run pay: prompts that got a token, all output, and pinned prefixes."""
     served = requests[requests["first_token_s"].notna()]
     found = served["cached_tokens"]
     return tariff.bill_usd(

@@ -28,7 +28,7 @@ def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64])
     still held when the run ends counts as reserved.
     wasted_share = (reserved + internal + external) / (1 - free): of the memory in demand, what holds no KV.
 
-    100 places for 10 s. A region of 60 for 5 s that is filled evenly up to 20 and never further; nobody waits.
+    100 places for 10 s. A region of 60 for 5 s that is filled evenly up to 20, never further; nobody waits.
     Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 place-seconds; wasted 250 / 300.
     """
     iterations = records.iterations

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from sim.workload.answers import Answers
+from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import require_positive
@@ -40,7 +40,7 @@ class Synthetic:
     patience_s: float | None = None
     priority_shares: tuple[float, ...] = ()
     deadlines_s: tuple[float | None, ...] = ()
-    branching: Answers = Answers()
+    branching: Answers = ONE_ANSWER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority_shares", tuple(float(share) for share in self.priority_shares))
@@ -60,8 +60,8 @@ class Synthetic:
             raise ValueError(f"priority_shares={list(shares)}: must be >= 0 and sum to 1")
         if self.branching.width > 1 and isinstance(self.arrivals, ClosedLoop):
             raise ValueError(
-                f"branching.width={self.branching.width}: several answers need an open loop; choose arrivals such "
-                "as workload/arrivals=poisson, or branching.width=1"
+                f"branching.width={self.branching.width}: several answers need an open loop; choose arrivals "
+                "such as workload/arrivals=poisson, or branching.width=1"
             )
         due = self.deadlines_s
         if not all(deadline_s is None or 0 < deadline_s < inf for deadline_s in due):
@@ -120,9 +120,7 @@ class Synthetic:
             return None
         z_NW = stream(seed, "samples").standard_normal((len(z_N2), width))
         z_NW[:, 0] = z_N2[:, 1]
-        columns = [
-            self.lengths.from_normal(np.stack([z_N2[:, 0], z_N], axis=1))[1] for z_N in z_NW.T
-        ]
+        columns = [self.lengths.from_normal(np.stack([z_N2[:, 0], z_N], axis=1))[1] for z_N in z_NW.T]
         limit = max_model_len - 1
         if isinstance(self.max_tokens, int):
             limit = min(limit, self.max_tokens)

@@ -20,8 +20,8 @@ class TableSource:
     """A source of the rows of a table; nothing follows from an ended request.
 
     All arrays are [N] and sorted by arrival_s; row number = request id. priorities None: all 0. max_tokens
-    exact: each request's output tokens. deadlines_s: see `due_s`. branching: of every request; samples_NW: output
-    tokens of each of its branches, if they do not end together; output_tokens then are of the longest.
+    exact: each request's output tokens. deadlines_s: see `due_s`. branching: of every request; samples_NW:
+    output tokens of each of its branches, if they do not end together; output_tokens then are of the longest.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ SETTINGS = (
 
 
 def test_leap_equals_step_with_pins_that_expire():
-    scenario, source, _ = build_run(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(SETTINGS)))
+    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(SETTINGS))
+    scenario, source, _ = build_run(cfg)
     leapt = scenario.run(source)
     stepped = replace(scenario, sim=SimSettings(leap=False)).run()
     assert leapt.requests.equals(stepped.requests)

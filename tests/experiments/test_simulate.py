@@ -116,7 +116,8 @@ def test_every_policy_choice_runs(group):
     for choice in choices(group):
         if choice in HALVES_OF_AN_ENGINE:
             continue
-        scenario, source, _ = build(*SMALL, "workload.num_requests=10", f"{group}={choice}", "replicas=2", *NEEDED)
+        chosen = (f"{group}={choice}", "workload.num_requests=10", "replicas=2")
+        scenario, source, _ = build(*SMALL, *chosen, *NEEDED)
         assert scenario.run(source).summary["requests"]["finished"] == 10, choice
 
 

@@ -9,7 +9,7 @@ FOR_EVER = 10**6
 
 
 def test_samples_share_the_prompts_partial_block_until_they_write_into_it():
-    """6 prompt tokens in blocks of 4: one full block, and block 0 with 2. Three samples: 0 is copied twice."""
+    """6 prompt tokens in blocks of 4: a full block, and block 0 with 2. Three samples: 0 is copied twice."""
     branches = Branches(6, 4, [FOR_EVER] * 3)
     branches.produce(None)
     assert branches.num_shared_tokens == 4
@@ -104,7 +104,8 @@ class Naive:
 
 @given(st.data(), st.integers(1, 20), st.sampled_from([1, 2, 3, 4, 16]), st.integers(1, 5))
 def test_blocks_are_those_of_a_model_that_writes_every_table_out(data, num_prompt, block_size, width):
-    branches, naive = Branches(num_prompt, block_size, [FOR_EVER] * width), Naive(num_prompt, block_size, width)
+    branches = Branches(num_prompt, block_size, [FOR_EVER] * width)
+    naive = Naive(num_prompt, block_size, width)
     branches.produce(None)
     for _ in range(data.draw(st.integers(1, 40))):
         num_due, num_before = branches.blocks_to_append(), branches.num_blocks

@@ -1,4 +1,4 @@
-"""A request with several answers in the engine: its blocks, its slots, its budget, its ends and its way back."""
+"""A request with several answers in the engine: its blocks, slots and budget, its ends and its way back."""
 
 import pytest
 
@@ -11,15 +11,17 @@ from policies.scheduling.fcfs import Fcfs
 from policies.sequence import FinishReason, SequenceState
 
 
-def add(core, make_request, request_id=0, num_prompt_tokens=6, width=3, every=None, stop_after=None, **settings):
+def add(
+    core, make_request, request_id=0, num_prompt_tokens=6, width=3, every=None, stop_after=None, **settings
+):
     branching = Branching(width, every)
     request = make_request(request_id, num_prompt_tokens, branching=branching, **settings)
     return core.add(request, stop_after)
 
 
 def test_three_samples_of_six_tokens_in_blocks_of_four(make_core, make_request):
-    """Prompt: 2 blocks. The first tokens share the second, which is then copied twice: 1 + 3. Two tokens on, each
-    has filled its own and takes a new one: 1 + 6."""
+    """Prompt: 2 blocks. The first tokens share the second, which is then copied twice: 1 + 3. Two tokens on,
+    each has filled its own and takes a new one: 1 + 6."""
     core = make_core()
     seq = add(core, make_request, stop_after=5)
     used = []
@@ -92,8 +94,8 @@ def test_the_world_chooses_who_goes_on(make_core, make_request, run_step):
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_branches_are_preempted_as_one_and_come_back(make_core, make_request, run_step, swap):
-    """After two decodes they store 4 + 3 * 4 tokens. Recomputed, that and the newest token of each: 19 at once;
-    swapped, they go on where they were."""
+    """After two decodes they store 4 + 3 * 4 tokens. Recomputed, that and the newest token of each: 19 at
+    once; swapped, they go on where they were."""
     wishes = []
 
     def script(view, step):
@@ -130,7 +132,7 @@ def test_branches_are_preempted_as_one_and_come_back(make_core, make_request, ru
 
 
 def test_alone_in_a_small_cache_they_end_where_it_is_full(make_core, make_request, run_out):
-    """7 blocks of 4: the prompt's full one, and two for each of three: 2 + 6 tokens of each are stored there."""
+    """7 blocks of 4: the prompt's full one, and two for each of three: 2 + 6 tokens of each are there."""
     core = make_core(num_blocks=7)
     seq = add(core, make_request)
     run_out(core)
@@ -166,8 +168,6 @@ def test_what_can_never_be_served_is_rejected(make_core, make_request):
         add(make_core(), make_request, stop_after=(1, 2))
     core = make_core()
     pool = Contiguous(block_size=4).pool(KvMemory(100, 1.0, max_model_len=64))
-    core = EngineCore(
-        batching=core.batching, scheduling=Fcfs(), pool=pool, max_num_seqs=8, max_model_len=64
-    )
+    core = EngineCore(batching=core.batching, scheduling=Fcfs(), pool=pool, max_num_seqs=8, max_model_len=64)
     with pytest.raises(RejectedError, match="cannot share KV between them"):
         add(core, make_request)

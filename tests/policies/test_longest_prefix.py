@@ -36,7 +36,7 @@ def add(core, request_id, *segments):
 
 
 def test_the_longest_hit_goes_first_and_is_looked_up_again_before_every_admission():
-    """After 0 the tree holds (0, 20). 3 shares 20 tokens of it, 2 shares 10, 1 nothing; 4 shares 30 with 3."""
+    """After 0 the tree holds (0, 20). 3 shares 20 tokens of it, 2 shares 10, 1 none; 4 shares 30 with 3."""
     core = make_engine()
     add(core, 0, (0, 20))
     assert order_of_service(core) == [0]

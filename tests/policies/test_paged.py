@@ -51,7 +51,7 @@ def test_blocks_are_rounded_up():
 
 
 def test_watermark_is_left_free_by_admissions_only():
-    """A tenth of 25 blocks is 2.5: two blocks stay free, so 23 x 4 = 92 tokens can be admitted beside others."""
+    """A tenth of 25 blocks is 2.5: two blocks stay free, so 23 x 4 = 92 tokens may come in beside others."""
     pool = Paged(block_size=4, watermark=0.1).pool(KvMemory(25))
     assert pool.can_admit(make_sequence(0, 92), 0, is_alone=False)
     assert not pool.can_admit(make_sequence(0, 93), 0, is_alone=False)

@@ -35,7 +35,7 @@ def serve(core, request_id, now, *segments, num_pinned=0):
 
 
 def test_a_pinned_prefix_outlives_what_evicts_everything_else():
-    """16 blocks, 8 of which may be pinned: system 7 (16 tokens) is pinned, system 8 is not; then 28 tokens flood."""
+    """16 blocks, 8 of which may be pinned: system 7 (16 tokens) is pinned, system 8 is not; then a flood."""
     core = make_engine()
     serve(core, 0, 0.0, (7, 16), num_pinned=16)
     serve(core, 1, 1.0, (8, 12))

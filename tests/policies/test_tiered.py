@@ -59,7 +59,7 @@ def test_what_was_evicted_is_loaded_from_host_memory():
     """Eight blocks: a prompt takes 5 and leaves 4 with content; serving two more evicts the first's."""
     core = make_engine(host_blocks=100)
     assert serve(core, 0, 0) == (0, [])
-    assert serve(core, 1, 1) == (0, [("gpu", "host", 4)])  # 4 free without content, one of A's evicted: its last
+    assert serve(core, 1, 1) == (0, [("gpu", "host", 4)])  # 4 without content, and the last of A's
     assert serve(core, 2, 2)[0] == 0
     found, transfers = serve(core, 3, 0)
     assert found == 16
