@@ -43,7 +43,7 @@ class Tariff:
         output_tokens: float,
         pinned_token_s: float,
     ) -> float:
-        """What input_tokens cost, of which so many were found and others computed to be kept, and the rest."""
+        """What input_tokens cost, of which some were found and others written, and the rest."""
         at_full_price = input_tokens - found - written
         input_usd = at_full_price + self.read_factor * found + self.write_factor * written
         return (

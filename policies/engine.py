@@ -306,7 +306,7 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    plan.admitted[:0] = [s for s in self._arrived if s._state is not SequenceState.ended]
+                    plan.admitted[:0] = [seq for seq in self._arrived if seq._state in _AT_WORK]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -724,6 +724,10 @@ class EngineCore:
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:
             raise RuntimeError(f"{what} while a plan is in flight: commit it first")
+
+
+_AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)
+"""States of sequences that may compute; the others wait, for KV too, or have ended."""
 
 
 class _Hooks(NamedTuple):

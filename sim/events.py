@@ -206,9 +206,15 @@ class EventLog:
         event = Event.preempt_swap if num_swapped else Event.preempt
         by = -1 if seq.displaced_by is None else seq.displaced_by
         row = (now, seq.request_id, event, 0, num_swapped or seq.num_lost, seq.num_known, 0, by)
-        self._rows += _PACK(*row, *_NO_WAIT)
-        if seq.request_id not in self._waits:  # else the very step that admitted it took it back
+        wait = self._waits.get(seq.request_id)
+        if wait is None:
+            self._rows += _PACK(*row, *_NO_WAIT)
             self._waits[seq.request_id] = _Wait(now, self._read(now), is_first=False)
+        elif wait.reading is None:  # its KV had come, and the first step that could have used it took it back
+            self._rows += _PACK(*row, *self._split(wait, now))
+            self._waits[seq.request_id] = _Wait(now, self._read(now), is_first=wait.is_first)
+        else:  # the very step that admitted it took it back
+            self._rows += _PACK(*row, *_NO_WAIT)
 
     def _transfer(self, transfer: Transfer, now: float) -> None:
         """A copy between tiers begins; who waits for it has got slot and blocks."""
