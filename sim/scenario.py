@@ -153,7 +153,7 @@ class Scenario(Deployment):
         if not isinstance(answers, Answers) or answers.width == 1:
             return
         asked = f"workload.branching.width={answers.width}"
-        pool = self.caching.pool(self.kv_memory(self.plan_memory().num_blocks))
+        pool = self.caching.pool(self.kv_memory(self.plan_memory().num_blocks, FutureUses(())))
         if not pool.can_fork:
             raise ValueError(
                 f"{asked}, caching={type(self.caching).__name__}: it cannot share KV between branches; "

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
@@ -92,8 +93,8 @@ def test_nobody_starves_and_every_answer_has_its_length(data, worlds):
     world = type(world)(**(vars(world) | {"until_s": None, "patience_s": None, "num_users": None}))
     records = world.fly().records
     asks = sorted(world.asks, key=lambda ask: ask.arrival_s)
-    block_size, num_blocks = world.caching.block_size, world.num_blocks
-    kv_room = num_blocks * block_size
+    memory = KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len)
+    kv_room = world.caching.pool(memory).max_tokens_per_seq
     for row, ask in zip(records.requests.itertuples(), asks, strict=True):
         prompt = ask.num_prompt_tokens
         if prompt >= world.max_model_len or prompt > kv_room:
