@@ -139,13 +139,12 @@ class DecodeSet:
 
         The ended ones are still members; they come in the order of their request ids.
         """
-        growths = [(seq, seq._growth) for seq in idle]
-        for seq, _ in growths:
+        for seq in idle:
             self.leave(seq, SequenceState.prefilling)
         self.clock += num_iterations
         self.num_context_tokens += num_iterations * self.num_widening
-        for seq, growth in growths:
-            self.join(seq, growth)
+        for seq in idle:
+            self.join(seq, seq._growth)
         while self._limits and self._limits[0][0] <= self.clock:
             _, request_id, join, seq = heappop(self._limits)
             if self._is_current(join, seq):

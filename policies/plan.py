@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
 from types import MappingProxyType
@@ -80,7 +81,7 @@ class StepPlan:
     decoding: Iterable[Sequence]  # all that could decode ...
     idle: list[Sequence]  # ... and those of them that do not in this step
     waits_for: Cause | None  # why who waits has to; None: nobody does
-    branched: list[Sequence] = field(default_factory=list)  # who decodes with branches; not in `decoding`
+    branched: SequenceOf[Sequence] = ()  # who decodes with branches; not in `decoding`
     num_branches: int = 0  # of theirs, together
     num_copied_tokens: int = 0  # KV that copy-on-write copies before the iteration; see EngineCore.copies
 
@@ -89,7 +90,7 @@ class StepPlan:
         """The sequences that decode one token, by request id."""
         idle = set(self.idle)
         decodes = [seq for seq in self.decoding if seq not in idle]
-        return sorted(decodes + self.branched, key=lambda seq: seq.request_id)
+        return sorted([*decodes, *self.branched], key=lambda seq: seq.request_id)
 
     @property
     def num_tokens(self) -> int:

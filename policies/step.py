@@ -494,7 +494,7 @@ class StepBuilder:
             num_widening,
             decoding,
             idle,
-            self._waits_for(),
+            self._waits_for() if core.waiting else None,
         )
         if core.branching:
             self._plan_branches(plan)
@@ -505,11 +505,12 @@ class StepBuilder:
     def _plan_branches(self, plan: StepPlan) -> None:
         """Add to a plan who decodes with branches. Their tables change at each step: it holds for one."""
         plan.horizon = 1
+        plan.branched = branched = []
         for seq in self._core.branching.values():
             branches = seq._branches
             if branches is None or seq.request_id not in self._decoded:
                 continue
-            plan.branched.append(seq)
+            branched.append(seq)
             plan.num_copied_tokens += branches.append()
             plan.num_branches += branches.width
             plan.num_decode_context_tokens += branches.width * (branches.num_shared_tokens + branches.length)

@@ -330,7 +330,7 @@ class Replica:
             for _ in range(seq.width):
                 self.iterations.add_gap(gap_s, end_s)
             self._branched_s[seq.request_id] = end_s
-        served = plan.branched + [chunk.seq for chunk in plan.chunks if chunk.completes]
+        served = [*plan.branched] + [chunk.seq for chunk in plan.chunks if chunk.completes]
         choices = ((seq.request_id, chosen(self._seed, seq)) for seq in served)
         return {request_id: parents for request_id, parents in choices if parents is not None}
 
