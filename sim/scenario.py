@@ -117,6 +117,11 @@ class Scenario(Deployment):
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
         Deployment.__post_init__(self)  # super() does not know classes with slots
+        if not getattr(self.batching, "serves_alone", True):
+            raise ValueError(
+                f"batching={type(self.batching).__name__}: half of a disaggregated service, no answer ends "
+                "without the other; choose one that does both, such as batching=chunked"
+            )
         name = type(self.scheduling).__name__
         if self.scheduling.needs_predictor and self.prediction is None:
             raise ValueError(

@@ -115,6 +115,8 @@ NEEDED = ("prediction=oracle", "engine.num_kv_blocks=20000")  # by some of the c
 def test_every_policy_choice_runs(group):
     for choice in choices(group):
         if choice in HALVES_OF_AN_ENGINE:
+            with pytest.raises(ConfigError, match="no answer ends without the other"):
+                build(*SMALL, f"{group}={choice}")
             continue
         chosen = (f"{group}={choice}", "workload.num_requests=10", "replicas=2")
         scenario, source, _ = build(*SMALL, *chosen, *NEEDED)
