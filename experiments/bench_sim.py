@@ -24,13 +24,13 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.simulate import build_run
 
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-POISSON = ("workload=poisson", "model=llama3_1_8b", "hardware=h100_sxm")
+POISSON = ("workload=poisson", "model=llama3_1_8b", "hardware=h100_sxm", "caching=paged")
 CASES = {
     "a": (
         "10,000 Poisson requests, 8/s, 512 in, 256 out, one replica",
         (*POISSON, "workload.num_requests=10000", "workload.arrivals.rate_per_s=8"),
     ),
-    "b": ("the Azure conversation trace, one replica", ("workload=azure_csv",)),
+    "b": ("the Azure conversation trace, one replica", ("workload=azure_csv", "caching=paged")),
     "c": (
         "100,000 Poisson requests, 80/s, 512 in, 256 out, ten replicas",
         (*POISSON, "workload.num_requests=100000", "workload.arrivals.rate_per_s=80", "replicas=10"),

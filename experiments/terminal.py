@@ -1,4 +1,4 @@
-"""The summary of a run on the terminal: verdict, latencies, three blocks of figures, energy.
+"""The summary of a run on the terminal: verdict, latencies, whole and by class, blocks of figures, energy.
 
 Made for 100 columns; narrower terminals get the latencies turned and the blocks below each other. No figure
 is ever cut short.
@@ -6,7 +6,7 @@ is ever cut short.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -31,7 +31,10 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
     for caveat in wording.caveats(summary):
         console.print(Text(f"  {caveat}", style="yellow"))
-    console.print(_latencies(summary, console))
+    latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
+    for rows in (latencies, *wording.class_tables(summary)):
+        for table in _fitting(rows, console):
+            console.print(table)
     console.print(_figures(summary, console))
     for line in wording.pressure_lines(summary):
         console.print(Text(line))
@@ -39,15 +42,29 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(energy))
 
 
-def _latencies(summary: dict[str, Any], console: Console) -> Table:
-    """A row a latency; where that is too wide, a column a latency, of which there are fewer."""
-    rows = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
-    table = plain_table(rows)
-    if _fits(table, console):
-        return table
-    turned = plain_table(list(zip(*rows, strict=True)))
-    turned.padding = (0, 1, 0, 0)
-    return turned
+def _fitting(rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
+    """One table; where that is too wide, a column for each row, in as many tables as it takes."""
+    for table in (plain_table(rows), _close(plain_table(rows))):
+        if _fits(table, console):
+            yield table
+            return
+    heading, *left = rows
+    while left:
+        num_rows = len(left)
+        while num_rows > 1 and not _fits(_turned(heading, left[:num_rows]), console):
+            num_rows -= 1
+        yield _turned(heading, left[:num_rows])
+        left = left[num_rows:]
+
+
+def _turned(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    return _close(plain_table(list(zip(heading, *rows, strict=True))))
+
+
+def _close(table: Table) -> Table:
+    """The same with its columns close together."""
+    table.padding = (0, 1, 0, 0)
+    return table
 
 
 def _figures(summary: dict[str, Any], console: Console) -> Table:

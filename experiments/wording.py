@@ -18,6 +18,8 @@ WAITS = {
 }
 """Why a request waited, in words."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+CLASS_LATENCIES = ("ttft", "tpot", "e2e")
+"""What is told of each class of requests."""
 
 
 def verdict(summary: dict[str, Any]) -> str:
@@ -128,13 +130,15 @@ def _cache(summary: dict[str, Any]) -> str:
     if not cache:
         return ""
     parts = []
-    if cache["found_tokens"] or cache["with_resumptions"]["found_tokens"]:
-        again = cache["with_resumptions"]
+    again = cache["with_resumptions"]
+    if cache["found_tokens"] or again["found_tokens"]:
         with_resumed = f", {percent(again['hit_share'])} with resumptions"
         resumed = with_resumed if again["looked_up_tokens"] != cache["looked_up_tokens"] else ""
         parts.append(f"{percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} tokens found{resumed}")
-    if cache["evicted_blocks"]:
-        parts.append(f"{cache['evicted_blocks']:,} blocks evicted")
+    if cache["evicted_blocks"] and again["found_tokens"]:  # else nobody has missed them
+        trimmed = summary["trimmed"]
+        when = " in the whole run" if trimmed["warmup_s"] or trimmed["cooldown_s"] else ""
+        parts.append(f"{cache['evicted_blocks']:,} blocks evicted{when}")
     for verb, way in (("loaded", "from"), ("stored", "to")):
         for tier, num_tokens in cache[f"{verb}_tokens"].items():
             if num_tokens:
@@ -200,6 +204,27 @@ def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
         ]
         for name, label in LATENCIES.items()
     ]
+
+
+def class_tables(summary: dict[str, Any]) -> list[list[list[str]]]:
+    """Heading and rows, one a class, for priorities and for tenants; none where there is one class only."""
+    tables = []
+    for kind in ("priority", "tenant"):
+        classes = summary.get(f"by_{kind}", {})
+        if not classes:
+            continue
+        names = [f"{LATENCIES[name]} {q}" for name in CLASS_LATENCIES for q in ("p50", "p99")]
+        tables.append([[f"{kind}, ms", *names, "SLO met", "finished", "arrived"]])
+        for name, figures in classes.items():
+            met = percent_at_least(figures["goodput"]["share"]) if figures["goodput"] else MISSING
+            values = [
+                milliseconds(figures[latency][f"{q}_s"])
+                for latency in CLASS_LATENCIES
+                for q in ("p50", "p99")
+            ]
+            counts = [f"{figures['requests'][status]:,}" for status in ("finished", "arrived")]
+            tables[-1].append([name or "(none)", *values, met, *counts])
+    return tables
 
 
 def milliseconds(value_s: float | None) -> str:

@@ -32,6 +32,7 @@ from hwmodels.ops import Operator, Per
 
 LAUNCH_BOUND_SHARE = 0.25
 LAUNCH_BOUND_KERNEL_S = 15e-6
+FEW_ITERATIONS = 16  # priced one by one: an array of them takes as long as 20 numbers
 """An operator waits for starts where each of its kernels takes less than this, some three starts of one, and
 its data-sheet time is a smaller share of that; a longer one is only far below the roof."""
 
@@ -119,9 +120,10 @@ class Roofline:
 
     def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
         """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
-        if num_iterations == 1:
-            return [self._decode_batch_seconds(num_seqs, num_context_tokens)]
         last = num_context_tokens + num_seqs * num_iterations
+        if num_iterations <= FEW_ITERATIONS:
+            price = self._decode_batch_seconds
+            return [price(num_seqs, context) for context in range(num_context_tokens, last, num_seqs)]
         contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
         counted_s, floor_s, added_s = self._decode_batch(num_seqs)
         own = self._own_decodes(num_seqs, contexts)

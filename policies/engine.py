@@ -8,10 +8,7 @@ There is no prefill phase and no decode phase here: a sequence has tokens comput
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
 decode set, which advances in constant time (policies/decode_set.py).
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
-A request with several answers (`Request.branching`) is one sequence: its prompt is computed once, then it
-goes on as branches, beside the decode set, which share KV blocks by reference and copy them on write
-(policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one
-prefill of all the tokens that it stored.
+Sequences with several answers decode beside it (policies/branch_set.py).
 KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there.
 """
 
@@ -21,24 +18,20 @@ from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from policies.batching import Batching
-from policies.caching.branches import Branches
+from policies.branch_set import BranchSet, tokens_in_own_name
 from policies.caching.pool import BlockPool
-from policies.decode_set import AT_LIMIT, PAGED, DecodeSet
+from policies.decode_set import AT_LIMIT, DecodeSet
+from policies.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.plan import Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
-from policies.request import Branching, Request
+from policies.request import Request
 from policies.scheduling import Scheduling
 from policies.sequence import FinishReason, Sequence, SequenceState
-from policies.step import StepBuilder, StepView
-
-StopAfter = int | tuple[int, ...] | None
-
-
-class RejectedError(ValueError):
-    """A request that this engine can never serve; the message says why."""
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 class EngineCore:
@@ -82,10 +75,10 @@ class EngineCore:
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
         self.prefilling: dict[int, Sequence] = {}  # the running ones that have prompt left, same order
         self.paused: dict[int, Sequence] = {}  # the running ones that a policy has paused
-        self.branching: dict[int, Sequence] = {}  # the running ones that decode with branches
         self.loading: dict[int, Sequence] = {}  # the running ones whose KV is on its way
         self.decodes = DecodeSet(max_num_seqs, pool.block_size)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
+        self.branched = BranchSet(pool, self.free_slots)
         self.view = StepView(self)
         self.num_iterations = 0
         self.num_preemptions = 0
@@ -99,6 +92,7 @@ class EngineCore:
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
         self._hooks = _overridden(scheduling)
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
+        self._limits = Limits(pool, max_num_seqs, max_model_len)
         self._in_flight: StepPlan | None = None
         self._now = float("-inf")
 
@@ -108,6 +102,11 @@ class EngineCore:
         return len(self._sequences)
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._sequences) - len(self.running)
+
+    @property
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
         num_tokens = self.decodes.num_context_tokens
@@ -115,8 +114,8 @@ class EngineCore:
             num_tokens += seq.num_held
         for seq in self.paused.values():
             num_tokens += seq.num_held
-        if self.branching:
-            num_tokens += sum(seq.num_held for seq in self.branching.values())
+        if self.branched.members:
+            num_tokens += self.branched.num_tokens_held
         return num_tokens
 
     @property
@@ -143,93 +142,29 @@ class EngineCore:
         """
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
-        end_known, reason = self.end_of(request, stop_after)
+        bounds = self._limits.of(request, stop_after)
         predicted = None
         if self.predictor is not None:
             if self.predictor.needs_truth and stop_after is None:
                 name = type(self.predictor).__name__
                 raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
-            truth = end_known - request.prompt.num_tokens if self.predictor.needs_truth else None
+            truth = bounds.end_known - request.prompt.num_tokens if self.predictor.needs_truth else None
             predicted = self.predictor.predict(request, truth)
-        seq = Sequence(request, self.decodes, end_known, reason, self._max_known(request), predicted)
+        seq = Sequence(request, self.decodes, *bounds, predicted)
         if request.branching is not None:
-            seq._ends = self._ends(request, stop_after)
-            seq._num_apart = self._num_copied_blocks(request)
+            self.branched.enter(seq, request.branching, bounds, stop_after)
             self.may_branch = True
         seq._rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
         self.waiting.push(seq)
         return seq
 
-    def _max_known(self, request: Request) -> int:
-        """Known tokens at which a request ends at the latest, as far as anybody may know."""
-        limit = min(self.max_model_len, self.pool.max_tokens_per_seq + 1)
-        if request.branching is not None:
-            limit = min(limit, self._room_for(request.branching, request.prompt.num_tokens))
-        if request.max_tokens is None:
-            return limit
-        return min(limit, request.prompt.num_tokens + request.max_tokens)
-
-    def _room_for(self, branching: Branching, num_prompt: int) -> int:
-        """Known tokens of a branch with which a sequence alone finds room, sharing the prompt at most."""
-        if not self.pool.shares_branches:
-            return self.pool.num_blocks // branching.width * self.pool.block_size + 1
-        num_full, num_partial = divmod(num_prompt, self.pool.block_size)
-        num_blocks_each = (self.pool.num_blocks - num_full) // branching.width
-        return num_prompt + max(0, num_blocks_each * self.pool.block_size - num_partial) + 1
-
-    def _ends(self, request: Request, stop_after: StopAfter) -> tuple[int, ...]:
-        """The output tokens after which each branch of a request ends, as far as anybody may know."""
-        assert request.branching is not None
-        limit = self._max_known(request) - request.prompt.num_tokens
-        if not isinstance(stop_after, tuple):
-            stop_after = (limit if stop_after is None else stop_after,) * request.branching.width
-        return tuple(min(limit, num_tokens) for num_tokens in stop_after)
-
-    def _num_copied_blocks(self, request: Request) -> int:
-        """Blocks into which a prompt is copied for the other branches, where they do not share it."""
-        if request.branching is None or self.pool.shares_branches:
-            return 0
-        return (request.branching.width - 1) * self.pool.blocks_for(request.prompt.num_tokens)
-
-    def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
-        width, every = branching
-        if width < 1 or (every is not None and every < 1):
-            raise RejectedError(f"branching.width={width}, branching.every={every}: must be >= 1")
-        if not self.pool.can_fork:
-            raise RejectedError(f"{width} branches: {type(self.pool).__name__} cannot share KV between them")
-        if width > self.max_num_seqs:
-            raise RejectedError(f"{width} branches: max_num_seqs is {self.max_num_seqs}")
-        if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):
-            raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
-
-    def end_of(self, request: Request, stop_after: StopAfter = None) -> tuple[int, FinishReason]:
+    def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
         """At how many known tokens a request would end here, and why; as for `add`.
 
         Raises RejectedError if its prompt can never be served.
         """
-        num_prompt = request.prompt.num_tokens
-        if num_prompt < 1:
-            raise RejectedError("an empty prompt")
-        if num_prompt >= self.max_model_len:
-            raise RejectedError(f"prompt of {num_prompt} tokens: max_model_len is {self.max_model_len}")
-        if num_prompt > self.pool.max_tokens_per_seq:
-            room = self.pool.max_tokens_per_seq
-            raise RejectedError(f"prompt of {num_prompt} tokens: the KV cache holds {room} of one sequence")
-        if request.branching is not None:
-            self._check_branching(request.branching, stop_after)
-        if isinstance(stop_after, tuple):
-            if request.branching is None:
-                raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")
-            stop_after = max(stop_after)
-        end_known = self._max_known(request)
-        reason = FinishReason.length
-        if stop_after is not None and num_prompt + stop_after <= end_known:
-            end_known = num_prompt + stop_after
-            reason = FinishReason.stop
-        if end_known <= num_prompt:
-            raise RejectedError(f"{end_known - num_prompt} output tokens asked for: must be >= 1")
-        return end_known, reason
+        return self._limits.of(request, stop_after)
 
     def abort(self, request_id: int) -> Sequence | None:
         """End a request now, between commit and plan; None if it is not (or no longer) here."""
@@ -266,9 +201,7 @@ class EngineCore:
         stop_after: as for `add`, counted from its first output token. Raises RejectedError if it can never be
         served here.
         """
-        if migrant.num_known > self.pool.max_tokens_per_seq:
-            room = self.pool.max_tokens_per_seq
-            raise RejectedError(f"a sequence of {migrant.num_known} tokens: the KV cache holds {room} of one")
+        self._limits.check_resident(migrant.num_known)
         seq = self.add(migrant.request, stop_after)
         if migrant.num_known >= seq._end_known:
             self.abort(migrant.request.request_id)
@@ -287,7 +220,9 @@ class EngineCore:
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
-        self._advance_to(now)
+        if not now >= self._now:
+            self._refuse_past(now)
+        self._now = self.pool.now = now
         self.wake_s = inf
         if self.pool.expires_s <= now:
             self.pool.expire()
@@ -319,7 +254,7 @@ class EngineCore:
                 if self.loading or (step._waits and now < self.wake_s):
                     return None
                 raise RuntimeError(
-                    f"{type(self.batching).__name__} scheduled nothing with {len(self.waiting)} waiting "
+                    f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "
                     f"and {len(self.running)} running: the engine would stand still"
                 )
         return None
@@ -357,7 +292,7 @@ class EngineCore:
         self._free_swapped(seq)
         self._arrived.append(seq)
         if seq._branches is not None and seq._branches.is_swapped:
-            self._join_branches(seq, seq._branches)
+            self.branched.join(seq, seq._branches)
         elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
             self._join(seq)
         else:
@@ -371,7 +306,9 @@ class EngineCore:
             raise ValueError(
                 f"commit of {num_iterations} iterations: not the plan in flight, or not within its horizon"
             )
-        self._advance_to(now)
+        if not now >= self._now:
+            self._refuse_past(now)
+        self._now = self.pool.now = now
         self._in_flight = None
         if self._hooks.on_commit:
             self.scheduling.on_commit(plan, num_iterations, now)
@@ -385,7 +322,8 @@ class EngineCore:
         num_in_set = plan.num_decodes - plan.num_branches
         finished = self.decodes.advance(num_iterations, plan.idle) if num_in_set else []
         for seq in plan.branched:
-            self._produce(seq, outcome.parents.get(seq.request_id), finished)
+            if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
+                finished.append(seq)
         prefilled: list[Sequence] = []
         for chunk in plan.chunks:
             seq = chunk.seq
@@ -396,7 +334,10 @@ class EngineCore:
                 if seq.request.branching is None:
                     self._begin_decoding(seq, finished)
                 else:
-                    self._begin_branching(seq, outcome.parents.get(seq.request_id), finished)
+                    del self.prefilling[seq.request_id]
+                    self.branched.fork(seq)
+                    if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
+                        finished.append(seq)
         if outcome.ended:
             self._note_ends(outcome.ended, finished)
         if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
@@ -432,30 +373,9 @@ class EngineCore:
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
 
-        While it decodes with branches: of the prompt's full blocks only; see `branch_block_ids`.
+        While it decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
         """
         return self.pool.block_ids(seq, num_tokens)
-
-    def branch_block_ids(self, seq: Sequence) -> list[list[int]]:
-        """Physical ids of the blocks of each branch of a decoding sequence, planned included."""
-        branches = seq._branches
-        assert branches is not None
-        shared = self.pool.block_ids(seq, branches.num_shared_tokens)
-        tables, ids = branches.tables, branches.ids
-        for number in [number for table in tables for number in table]:
-            if number not in ids:
-                ids[number] = self.pool.draw(1)[0]
-        return [shared + [ids[number] for number in table] for table in tables]
-
-    def copies(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """KV blocks that have to be copied before a plan is run: physical ids, from and to."""
-        pairs = []
-        for seq in plan.branched:
-            branches = seq._branches
-            assert branches is not None
-            self.branch_block_ids(seq)
-            pairs += [(branches.ids[source], branches.ids[target]) for source, target in branches.copies]
-        return pairs
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Blocks that num_repeats more iterations of a plan need beyond those reserved for its first."""
@@ -469,12 +389,9 @@ class EngineCore:
         """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         running = list(self.running.values())
-        self.pool.check_integrity((seq, self._num_pooled(seq)) for seq in running)
+        self.pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
         assert self.pool.num_apart == sum(seq._num_apart for seq in running)
-        for seq in self.branching.values():
-            assert seq._branches is not None
-            assert seq._num_apart == seq._branches.num_blocks
-            seq._branches.check_integrity()
+        self.branched.check_integrity()
         slots = [seq._slot for seq in running] + self.free_slots
         slots += [slot for seq in running for slot in seq._more_slots]
         assert all(len(seq._more_slots) == seq.width - 1 for seq in running)
@@ -482,7 +399,7 @@ class EngineCore:
         states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
         for seq in running:
             states[seq._state].add(seq.request_id)
-        decoding = {seq.request_id for seq in self.decodes} | set(self.branching)
+        decoding = {seq.request_id for seq in self.decodes} | set(self.branched.members)
         assert decoding == states[SequenceState.decoding]
         assert set(self.prefilling) == states[SequenceState.prefilling]
         assert set(self.paused) == states[SequenceState.paused]
@@ -498,10 +415,7 @@ class EngineCore:
         seq._admission = self._num_admissions
         self.pool.admit(seq, num_cached)
         if seq.request.branching is not None:
-            seq._more_slots = [heappop(self.free_slots) for _ in range(seq.width - 1)]
-            if seq._branches is not None and seq._branches.is_swapped:  # the token to come has no block yet
-                seq._num_apart += self.pool.blocks_for(seq._known) - self.pool.blocks_for(seq._known - 1)
-            self.pool.take_apart(seq._num_apart)
+            self.branched.start(seq)
         seq._computed = num_cached
         seq._num_found = num_cached + num_loaded
         seq._dropped = 0
@@ -521,7 +435,7 @@ class EngineCore:
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
-        num_branched = self._num_branched(seq)
+        num_branched = tokens_in_own_name(seq)
         self._leave(seq, SequenceState.waiting)
         num_blocks = self.pool.blocks_for(seq._computed)
         seq._num_lost = seq._computed
@@ -530,17 +444,15 @@ class EngineCore:
         else:
             self.pool.release(seq, num_branched)
         if seq._num_apart:
-            self._give_apart_back(seq)
+            self.branched.give_back(seq)
         seq._num_preemptions += 1
         self.num_preemptions += 1
         if swap and not seq._dropped and 0 < num_blocks <= self.num_free_swap_blocks:
             self.num_free_swap_blocks -= num_blocks
             seq._swapped = seq._computed
             self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
-        if seq._branches is not None:
-            self._prepare_return(seq, seq._branches, had_joined=num_branched is not None)
-        elif seq.request.branching is not None:
-            seq._num_apart = self._num_copied_blocks(seq.request)
+        if seq.request.branching is not None:
+            self.branched.stop(seq, had_joined=num_branched is not None)
         seq._computed = seq._dropped = 0
         seq._rank = self.scheduling.rank(seq)
         self.waiting.push(seq)
@@ -577,98 +489,24 @@ class EngineCore:
         del self.prefilling[seq.request_id]
         self._join(seq)
 
-    def _begin_branching(
-        self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]
-    ) -> None:
-        """The same for a sequence with branches: the first time they fork here, later they come back."""
-        if seq._branches is None:
-            shares = self.pool.shares_branches
-            seq._branches = Branches(seq.num_prompt_tokens, self.pool.block_size, seq._ends, shares)
-        del self.prefilling[seq.request_id]
-        self._join_branches(seq, seq._branches)
-        self._produce(seq, parents, finished)
-
-    def _join_branches(self, seq: Sequence, branches: Branches) -> None:
-        """A sequence that holds the KV of all its branches' tokens but the newest decodes from now on."""
-        num_before = self.pool.num_apart
-        ids = self.pool.hand_over(seq, seq._computed, branches.num_shared_tokens)
-        seq._num_apart += self.pool.num_apart - num_before
-        branches.ids = dict(zip(branches.numbers, ids, strict=False))  # ids: as many as were asked for
-        seq._decodes = branches
-        seq._growth = PAGED
-        self._resume(seq)
-
-    def _produce(self, seq: Sequence, parents: tuple[int, ...] | None, finished: list[Sequence]) -> None:
-        """Each branch of a sequence has a new token, and the world has chosen which go on; none: it ends."""
-        branches = seq._branches
-        assert branches is not None
-        if parents is not None and not (parents and all(0 <= p < branches.width for p in parents)):
-            raise ValueError(f"parents={parents} of {seq!r}: must name branches below {branches.width}")
-        if parents is not None and len(parents) > branches.width:
-            raise ValueError(f"parents={parents} of {seq!r}: must be at most {branches.width}")
-        freed = branches.produce(parents)
-        if not branches.ends:
-            finished.append(seq)
-            return
-        while len(seq._more_slots) >= branches.width:
-            heappush(self.free_slots, seq._more_slots.pop())
-        if freed:
-            ids = [branches.ids.pop(number) for number in freed if number in branches.ids]
-            self.pool.give_back(len(freed), ids)
-            seq._num_apart -= len(freed)
-
-    def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
-        """What a sequence with branches will need when it is admitted again: all that it stored.
-
-        Recomputed: with the newest token of each branch; these have their blocks then. Swapped: and one more.
-        """
-        branches.is_swapped = had_joined and seq._swapped > 0
-        if had_joined:
-            if not branches.is_swapped:
-                branches.append()
-            seq._known = branches.num_shared_tokens + branches.clock + branches.is_swapped
-        num_blocks = branches.num_shared_tokens // self.pool.block_size + branches.num_blocks
-        seq._num_apart = num_blocks - self.pool.blocks_for(seq._known)
-
-    def _give_apart_back(self, seq: Sequence) -> None:
-        """A sequence gives up the blocks of its branches, and what was taken for them."""
-        branches = seq._branches
-        ids = [] if branches is None else list(branches.ids.values())
-        if branches is not None:
-            branches.ids = {}
-        self.pool.give_back(seq._num_apart, ids)
-        seq._num_apart = 0
-
-    def _num_branched(self, seq: Sequence) -> int | None:
-        """Tokens in the full blocks of its prompt, if all others of a sequence's blocks are its branches'."""
-        if seq._branches is None or seq._state not in (SequenceState.decoding, SequenceState.paused):
-            return None
-        return seq._branches.num_shared_tokens
-
-    def _num_pooled(self, seq: Sequence) -> int:
-        """Tokens for which the pool holds blocks in a sequence's own name."""
-        num_branched = self._num_branched(seq)
+    def num_pooled(self, seq: Sequence) -> int:
+        """Tokens for which the pool holds blocks in a running sequence's own name."""
+        num_branched = tokens_in_own_name(seq)
         return seq.num_held if num_branched is None else num_branched
 
     def _resume(self, seq: Sequence) -> None:
         """A sequence whose KV is complete decodes again."""
-        branches = seq._branches
-        if branches is None:
+        if seq._branches is None:
             self.decodes.join(seq, seq._growth)
-            return
-        seq._state = SequenceState.decoding
-        seq._origin = branches.num_shared_tokens
-        self.branching[seq.request_id] = seq
+        else:
+            self.branched.resume(seq, seq._branches)
 
     def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
         """A sequence decodes no more; its counts are written back to it."""
         if seq._branches is None:
             self.decodes.leave(seq, state)
-            return
-        seq._computed = seq.num_computed
-        seq._known = seq._computed + 1
-        seq._state = state
-        del self.branching[seq.request_id]
+        else:
+            self.branched.leave(seq, state)
 
     def _join(self, seq: Sequence) -> None:
         """A sequence decodes from now on, or waits at its limit for room."""
@@ -677,14 +515,14 @@ class EngineCore:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a running sequence that is at rest."""
-        num_branched = self._num_branched(seq)
+        num_branched = tokens_in_own_name(seq)
         self._leave(seq, SequenceState.ended)
         if num_branched is None:
             self.pool.release(seq, seq._computed - seq._dropped, seq._num_loading)
         else:
             self.pool.release(seq, num_branched)
         if seq._num_apart:
-            self._give_apart_back(seq)
+            self.branched.give_back(seq)
         self._free_swapped(seq)
         self._end(seq, reason)
 
@@ -715,11 +553,9 @@ class EngineCore:
         if self._hooks.on_end:
             self.scheduling.on_end(seq)
 
-    def _advance_to(self, now: float) -> None:
+    def _refuse_past(self, now: float) -> NoReturn:
         """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""
-        if not now >= self._now:
-            raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")
-        self._now = self.pool.now = now
+        raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")
 
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:

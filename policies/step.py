@@ -1,4 +1,4 @@
-"""How a batching policy acts: a read-only view of the engine, and a builder with a small vocabulary.
+"""How a batching policy acts: a builder with a small vocabulary.
 
 The builder reserves blocks and slots as it goes and checks every wish against budget and memory, so a policy
 cannot leak a block, exceed the budget or compute a token twice.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 from math import inf
 from operator import index
 from typing import TYPE_CHECKING
@@ -19,122 +18,6 @@ from policies.sequence import Sequence, SequenceState
 if TYPE_CHECKING:
     from policies.caching.branches import Branches
     from policies.engine import EngineCore
-
-
-class StepView:
-    """What a policy may look at. Nothing here tells how long an answer will be."""
-
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
-
-    @property
-    def decoding(self) -> SequenceOf[Sequence]:
-        """Sequences with one uncomputed token each, in the order of their admission."""
-        return [seq for seq in self._core.running.values() if seq._state is SequenceState.decoding]
-
-    @property
-    def prefilling(self) -> SequenceOf[Sequence]:
-        """Sequences whose prefill has begun, by admission or as the scheduling policy's chunk_rank says."""
-        core = self._core
-        if not core.prefilling:
-            return ()
-        if core._hooks.chunk_rank:
-            key = core.scheduling.chunk_rank
-            return sorted(core.prefilling.values(), key=lambda seq: (key(seq), seq.request_id))
-        return list(core.prefilling.values())
-
-    @property
-    def running(self) -> SequenceOf[Sequence]:
-        """Sequences that hold a slot, in the order of their admission."""
-        return list(self._core.running.values())
-
-    @property
-    def paused(self) -> SequenceOf[Sequence]:
-        """Sequences that were paused, in that order."""
-        return list(self._core.paused.values())
-
-    @property
-    def waiting(self) -> Iterable[Sequence]:
-        """Sequences without KV, smallest rank first; may be admitted while iterating."""
-        return iter(self._core.waiting) if self._core.waiting else ()
-
-    @property
-    def num_decoding(self) -> int:
-        """How many decode; one with branches counts once."""
-        return self._core.decodes.size + len(self._core.branching)
-
-    @property
-    def num_running(self) -> int:
-        """How many hold a slot: decoding, in prefill, paused or loading; those of this step included."""
-        return len(self._core.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """How many wait."""
-        return len(self._core.waiting)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks nobody owns, after what this step reserved so far."""
-        return self._core.pool.num_free
-
-    @property
-    def num_free_swap_blocks(self) -> int:
-        """Blocks' worth of host memory that is left for preempted KV."""
-        return self._core.num_free_swap_blocks
-
-    def num_blocks_held(self, seq: Sequence) -> int:
-        """KV blocks that a running sequence owns, those shared with others included."""
-        return self._core.pool.blocks_held(seq, self._core._num_pooled(seq)) + seq._num_apart
-
-    def num_blocks_to_admit(self, seq: Sequence) -> int:
-        """KV blocks that a waiting sequence would hold when all its known tokens are computed."""
-        return self._core.pool.blocks_to_admit(seq)
-
-    def num_blocks_missing(self, seq: Sequence) -> int:
-        """KV blocks that a begun prefill does not hold yet for the tokens that are known."""
-        return self._core.pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
-
-    def has_room(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence would find a slot and memory now; budget and policies aside."""
-        core = self._core
-        if len(core.free_slots) < seq.width:
-            return False
-        num_cached = 0 if seq._swapped else core.pool.num_cached(seq)
-        return core.pool.can_admit(seq, num_cached, not core.running)
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks there are."""
-        return self._core.pool.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a KV block."""
-        return self._core.pool.block_size
-
-    @property
-    def num_iterations(self) -> int:
-        """Iterations that the engine has run."""
-        return self._core.num_iterations
-
-    def needs_block(self, seq: Sequence) -> bool:
-        """Whether the next token of a decoding sequence takes a KV block that it does not hold yet."""
-        if seq._branches is not None:
-            return seq._branches.blocks_to_append() > 0
-        return seq._growth.takes_blocks and seq.num_held % self._core.pool.block_size == 0
-
-    def num_found(self, seq: Sequence) -> int:
-        """Tokens of a waiting sequence that would not be computed: a cache or another tier has their KV."""
-        if seq._swapped:
-            return seq._swapped
-        num_cached = self._core.pool.num_cached(seq)
-        return num_cached + self._core.pool.num_loadable(seq, num_cached)
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Slots: how many sequences may hold KV at once."""
-        return self._core.max_num_seqs
 
 
 class StepBuilder:
@@ -151,46 +34,27 @@ class StepBuilder:
     makes no sense raises ValueError, and so does every verb once the step is over.
     """
 
-    __slots__ = (
-        "_admitted",
-        "_all_decode",
-        "_chunks",
-        "_completes",
-        "_core",
-        "_decoded",
-        "_hold",
-        "_is_over",
-        "_is_squeezed",
-        "_preempted",
-        "_promise",
-        "_refusal",
-        "_until_s",
-        "_waits",
-        "_wake_s",
-        "num_tokens",
-        "tokens_left",
-    )
+    num_tokens = 0
+    """Tokens given out in this step."""
+    tokens_left = FOREVER
+    """Tokens that the budget still allows."""
+    _all_decode = False  # everybody in the decode set, without naming them
+    _completes = False  # a prefill: what follows is another step
+    _promise = 1
+    _hold = FOREVER
+    _waits = False
+    _wake_s = inf
+    _is_squeezed = False  # somebody had to go for want of blocks
+    _refusal: Cause | None = None  # why the first admission that failed did
+    _is_over = False
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self.num_tokens = 0
-        """Tokens given out in this step."""
-        self.tokens_left = FOREVER
-        """Tokens that the budget still allows."""
-        self._all_decode = False  # everybody in the decode set, without naming them
-        self._decoded: dict[int, Sequence] = {}  # or these, by request id
+        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: who decodes, by request id
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
-        self._completes = False  # a prefill: what follows is another step
-        self._promise = 1
-        self._hold = FOREVER
         self._until_s = core.pool.expires_s
-        self._waits = False
-        self._wake_s = inf
-        self._is_squeezed = False  # somebody had to go for want of blocks
-        self._refusal: Cause | None = None  # why the first admission that failed did
-        self._is_over = False
 
     @property
     def is_open(self) -> bool:
@@ -242,11 +106,11 @@ class StepBuilder:
         if core.decodes.at_limit:
             self._renew_all()
         num_decodes = core.decodes.size
-        if not num_decodes and not core.branching:
+        if not num_decodes and not core.branched.members:
             return True
         num_due = core.decodes.blocks_due()
         fits = num_decodes <= self.tokens_left and num_due <= core.pool.num_free
-        if fits and not self._decoded and not self._all_decode and not core.branching:
+        if fits and not self._decoded and not self._all_decode and not core.branched.members:
             core.pool.take(num_due)
             self._all_decode = True
             self.num_tokens += num_decodes
@@ -320,7 +184,6 @@ class StepBuilder:
         core = self._core
         pool = core.pool
         num_cached = 0 if seq._swapped else pool.num_cached(seq)
-        num_loaded = seq._swapped or pool.num_loadable(seq, num_cached)
         num_wanted = min(index(max_num_tokens), seq._known - num_cached)
         num_tokens = min(num_wanted, self.tokens_left)
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
@@ -329,6 +192,7 @@ class StepBuilder:
             return self._refuse(Cause.slot)
         if self._preempted or not pool.can_admit(seq, num_cached, not core.running):
             return self._refuse(Cause.memory)
+        num_loaded = seq._swapped or pool.num_loadable(seq, num_cached)
         core._start(seq, num_cached, num_loaded)
         if not num_loaded:
             self._admitted.append(seq)
@@ -420,10 +284,15 @@ class StepBuilder:
         self._spend(num_tokens)
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
-        """Preempt by rank until num_blocks are free; False if `seq` itself had to go."""
+        """Preempt by rank until num_blocks are free; False if `seq` itself had to go, or has to wait.
+
+        It waits while its victim's KV is on its way: if it went itself, both could come and go for ever.
+        """
         core = self._core
         while core.pool.num_free < num_blocks:
             victim = core._victim()
+            if victim is seq and any(other._rank > seq._rank for other in core.loading.values()):
+                return False
             self.preempt(victim)
             victim._displaced_by = seq.request_id
             self._is_squeezed = True
@@ -453,7 +322,7 @@ class StepBuilder:
 
     def _waits_for(self) -> Cause | None:
         """Why who waits has to; None: nobody does."""
-        if not self._core.waiting:
+        if not self._core.num_waiting:
             return None
         if self._is_squeezed:
             return Cause.memory
@@ -477,7 +346,7 @@ class StepBuilder:
                 num_context_tokens -= sum(seq.num_held for seq in idle) + widening
             else:
                 decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
-        horizon = min(self._promise, self._hold)
+        horizon = self._promise if self._promise < self._hold else self._hold
         if self._completes or idle or self._preempted or (self._chunks and core.pool.chunks_stand_alone):
             horizon = 1
         if self._admitted and core._hooks.chunk_rank:  # they take their place among the prefills
@@ -494,28 +363,13 @@ class StepBuilder:
             num_widening,
             decoding,
             idle,
-            self._waits_for() if core.waiting else None,
+            self._waits_for() if len(core._sequences) > len(core.running) else None,
         )
-        if core.branching:
-            self._plan_branches(plan)
+        if core.branched.members:
+            core.branched.plan(plan, self._decoded)
         if plan.horizon > 1:
             plan.horizon = self._cut_horizon(plan)
         return plan
-
-    def _plan_branches(self, plan: StepPlan) -> None:
-        """Add to a plan who decodes with branches. Their tables change at each step: it holds for one."""
-        plan.horizon = 1
-        plan.branched = branched = []
-        for seq in self._core.branching.values():
-            branches = seq._branches
-            if branches is None or seq.request_id not in self._decoded:
-                continue
-            branched.append(seq)
-            plan.num_copied_tokens += branches.append()
-            plan.num_branches += branches.width
-            plan.num_decode_context_tokens += branches.width * (branches.num_shared_tokens + branches.length)
-        plan.num_decodes += plan.num_branches
-        plan.num_widening += plan.num_branches
 
     def _cut_horizon(self, plan: StepPlan) -> int:
         """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""

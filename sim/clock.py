@@ -25,6 +25,17 @@ class Phase(IntEnum):
     late = 3_000_000
 
 
+class Moment(Event):
+    """An event that is bound to happen, with one callback."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, clock: Clock, callback: Callable[[Event], None]) -> None:
+        self.env = clock
+        self.callbacks = [callback]
+
+
 class Clock(Environment):
     """SimPy's environment plus `at`.
 
@@ -35,10 +46,7 @@ class Clock(Environment):
 
     def at(self, time_s: float, priority: int, callback: Callable[[Event], None]) -> Event:
         """Call `callback` at time_s >= now; smaller priorities go first, then those set earlier."""
-        event = Event(self)
-        event._ok = True
-        event._value = None
-        event.callbacks = [callback]
+        event = Moment(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 

@@ -18,7 +18,8 @@ import numpy as np
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
-from policies.engine import EngineCore, StopAfter
+from policies.engine import EngineCore
+from policies.limits import StopAfter
 from policies.plan import StepOutcome, StepPlan, Transfer
 from policies.request import Request
 from policies.sequence import Sequence, SequenceState
@@ -107,7 +108,7 @@ class Replica:
             self.events.enter(self.core.add(request, stop_after))
             self._look_up()
             return
-        self.core.end_of(request, stop_after)
+        self.core.bounds_of(request, stop_after)
         self._on_the_way[request.request_id] = False
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
@@ -220,6 +221,8 @@ class Replica:
         delay_s = self._begin(transfers) if transfers else 0.0
         if plan is None or transfers or self.events.is_news(core, plan):
             self.events.planned(core, plan, transfers, now)
+        for seq in core.lost if plan is None else plan.preempted:
+            self._note_preemption(seq)
         if plan is None:
             if core.wake_s < inf:
                 self._plan_soon(core.wake_s)
@@ -229,8 +232,6 @@ class Replica:
                 self._requests.schedule(seq, now)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
                 self._fresh[seq] = self._requests.last_token_s[seq.request_id]
-        for seq in plan.preempted:
-            self._note_preemption(seq)
         ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
         if plan.until_s < ends_s[-1]:
             del ends_s[bisect_left(ends_s, plan.until_s) + 1 :]
@@ -240,7 +241,7 @@ class Replica:
             ends_s,
             len(ends_s),
             len(core.running),
-            len(core.waiting),
+            core.num_waiting,
             core.pool.num_used,
             core.num_tokens_held,
         )
@@ -364,9 +365,10 @@ class Replica:
     def _note_preemption(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""
         requests, request_id = self._requests, seq.request_id
-        if seq.num_emitted_tokens > requests.output_tokens[request_id]:  # else it was still in prefill
-            last_token_s = self._branched_s.pop(request_id, self._emitted_s)
-            requests.last_token_s[request_id] = self._fresh.pop(seq, last_token_s)
+        last_token_s = self._branched_s.pop(request_id, self._emitted_s)
+        last_token_s = self._fresh.pop(seq, last_token_s)
+        if seq.num_emitted_tokens > requests.output_tokens[request_id]:  # else none since the last time
+            requests.last_token_s[request_id] = last_token_s
             requests.output_tokens[request_id] = seq.num_emitted_tokens
 
     def _last_token_s(self, seq: Sequence) -> float:

@@ -11,18 +11,17 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
 
     From one iteration to the next a decode attends to one token more, a chunk to its predecessors.
     """
-    num_decodes = plan.num_decodes
+    num_decodes = num_sampled = plan.num_decodes
     context = plan.num_decode_context_tokens + plan.num_widening * step
     num_tokens = 0
     num_pairs: Num = 0
     num_context: Num = 0
-    for chunk in plan.chunks:
-        n = chunk.num_tokens
-        cached = chunk.num_cached + n * step
+    for _, num_cached, n, completes in plan.chunks:
+        cached = num_cached + n * step
         num_tokens += n
         num_pairs = num_pairs + causal_pairs(n, cached)
         num_context = num_context + cached + n
-    num_sampled = plan.num_sampled
+        num_sampled += completes
     return IterationShape(
         num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled
     )

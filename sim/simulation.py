@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from simpy import Event
 
 from hwmodels.iteration import IterationModel
-from policies.engine import EngineCore, RejectedError
+from policies.engine import EngineCore
+from policies.limits import RejectedError
 from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence

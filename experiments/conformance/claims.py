@@ -33,6 +33,7 @@ from experiments.conformance.promises import (
     leap_equals_step,
     no_leaked_blocks,
     overtaken_at_most,
+    overtaken_within,
     predicts_within_limits,
     same_again,
 )
@@ -139,12 +140,17 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]
+    in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
     bound = getattr(policy, "starvation_bound", None)
     if bound is not None:
         promise = partial(overtaken_at_most, bound=bound)
         promise.__doc__ = f"Nobody sees more than {bound} requests admitted that came after it."
-        in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
         claims.append(Claim(overtaken_at_most.__name__, promise, in_order))
+    bound_s = getattr(policy, "starvation_bound_s", None)
+    if bound_s is not None:
+        promise = partial(overtaken_within, bound_s=bound_s)
+        promise.__doc__ = f"Nobody is overtaken by a request that came more than {bound_s} s after it."
+        claims.append(Claim(overtaken_within.__name__, promise, in_order))
     return claims
 
 

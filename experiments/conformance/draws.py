@@ -188,10 +188,11 @@ def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def draw_worlds(draw: st.DrawFn) -> World:
+def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = None) -> World:
     """Small engines under pressure: tiny caches, budgets and contexts, coinciding arrivals, givers-up.
 
     Half of them are storms: many answers that outgrow a cache which had room for their prompts.
+    schedulings: any, unless given.
     """
     storm = draw(st.booleans())
     tick_s = draw(st.sampled_from([TICK_S, UNEVEN_S]))
@@ -216,7 +217,7 @@ def draw_worlds(draw: st.DrawFn) -> World:
     return World(
         asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(draw_batching(tick_s)),
-        scheduling=draw(draw_scheduling(tick_s)),
+        scheduling=draw(schedulings or draw_scheduling(tick_s)),
         num_swap_blocks=draw(st.sampled_from([0, 4, 1000])),
         links=partial(
             Links,
@@ -238,7 +239,9 @@ def draw_worlds(draw: st.DrawFn) -> World:
                 Radix,
                 block_size=st.just(block_size),
                 watermark=st.sampled_from([0.0, 0.3]),
-                eviction=st.sampled_from(["lru", "lfu", "fifo", "size_aware", "two_q", "priority"]),
+                eviction=st.sampled_from(
+                    ["lru", "lfu", "fifo", "size_aware", "two_q", "s3_fifo", "priority"]
+                ),
             )
             | draw_tiered(block_size)
             | draw_contiguous(block_size)

@@ -82,6 +82,18 @@ def overtaken_at_most(world: World, bound: int) -> None:
             )
 
 
+def overtaken_within(world: World, bound_s: float) -> None:
+    """Nobody sees a request admitted before it that came more than `bound_s` after it."""
+    for core in world.fly().cores:
+        admitted = core.first_admitted
+        for place, request_id in enumerate(admitted):
+            until_s = core.arrival_s[request_id] + bound_s
+            overtakers = [other for other in admitted[:place] if core.arrival_s[other] > until_s]
+            assert not overtakers, (
+                f"request {request_id} was overtaken by {overtakers}, starvation_bound_s is {bound_s}"
+            )
+
+
 class Routed:
     """A routing policy whose every choice is looked at."""
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from hwmodels.iteration import COMPONENTS
 from policies.batching.chunked import Chunked
+from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
 from policies.engine import EngineCore
@@ -203,8 +204,8 @@ class DiaryCore(EngineCore):
         owners: Counter[int] = Counter()
         num_unasked = 0  # blocks of branches that are computed again
         for seq in self.running.values():
-            if self._num_branched(seq) is not None:
-                owners.update({number for table in self.branch_block_ids(seq) for number in table})
+            if tokens_in_own_name(seq) is not None:
+                owners.update({number for table in self.branched.block_ids(seq) for number in table})
                 continue
             num_unasked += seq._num_apart
             num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
@@ -215,7 +216,7 @@ class DiaryCore(EngineCore):
         shares = type(self.pool).num_cached is not BlockPool.num_cached  # it finds what others computed
         assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
         assert len(owners) == self.pool.num_used - num_unasked, "a block is leaked"
-        for source, target in self.copies(plan):
+        for source, target in self.branched.copies(plan):
             assert source in owners, "a copy of a block that nobody owns"
             assert target in owners, "a copy into a block that nobody owns"
 

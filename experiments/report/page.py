@@ -77,7 +77,10 @@ def write_report(
         pressure="".join(
             f"<p class=caption>{html.escape(text)}</p>" for text in wording.pressure_lines(summary)
         ),
-        latencies=_latencies(summary),
+        latencies=_latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]),
+        classes="".join(
+            f"<div class=scroll>{_latencies(rows)}</div>" for rows in wording.class_tables(summary)
+        ),
         sections="".join(_sections(records, measured, window, model, slo)),
         config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
         glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
@@ -156,10 +159,11 @@ def _blocks(summary: dict[str, Any]) -> str:
     )
 
 
-def _latencies(summary: dict[str, Any]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("ms", *wording.STATISTICS, "count"))
+def _latencies(rows: list[list[str]]) -> str:
+    """A heading and its rows as a table."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(
-        f"<tr><th>{label}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
-        for label, *values in wording.latency_rows(summary)
+        f"<tr><th>{html.escape(label)}</th>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
+        for label, *values in rows[1:]
     )
     return f"<table class=latencies><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 class Batching(Protocol):

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from policies.plan import FOREVER
 from policies.sequence import SequenceState
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

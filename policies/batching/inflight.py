@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.plan import FOREVER
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

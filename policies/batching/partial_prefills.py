@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.sequence import Sequence, SequenceState
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +62,8 @@ class PartialPrefills:
                 continue
             if not step.admit(seq, share):
                 break
-            num_long += is_long
+            if seq.state is SequenceState.prefilling:  # else its KV is loaded: nothing of it is computed here
+                num_long += is_long
         if not view.prefilling:
             step.repeat()
 

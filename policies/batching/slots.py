@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +44,27 @@ class Slots:
         """Decode, then walk over the slots."""
         step.budget(self.n_batch)
         step.decode_all()
-        occupant = {seq.slot: seq for seq in view.running}
+        occupant = {seq.slot: seq for seq in view.running if seq.slot is not None}
+        num_slots = min(self.n_parallel, view.max_num_seqs)
+        num_free = num_slots - sum(seq.width for seq in occupant.values())
         waiting = iter(view.waiting)
-        is_blocked = False
-        for slot in range(min(self.n_parallel, view.max_num_seqs)):
+        for slot in range(max(num_slots, 1 + max(occupant, default=0))):
             seq = occupant.get(slot)
-            if seq is None:
-                is_blocked = is_blocked or not _admit_next(waiting, step)
-            elif seq.state is SequenceState.prefilling:
+            if seq is None and num_free > 0:
+                num_free -= self._admit_next(waiting, num_free, num_slots, step)
+            elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
         # What a prompt computes may let others find more of theirs in a prefix cache, and so fit.
         if not (view.num_waiting and view.prefilling and view.num_running < self.n_parallel):
             step.repeat()
 
+    @staticmethod
+    def _admit_next(waiting: Iterator[Sequence], num_free: int, num_slots: int, step: StepBuilder) -> int:
+        """Slots that the next of the waiting takes; all that are free if it cannot be admitted.
 
-def _admit_next(waiting: Iterator[Sequence], step: StepBuilder) -> bool:
-    """Whether there was somebody to admit, and it was done."""
-    seq = next(waiting, None)
-    return seq is not None and step.admit(seq, step.tokens_left)
+        A request for more answers than there are slots has the server to itself.
+        """
+        seq = next(waiting, None)
+        if seq is None or num_free < min(seq.width, num_slots) or not step.admit(seq, step.tokens_left):
+            return num_free
+        return seq.width

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,10 @@ class SplitFuse:
                 if is_cut:
                     step.hold(1)
         if not step.num_tokens:
-            for seq in (*view.decoding, *view.prefilling):
-                step.preempt(seq)
+            stuck = (*view.decoding, *view.prefilling)
+            if len(stuck) + len(view.paused) == view.num_running:  # else KV is on its way, and goes on first
+                for seq in stuck:
+                    step.preempt(seq)
         step.repeat()
 
     def _decode(self, view: StepView, step: StepBuilder) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from policies.plan import FOREVER
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,7 +114,10 @@ class BlockPool:
         """Copies that the pool wants made: from tier, to tier, tokens."""
         self.num_evicted = 0
         """Blocks whose content was given up for another; a pool without contents has none to give up."""
-        self._free_ids = list(range(num_blocks, 0, -1))  # a stack: the last freed is the next used
+        self._free_ids: list[int] = []  # drawn once and free again: a stack, the last freed is the next used
+        self._num_ids_made = (
+            0  # ids above were never drawn: no list of them, pools of 1e8 blocks are no rarity
+        )
 
     @property
     def num_used(self) -> int:
@@ -228,8 +231,14 @@ class BlockPool:
         self._free_ids.extend(ids)
 
     def draw(self, num_ids: int) -> list[int]:
-        """Physical ids for blocks of branches."""
-        return [self._free_ids.pop() for _ in range(num_ids)]
+        """Physical ids: first those that are free again, then those that were never drawn, in order."""
+        num_again = min(num_ids, len(self._free_ids))
+        ids = [self._free_ids.pop() for _ in range(num_again)]
+        num_made = self._num_ids_made
+        self._num_ids_made += num_ids - num_again
+        assert self._num_ids_made <= self.num_blocks, "more ids are drawn than there are blocks"
+        ids.extend(range(num_made + 1, self._num_ids_made + 1))
+        return ids
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         """A sequence gives up the room that it holds for num_tokens tokens, and the ids it drew.
@@ -246,8 +255,9 @@ class BlockPool:
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Physical ids of the blocks that hold the first num_tokens tokens of a sequence that owns them."""
-        while len(seq._block_ids) < self.blocks_for(num_tokens):
-            seq._block_ids.append(self._free_ids.pop())
+        num_missing = self.blocks_for(num_tokens) - len(seq._block_ids)
+        if num_missing > 0:
+            seq._block_ids += self.draw(num_missing)
         return seq._block_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:

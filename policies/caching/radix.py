@@ -22,6 +22,7 @@ from policies.caching.eviction.fifo import Fifo
 from policies.caching.eviction.lfu import Lfu
 from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
@@ -35,6 +36,7 @@ EVICTIONS: dict[str, type[Eviction]] = {
     "fifo": Fifo,
     "size_aware": SizeAware,
     "two_q": TwoQ,
+    "s3_fifo": S3Fifo,
     "priority": Priority,
     "belady": Belady,
 }
@@ -49,7 +51,7 @@ class Radix(Caching):
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
     eviction: str = "lru"
-    """Which leaf goes first: lru, lfu, fifo, size_aware, two_q, priority; belady knows the future."""
+    """Which leaf goes first: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)

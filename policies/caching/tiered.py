@@ -14,12 +14,11 @@ copy, and so does a step with prompt chunks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from policies.caching.pool import Caching, KvMemory, check_watermark
-from policies.caching.prefix import Held, PrefixPool, Run
+from policies.caching.prefix import PrefixPool
+from policies.caching.runs import Held, Run
 from policies.sequence import Sequence
 
 GIB = 2.0**30
@@ -79,12 +78,8 @@ class Tiered(Caching):
         )
 
 
-class Piece(NamedTuple):
-    """The blocks first to end - 1 of a place."""
-
-    place: int
-    first: int
-    end: int
+Piece = tuple[int, int, int]
+"""Blocks of a place: the place, the first block, the one behind the last. Plain, as one is made a copy."""
 
 
 class Tier:
@@ -110,41 +105,65 @@ class Tier:
                 return end
         return first
 
+    def reach_back(self, place: int, end: int) -> int:
+        """From which block on, without a gap up to block `end`, it has a place's contents."""
+        for first, one in self._at.get(place, ()):
+            if first < end <= one:
+                return first
+        return end
+
     def touch(self, place: int) -> None:
         """Contents were used."""
         if place in self._at:
             self._at.move_to_end(place)
 
-    def put(self, piece: Piece) -> tuple[int, list[Piece]]:
+    def put(self, place: int, first: int, end: int) -> tuple[int, list[Piece]]:
         """Store what it does not have yet; returns how many blocks that were, and what had to go."""
-        place, first, end = piece
-        held = self._at.setdefault(place, [])
-        self._at.move_to_end(place)
-        before = sum(e - f for f, e in held)
-        merged: list[tuple[int, int]] = []
-        for f, e in sorted([*held, (first, end)]):
-            if merged and f <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(e, merged[-1][1]))
-            else:
-                merged.append((f, e))
-        held[:] = merged
-        num_new = sum(e - f for f, e in held) - before
+        held = self._at.get(place)
+        if held is None:
+            self._at[place] = [(first, end)]
+            num_new = end - first
+        else:
+            self._at.move_to_end(place)
+            num_new = _merge(held, first, end)
+            if not num_new:
+                return 0, []
         self.num_used += num_new
-        return num_new, self._evict()
+        return num_new, self._evict() if self.num_used > self.num_blocks else []
 
     def _evict(self) -> list[Piece]:
-        evicted = []
-        while self.num_used > self.num_blocks:
+        evicted: list[Piece] = []
+        while (num_over := self.num_used - self.num_blocks) > 0:
             place, held = next(iter(self._at.items()))
             first, end = held.pop()
-            num_blocks = min(end - first, self.num_used - self.num_blocks)
-            if num_blocks < end - first:
-                held.append((first, end - num_blocks))
-            if not held:
+            start = max(first, end - num_over)
+            if start > first:
+                held.append((first, start))
+            elif not held:
                 del self._at[place]
-            self.num_used -= num_blocks
-            evicted.append(Piece(place, end - num_blocks, end))
+            self.num_used -= end - start
+            evicted.append((place, start, end))
         return evicted
+
+
+def _merge(held: list[tuple[int, int]], first: int, end: int) -> int:
+    """Add first to end - 1 to ranges in order that do not touch each other; returns how much that was new."""
+    if len(held) == 1:  # all but always: a tail is evicted before its head
+        f, e = held[0]
+        if f <= first and end <= e:
+            return 0
+        if first <= e and f <= end:
+            held[0] = (min(f, first), max(e, end))
+            return max(f - first, 0) + max(end - e, 0)
+    num_before = sum(e - f for f, e in held)
+    merged: list[tuple[int, int]] = []
+    for f, e in sorted([*held, (first, end)]):
+        if merged and f <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(e, merged[-1][1]))
+        else:
+            merged.append((f, e))
+    held[:] = merged
+    return sum(e - f for f, e in held) - num_before
 
 
 class TieredPool(PrefixPool):
@@ -164,7 +183,7 @@ class TieredPool(PrefixPool):
         self._tiers = tiers
         self._writes_through = writes_through
         self._min_load_tokens = min_load_tokens
-        self._found_below: dict[int, list[tuple[str, Piece]]] = {}  # request id -> tier and what it has
+        self._found_below: dict[int, list[tuple[str, int, int]]] = {}  # request id -> tier, place, blocks
 
     @property
     def chunks_stand_alone(self) -> bool:
@@ -172,43 +191,50 @@ class TieredPool(PrefixPool):
 
     @property
     def num_quiet(self) -> int:
-        """Free blocks whose use copies nothing."""
-        return self._num_fresh if self._tiers and not self._writes_through else self.num_free
+        """Free blocks whose use copies nothing: without content, or with content that is below already.
+
+        Of the latter the next run's only: who has used them up asks again.
+        """
+        if not self._tiers or self._writes_through or self._num_fresh == self.num_free:
+            return self.num_free
+        run = self._runs.next_free
+        return self._num_fresh + run.end - max(run.first, self._tiers[0].reach_back(run.place, run.end))
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        found: list[tuple[str, Piece]] = []
-        block = num_cached // self.block_size
-        limit = (seq._known - 1) // self.block_size
-        start = 0
+        block_size = self.block_size
+        block, limit = num_cached // block_size, (seq._known - 1) // block_size
+        found: list[tuple[str, int, int]] = []
+        num_found = start = 0
         for place, end in self._held(seq).path:
-            upto = min(end, limit) - start
-            at = block - start
-            while 0 <= at < upto:
-                tier, reach = next(
-                    ((tier, r) for tier in self._tiers if (r := tier.reach(place, at)) > at), (None, at)
-                )
-                if tier is None:
-                    break
-                reach = min(reach, upto)
-                found.append((tier.name, Piece(place, at, reach)))
-                at = reach
-            if at > block - start:
+            if end > block:
+                at, upto = block - start, (end if end < limit else limit) - start
+                while at < upto:
+                    for tier in self._tiers:
+                        reach = tier.reach(place, at)
+                        if reach > at:
+                            break
+                    else:
+                        break
+                    if reach > upto:
+                        reach = upto
+                    found.append((tier.name, place, reach - at))
+                    num_found += reach - at
+                    at = reach
                 block = start + at
-            if at < upto or block >= limit:
-                break
+                if at < upto or block >= limit:
+                    break
             start = end
-        num_tokens = sum(piece.end - piece.first for _, piece in found) * self.block_size
-        if num_tokens < self._min_load_tokens:
-            found, num_tokens = [], 0
+        if num_found * block_size < self._min_load_tokens:
+            found, num_found = [], 0
         self._found_below[seq.request_id] = found
-        return num_tokens
+        return num_found * block_size
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
         by_tier: dict[str, int] = {}
-        for name, piece in self._found_below.pop(seq.request_id, ()):
-            by_tier[name] = by_tier.get(name, 0) + (piece.end - piece.first) * self.block_size
+        for name, place, num_blocks in self._found_below.pop(seq.request_id, ()):
+            by_tier[name] = by_tier.get(name, 0) + num_blocks * self.block_size
             for tier in self._tiers:
-                tier.touch(piece.place)
+                tier.touch(place)
         return list(by_tier.items())
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
@@ -221,19 +247,24 @@ class TieredPool(PrefixPool):
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
         super()._offer_stretch(seq, held, place, first, end)
         if self._writes_through:
-            self._write(0, "gpu", [Piece(place, first, end)])
+            self._write(place, first, end)
 
     def _evicted(self, run: Run, num_blocks: int) -> None:
         if not run.is_copy and not self._writes_through:
-            self._write(0, "gpu", [Piece(run.place, run.end - num_blocks, run.end)])
+            end = run.first + run.num_blocks
+            self._write(run.place, end - num_blocks, end)
 
-    def _write(self, index: int, source: str, pieces: Iterable[Piece]) -> None:
-        """Copy pieces down into a tier, and what has to make way there into the next."""
-        if index >= len(self._tiers):
-            return
-        tier = self._tiers[index]
-        for piece in pieces:
-            num_new, evicted = tier.put(piece)
-            if num_new:
-                self.stores.append((source, tier.name, num_new * self.block_size))
-            self._write(index + 1, tier.name, evicted)
+    def _write(self, place: int, first: int, end: int) -> None:
+        """Copy blocks from the GPU down into the first tier, and what has to make way there into the next."""
+        source, pieces = "gpu", [(place, first, end)]
+        for tier in self._tiers:
+            evicted: list[Piece] = []
+            for piece in pieces:
+                num_new, gone = tier.put(*piece)
+                if num_new:
+                    self.stores.append((source, tier.name, num_new * self.block_size))
+                    if gone:
+                        evicted += gone
+            if not evicted:
+                return
+            source, pieces = tier.name, evicted

@@ -10,7 +10,8 @@ from policies.sequence import Sequence
 from policies.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder, StepView
+    from policies.step import StepBuilder
+    from policies.view import StepView
 
 PREEMPTION_MODES = ("recompute", "swap")
 
@@ -35,6 +36,14 @@ class Scheduling:
     def __post_init__(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
             raise ValueError(f"preemption_mode={self.preemption_mode}: must be recompute or swap")
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """Who waits is overtaken only by requests that came within this time of it; None: nothing is claimed.
+
+        Like starvation_bound, counted to the first admission, with a batching policy that keeps the order.
+        """
+        return None
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """Sort key of a sequence, asked at its intake, after a preemption, and by `StepBuilder.rerank`.

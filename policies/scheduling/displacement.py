@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 def displaceable(seqs: Iterable[Sequence]) -> list[Sequence]:

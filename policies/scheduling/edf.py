@@ -2,8 +2,9 @@
 
 Deadline: arrival plus ttft_s of the request's priority, or the request's own deadline_s if it has one. The
 order is optimal on one machine if all deadlines can be met; under overload it serves those that are late
-already before those that could still be in time. Nobody starves: a request is overtaken only by those with
-an earlier deadline, and those all come within max(ttft_s) of it.
+already before those that could still be in time. A request is overtaken only by those with an earlier
+deadline. As long as deadlines lie behind arrivals, these all come before its own deadline, max(ttft_s) after
+it at the latest unless it has a deadline_s; but how many they are, nobody can say.
 Memory pressure: the latest deadline goes; a sequence past its first token keeps its place, as losing its KV
 helps nobody. Horizon: deadlines stand, so the order never changes by itself.
 """

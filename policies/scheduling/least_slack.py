@@ -21,7 +21,8 @@ from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
 from policies.scheduling.edf import by_priority, check_by_priority
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

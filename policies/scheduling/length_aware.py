@@ -6,7 +6,7 @@ the waiting and among begun prefills, which a chunked batching policy serves in 
 chunks, as far as the batching policy begins it at all. Long first: the reverse, so that long prompts start
 early and short ones fill what is left of the budget.
 Assumes that prefill time grows with tokens. Prompts of the other kind starve while the preferred keep coming;
-max_wait_s bounds that for those that wait, as in shortest_job_first.
+max_wait_s bounds that for those that wait, as in shortest_job_first; with null they may starve.
 Memory pressure: the last in this order by prompt length goes. Horizon: with several begun prefills, short
 first stands, as the first only gets shorter; long first is decided step by step.
 """
@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from policies.scheduling import Scheduling
-from policies.scheduling.alarms import Alarms
-from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder, StepView
+from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.sequence import Sequence
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,22 +31,20 @@ class LengthAware(Scheduling):
     max_wait_s: float | None = None
     """Time since its arrival after which a waiting request goes before all others; null: never."""
 
-    _overdue: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
-    _alarms: Alarms = field(init=False, default_factory=Alarms, repr=False, compare=False)
+    _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
-        if self.max_wait_s is not None and not self.max_wait_s >= 0:
-            raise ValueError(f"max_wait_s={self.max_wait_s}: must be >= 0 s; null for no limit")
+        check_max_wait_s(self.max_wait_s)
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """max_wait_s."""
+        return self.max_wait_s
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, known tokens up or down, arrival)."""
-        arrival_s = seq.request.arrival_s
-        if seq.request_id in self._overdue:
-            return (0, arrival_s)
-        if self.max_wait_s is not None:
-            self._alarms.set(arrival_s + self.max_wait_s, seq)
-        return (1, -seq.num_known if self.long_first else seq.num_known, arrival_s)
+        return self._overdue.rank(seq, self.max_wait_s, -seq.num_known if self.long_first else seq.num_known)
 
     def chunk_rank(self, seq: Sequence) -> tuple[float, ...]:
         """(uncomputed tokens up or down, arrival)."""
@@ -54,15 +53,10 @@ class LengthAware(Scheduling):
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Bring the overdue to the front."""
-        for seq in self._alarms.ring(now):
-            if seq.state is SequenceState.waiting:
-                self._overdue.add(seq.request_id)
-                step.rerank(seq)
-        if view.num_waiting:
-            step.hold(until_s=self._alarms.next_s)
+        self._overdue.bring_forward(view, step, now)
         if self.long_first and len(view.prefilling) > 1:
             step.hold(1)
 
     def on_end(self, seq: Sequence) -> None:
         """Forget it."""
-        self._overdue.discard(seq.request_id)
+        self._overdue.forget(seq)

@@ -1,10 +1,11 @@
 """Longest prefix first: who finds the most of its prompt in the cache goes first (SGLang's `lpm`).
 
 Assumes a cache that finds prefixes. Sharing requests run behind each other while their prefix is still there,
-which approximates a depth-first walk of the radix tree; a request that shares nothing may wait for long. With
-more than max_sorted waiting it falls back to the order of arrival, as SGLang does, since looking all of them
-up costs too much. Memory pressure: who had found least when it was admitted goes first. Horizon: one
-iteration while somebody waits, since evictions change what is found.
+which approximates a depth-first walk of the radix tree; a request that shares nothing may starve, unless
+max_wait_s bounds that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting it falls
+back to the order of arrival, as SGLang does, since looking all of them up costs too much.
+Memory pressure: who had found least when it was admitted goes first. Horizon: one iteration while somebody
+waits, since evictions change what is found.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.scheduling import Scheduling
+from policies.scheduling.overdue import Overdue, check_max_wait_s
 from policies.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder, StepView
+    from policies.step import StepBuilder
+    from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,19 +28,30 @@ class LongestPrefix(Scheduling):
 
     max_sorted: int = 128
     """Beyond so many waiting, first come, first served."""
+    max_wait_s: float | None = None
+    """Time since its arrival after which a waiting request goes before all others; null: never."""
+
     _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
         if self.max_sorted < 1:
             raise ValueError(f"max_sorted={self.max_sorted}: must be >= 1 request")
+        check_max_wait_s(self.max_wait_s)
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """max_wait_s."""
+        return self.max_wait_s
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
-        """(tokens found, negative; arrival)."""
-        return (-self._num_found.get(seq.request_id, 0), seq.request.arrival_s)
+        """(0, arrival) if it is overdue, else (1, tokens found, negative; arrival)."""
+        return self._overdue.rank(seq, self.max_wait_s, -self._num_found.get(seq.request_id, 0))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Look everybody up who waits."""
+        """Bring the overdue to the front, and look everybody up who waits."""
+        self._overdue.bring_forward(view, step, now)
         if not view.num_waiting:
             return
         step.hold(1)
@@ -51,3 +65,4 @@ class LongestPrefix(Scheduling):
     def on_end(self, seq: Sequence) -> None:
         """Forget it."""
         self._num_found.pop(seq.request_id, None)
+        self._overdue.forget(seq)

@@ -6,7 +6,8 @@ in time; a policy knows no durations, so here a prompt token and an output token
 each, and tokens computed again after a preemption none. In a level: order of arrival.
 Of those in the engine and those that wait, the max_active first run; decodes that are not among them are
 paused and keep their KV. A waiting sequence of a better level that finds no slot or no memory preempts
-those of worse levels, the worst first, but no begun prefill: promotions could undo each other's for ever.
+those of worse levels, the worst first, but no begun prefill, and nobody who has got no token since its KV was
+loaded: promotions could undo each other's for ever.
 With preemption_mode=swap, paused KV moves to host memory, worst first, as soon as free blocks fall below
 min_free_share (the paper's proactive swapping; loading it back ahead of time is not done). Who stands still
 for starvation_s goes to the first level.
@@ -28,7 +29,8 @@ from policies.scheduling import Scheduling
 from policies.scheduling.alarms import Alarms
 from policies.scheduling.displacement import displace
 from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 from policies.waiting import WaitingQueue
 
 _STANDING = (SequenceState.waiting, SequenceState.paused)
@@ -101,6 +103,11 @@ class Mlfq(Scheduling):
             raise ValueError(f"max_active={self.max_active}: must be >= 1; null for no limit")
         if not 0 <= self.min_free_share < 1:
             raise ValueError(f"min_free_share={self.min_free_share}: must be a share, >= 0 and < 1")
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """starvation_s: in the first level, those that come later are behind."""
+        return self.starvation_s
 
     def level_of(self, num_tokens: int) -> int:
         """The first level whose quantum covers so many tokens, or the last."""
@@ -209,7 +216,9 @@ class Mlfq(Scheduling):
         memory = self._memory
         memory.num_looks += 1
         place.look = memory.num_looks
-        due = num_iterations + place.ends_at - place.seq.num_known
+        due = num_iterations + 1
+        if place.seq.width == 1:  # branches get several tokens at once
+            due = num_iterations + place.ends_at - place.seq.num_known
         heappush(memory.looks, (due, place.look, place))
 
     def _demote(self, place: _Place, step: StepBuilder) -> None:
@@ -265,7 +274,11 @@ class Mlfq(Scheduling):
             running = (seq for seq in view.running if seq.state is not SequenceState.paused)
             if sum((seq.rank, seq.request_id) < key for seq in running) >= limit:
                 return
-        displace(view, step, head, [place.seq for _, _, place in reversed(movable[first:])])
+        worse = [place.seq for _, _, place in reversed(movable[first:])]
+        served = [seq for seq in worse if seq.num_computed > seq.num_found]
+        if len(served) < len(worse):
+            step.hold(1)
+        displace(view, step, head, served)
 
     def _pause_all_but(self, view: StepView, step: StepBuilder, limit: int) -> None:
         """Let the first decodes run and the others stand still; a begun prefill goes on."""

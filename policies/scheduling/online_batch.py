@@ -5,7 +5,7 @@ go first, first come, first served; batch requests by deadline and arrival. An o
 slot or no memory preempts batch sequences, the latest deadline first (as ConServe, Qiao et al., 2024, and
 HyGen, Sun et al., 2025, do at the level of the engine; their latency models are not part of this policy). A
 batch request that still waits promote_before_s before its deadline counts as online from then on.
-Online work starves batch requests without a deadline.
+Batch requests without a deadline may starve: online work goes before them for ever.
 Memory pressure: batch goes first, the latest deadline first, then the last come. Horizon: until the next
 promotion, while somebody waits; step by step while an online request has room but no budget.
 """
@@ -20,7 +20,8 @@ from policies.scheduling import Scheduling
 from policies.scheduling.alarms import Alarms
 from policies.scheduling.displacement import displace, displaceable
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 _ONLINE, _BATCH = 0, 1
 

@@ -1,6 +1,6 @@
 """Priority classes (vLLM's `--scheduling-policy priority`), strict or with aging.
 
-Strict: first come, first served within a class; a class that keeps the engine busy starves those behind it.
+Strict: first come, first served within a class; those behind a class that keeps the engine busy may starve.
 With aging a request rises by one class for every aging_s that it waits, as in operating systems' schedulers.
 All rise at the same pace, so who goes before whom never changes and the order is that of
 priority x aging_s + arrival: nobody waits for requests that come more than aging_s a class after it.

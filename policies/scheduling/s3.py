@@ -7,7 +7,8 @@ first fit). An answer that outgrows its allotment has it doubled.
 What the memory does about the allotment is up to the cache. One that reserves it preempts whoever outgrows
 it, as in the paper; a paged one grows on, and the doubled allotment counts when the next are packed.
 Assumes predictions that are mostly right: then nobody is preempted although memory is full. Small requests
-starve while large ones keep coming; only the `window` oldest are packed, which bounds the work, not the wait.
+may starve while large ones keep coming: only the `window` oldest are packed, which bounds the work, not the
+wait.
 Memory pressure: the last come goes. Horizon: what is allotted changes when an answer outgrows it, so until
 then, while somebody waits; one iteration after an admission.
 """
@@ -17,12 +18,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
+from policies.plan import FOREVER
 from policies.scheduling import Scheduling
-from policies.scheduling.expectation import expected_output_tokens, remaining_output_tokens
+from policies.scheduling.expectation import expected_output_tokens
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 from policies.waiting import WaitingQueue
 
 
@@ -39,21 +43,32 @@ class _Memory:
         """Blocks for so many tokens, never more than there are."""
         return min(-(-num_tokens // self.block_size), self.num_blocks)
 
+    def tokens_in(self, num_blocks: int) -> float:
+        """The most tokens for which so many blocks are enough; infinite if all blocks are meant."""
+        return inf if num_blocks >= self.num_blocks else num_blocks * self.block_size
 
-def _allotted(seq: Sequence) -> int:
-    """Tokens that memory is allotted for."""
-    return min(seq.num_prompt_tokens + expected_output_tokens(seq), seq.max_num_tokens)
+
+def _allotted(seq: Sequence, num_expected: int) -> int:
+    """Tokens that memory is allotted for, if so many output tokens are expected."""
+    return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
+
+
+_Need = tuple[int, tuple[float, ...], int, Sequence]  # tokens, negative: the largest need first; rank, id
+_Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
 class PackingQueue(WaitingQueue):
-    """Offers the oldest `window` sequences that fit together, the largest need first."""
+    """Offers the oldest `window` sequences that fit together, the largest need first.
+
+    What a sequence is allotted stands while it waits.
+    """
 
     def __init__(self, memory: _Memory, window: int) -> None:
         super().__init__()
         self._memory = memory
         self._window = window
-        self._oldest: list[tuple[tuple[float, ...], int, int, Sequence]] = []  # rank, id, tokens
-        self._largest: list[tuple[int, tuple[float, ...], int, Sequence]] | None = None  # of the window
+        self._oldest: list[_Entry] = []
+        self._largest: list[_Need] = []  # of the window; replaced, not changed: somebody may go through it
 
     def __len__(self) -> int:
         return len(self._oldest)
@@ -63,32 +78,46 @@ class PackingQueue(WaitingQueue):
 
     def push(self, seq: Sequence) -> None:
         """Queue a sequence."""
-        insort(self._oldest, (seq.rank, seq.request_id, _allotted(seq), seq))
-        self._largest = None
+        rank, request_id = seq.rank, seq.request_id
+        num_tokens = _allotted(seq, expected_output_tokens(seq))
+        entry = (rank, request_id, (-num_tokens, rank, request_id, seq))
+        place = bisect_left(self._oldest, entry)
+        self._oldest.insert(place, entry)
+        if place < self._window:
+            self._move_window([entry], self._oldest[self._window : self._window + 1])
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out. KeyError if it is not here."""
         place = self._place(seq)
         if place is None:
             raise KeyError(seq.request_id)
-        del self._oldest[place]
-        self._largest = None
+        entry = self._oldest.pop(place)
+        if place < self._window:
+            self._move_window(self._oldest[self._window - 1 : self._window], [entry])
         step = self._memory.step
         if step is not None and step.is_open:  # an admission: the window moves on
             step.hold(1)
 
     def __iter__(self) -> Iterator[Sequence]:
         memory = self._memory
-        if self._largest is None:  # what a sequence is allotted stands while it waits
-            window = self._oldest[: self._window]
-            self._largest = sorted((-num_tokens, rank, n, seq) for rank, n, num_tokens, seq in window)
-        room = memory.num_unallotted
-        for negated, _, _, seq in self._largest:
-            need = memory.blocks_for(-negated)
-            if need <= room:
-                yield seq
-                if seq not in self:
-                    room -= need
+        largest, room, place = self._largest, memory.num_unallotted, 0
+        while True:  # on to the next whose need is in the room
+            place = bisect_left(largest, (-memory.tokens_in(room),), place)
+            if place == len(largest):
+                return
+            negated, _, _, seq = largest[place]
+            place += 1
+            yield seq
+            if seq not in self:
+                room -= memory.blocks_for(-negated)
+
+    def _move_window(self, entering: list[_Entry], leaving: list[_Entry]) -> None:
+        largest = self._largest.copy()
+        for _, _, need in entering:
+            insort(largest, need)
+        for _, _, need in leaving:
+            del largest[bisect_left(largest, need)]
+        self._largest = largest
 
     def _place(self, seq: Sequence) -> int | None:
         place = bisect_left(self._oldest, (seq.rank, seq.request_id))
@@ -128,6 +157,10 @@ class S3(Scheduling):
         if not view.num_waiting:
             return
         memory.num_blocks, memory.block_size = view.num_blocks, view.block_size
-        memory.num_unallotted = view.num_blocks - sum(memory.blocks_for(_allotted(seq)) for seq in running)
-        if running:
-            step.hold(min(map(remaining_output_tokens, running)))
+        num_unallotted, num_iterations = view.num_blocks, FOREVER
+        for seq in running:
+            num_expected = expected_output_tokens(seq)
+            num_unallotted -= memory.blocks_for(_allotted(seq, num_expected))
+            num_iterations = min(num_iterations, num_expected - seq.num_output_tokens)
+        memory.num_unallotted = num_unallotted
+        step.hold(num_iterations)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.scheduling import Scheduling
-from policies.scheduling.alarms import Alarms
-from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder, StepView
+from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.sequence import Sequence
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,32 +29,25 @@ class ShortestJobFirst(Scheduling):
     max_wait_s: float | None = None
     """Time since its arrival after which a waiting request goes before all others; null: never."""
 
-    _overdue: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
-    _alarms: Alarms = field(init=False, default_factory=Alarms, repr=False, compare=False)
+    _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
-        if self.max_wait_s is not None and not self.max_wait_s >= 0:
-            raise ValueError(f"max_wait_s={self.max_wait_s}: must be >= 0 s; null for no limit")
+        check_max_wait_s(self.max_wait_s)
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """max_wait_s."""
+        return self.max_wait_s
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, predicted output tokens, arrival)."""
-        arrival_s = seq.request.arrival_s
-        if seq.request_id in self._overdue:
-            return (0, arrival_s)
-        if self.max_wait_s is not None:
-            self._alarms.set(arrival_s + self.max_wait_s, seq)
-        return (1, seq.num_predicted_tokens, arrival_s)
+        return self._overdue.rank(seq, self.max_wait_s, seq.num_predicted_tokens)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Bring the overdue to the front."""
-        for seq in self._alarms.ring(now):
-            if seq.state is SequenceState.waiting:  # else it is asked for its rank when it waits again
-                self._overdue.add(seq.request_id)
-                step.rerank(seq)
-        if view.num_waiting:
-            step.hold(until_s=self._alarms.next_s)
+        self._overdue.bring_forward(view, step, now)
 
     def on_end(self, seq: Sequence) -> None:
         """Forget it."""
-        self._overdue.discard(seq.request_id)
+        self._overdue.forget(seq)

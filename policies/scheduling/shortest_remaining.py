@@ -6,21 +6,25 @@ estimate never runs down to nothing, which would make a long answer unpreemptabl
 under wrong sizes).
 A waiting sequence that finds no slot or no memory preempts running ones that have over min_gain_tokens
 more to go, the longest first, if that makes enough room. What it costs to bring the preempted back is not
-weighed; min_gain_tokens stands for it. Long answers starve while shorter ones keep coming.
+weighed; min_gain_tokens stands for it. Long answers starve while shorter ones keep coming; max_wait_s bounds
+that: who waits for so long after its arrival goes before all others, displaces nobody, and gives way to
+nobody, nor does who already runs then.
 Memory pressure: the longest remaining goes. Horizon: until the first running answer outgrows its prediction,
 while somebody waits; step by step while a sequence that may displace others has room but no budget.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
 from policies.scheduling.expectation import remaining_output_tokens
+from policies.scheduling.overdue import Overdue, check_max_wait_s
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,24 +35,46 @@ class ShortestRemaining(Scheduling):
 
     min_gain_tokens: int = 64
     """A running sequence gives way only to one that has more than so many tokens less to go."""
+    max_wait_s: float | None = None
+    """Time since its arrival after which a waiting request goes before all others; null: never."""
+
+    _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
         if self.min_gain_tokens < 0:
             raise ValueError(f"min_gain_tokens={self.min_gain_tokens}: must be >= 0")
+        check_max_wait_s(self.max_wait_s)
+
+    @property
+    def starvation_bound_s(self) -> float | None:
+        """max_wait_s."""
+        return self.max_wait_s
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
-        """(output tokens still expected, arrival)."""
-        return (remaining_output_tokens(seq), seq.request.arrival_s)
+        """(0, arrival) if it is overdue, else (1, output tokens still expected, arrival)."""
+        return self._overdue.rank(seq, self.max_wait_s, remaining_output_tokens(seq))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Count again what the running have to go, and let those give way that have too much."""
+        self._overdue.bring_forward(view, step, now)
         running = view.running
         for seq in running:
             step.rerank(seq)
         head = next(iter(view.waiting), None)
-        if head is None or not running:
+        if head is None or head.rank[0] == 0:
             return
-        step.hold(int(min(seq.rank[0] for seq in running)))
-        limit = head.rank[0] + self.min_gain_tokens
-        displace(view, step, head, displaceable(seq for seq in running if seq.rank[0] > limit))
+        able = [seq for seq in running if not self._is_kept(seq, now)]
+        if not able:
+            return
+        step.hold(int(min(seq.rank[1] for seq in able)))
+        limit = head.rank[1] + self.min_gain_tokens
+        displace(view, step, head, displaceable(seq for seq in able if seq.rank[1] > limit))
+
+    def on_end(self, seq: Sequence) -> None:
+        """Forget it."""
+        self._overdue.forget(seq)
+
+    def _is_kept(self, seq: Sequence, now: float) -> bool:
+        """Whether a running sequence would be overdue as soon as it waits: it does not give way."""
+        return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now

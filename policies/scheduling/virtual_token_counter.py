@@ -7,7 +7,8 @@ that had nothing waiting and comes back has its counter lifted to the smallest a
 nobody waits, to that of the tenant whose request left the queue last: time without requests earns no credit.
 Two tenants that both have requests waiting all the time differ in service by at most
 2 max(input_weight L, output_weight M): L tokens in the longest prompt, M tokens in the largest running batch
-(the paper's bound, for equal weights and without preemptions). No tenant starves.
+(the paper's bound, for equal weights and without preemptions). Of a fixed set of tenants none starves; one of
+many may, while new tenants keep coming: each is lifted to the smallest counter and may go first from there.
 Tokens that are computed again after a preemption are not counted again.
 Memory pressure: the last come goes, whose tenant it may be. Horizon: while several tenants wait, until the
 output being produced changes their order; one iteration after an admission.
@@ -23,7 +24,8 @@ from itertools import pairwise
 from policies.plan import StepPlan
 from policies.scheduling import Scheduling
 from policies.sequence import Sequence
-from policies.step import StepBuilder, StepView
+from policies.step import StepBuilder
+from policies.view import StepView
 from policies.waiting import WaitingQueue
 
 

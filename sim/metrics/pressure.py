@@ -19,7 +19,8 @@ def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
     A prompt of 100 tokens of which 64 are found, preempted and admitted again with 120 known tokens of which
     96 are found: hit_share 64 / 100, with_resumptions 160 / 220. KV that was swapped in is neither looked up
     nor found. found_tokens includes what had to be loaded from another tier; loaded and stored bytes leave
-    out what was swapped. evicted_blocks is of the whole run, trimmed or not.
+    out what was swapped. evicted_blocks alone is of the whole run, trimmed or not: pools count evictions
+    without their time.
     """
     events, rows = _rows(records, window)
     first, again = rows(Event.admit), rows(Event.admit, Event.resume)

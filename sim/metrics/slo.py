@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from sim.metrics.window import Window
 
 TERMS = ("ttft", "tpot", "e2e")
 
@@ -65,3 +68,28 @@ class Slo:
             longest = requests.get("longest_tokens", requests["output_tokens"])
             held["tpot"] |= finished & (longest.to_numpy() <= 1)
         return held
+
+
+def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
+    """Good requests a second, by when they finished; shares are of the arrivals, rejected ones included.
+
+    table: `request_metrics` with slo_met; measured: those of its rows that arrived in the window. NaN, and an
+    attained of None, where there is nothing to count.
+    """
+    finished_s = table["finished_s"].to_numpy(dtype=np.float64)
+    good_inside = table["slo_met"].to_numpy() & window.holds(finished_s)
+    share = _per(int(measured["slo_met"].sum()), len(measured))
+    return {
+        "requests_per_s": _per(int(good_inside.sum()), window.duration_s),
+        "share": share,
+        "target": slo.attainment_target,
+        "attained": bool(share >= slo.attainment_target) if len(measured) else None,
+        "term_shares": {
+            term: _per(int(met.sum()), len(measured)) for term, met in slo.terms_met(measured).items()
+        },
+        "slo": {"name": slo.name, **{f"{term}_ms": getattr(slo, f"{term}_ms") for term in slo.limits_s}},
+    }
+
+
+def _per(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan

@@ -4,6 +4,9 @@
 - TTFT and queue time: every request that got so far, finished or not; TPOT and E2E: those that finished.
 - rates count what happened inside the window: tokens emitted, requests finished.
 - shares and latencies are about the requests that arrived inside the window.
+- of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, bill_usd.
+  Pools count evictions without their time, and clients pay for the warm-up, too.
+- by_priority and by_tenant: the same for each class apart, where there is more than one.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel
 from hwmodels.tariff import Tariff
 from sim.metrics import definitions
+from sim.metrics.by_class import figures_by_class
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
-from sim.metrics.slo import Slo
+from sim.metrics.slo import Slo, goodput
 from sim.metrics.utilisation import (
     EnergyUse,
     energy_use,
@@ -100,12 +104,13 @@ def summarise(
             for name in ("ttft", "tpot", "e2e", "queue")
         },
         "itl": definitions.describe(records.gap_s, gaps_inside),
+        **figures_by_class(table, window, slo),
         "throughput": {
             "requests_per_s": _per(output.requests, window.duration_s),
             "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
-        "goodput": None if slo is None else _goodput(table, measured, window, slo),
+        "goodput": None if slo is None else goodput(table, measured, window, slo),
         **hardware_use(records, window, inside_s, model),
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
@@ -170,22 +175,6 @@ def _output(records: RunRecords, window: Window, num_gaps: int) -> _Output:
 def _first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> int:
     """First tokens of those requests: one, or one a sample."""
     return int(requests["samples"].to_numpy()[rows].sum()) if "samples" in requests else int(rows.sum())
-
-
-def _goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
-    """Good requests a second, by when they finished; shares are of the arrivals, rejected ones included."""
-    good_inside = table["slo_met"].to_numpy() & window.holds(_times(table, "finished_s"))
-    share = _per(int(measured["slo_met"].sum()), len(measured))
-    return {
-        "requests_per_s": _per(int(good_inside.sum()), window.duration_s),
-        "share": share,
-        "target": slo.attainment_target,
-        "attained": bool(share >= slo.attainment_target) if len(measured) else None,
-        "term_shares": {
-            term: _per(int(met.sum()), len(measured)) for term, met in slo.terms_met(measured).items()
-        },
-        "slo": {"name": slo.name, **{f"{term}_ms": getattr(slo, f"{term}_ms") for term in slo.limits_s}},
-    }
 
 
 def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str, float | int]:

@@ -40,5 +40,5 @@ def test_the_bound_is_compared_to_every_order_of_eviction():
     orders = {
         str(setting).partition("=")[2] for own in arms.values() for setting in own if "eviction" in setting
     }
-    assert orders == {"lfu", "fifo", "size_aware", "two_q", "belady"}
+    assert orders == {"lfu", "fifo", "size_aware", "two_q", "s3_fifo", "belady"}
     assert "caching.eviction=lru" not in arms.radix_lru, "it is the default"

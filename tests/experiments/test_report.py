@@ -216,3 +216,15 @@ def test_says_why_requests_waited(tmp_path):
     assert "Waiting, ms a request: 1,000; no KV memory 1,000" in page
     assert "Cache: 7 blocks evicted" in page
     assert "Waiting, ms" not in report_of(whole, tmp_path / "report.html")
+
+
+def test_classes_of_requests_have_a_table_where_there_are_several(tmp_path):
+    records = run_of(60)
+    tenants = np.where(np.arange(60) % 3 > 0, "<b>us</b>", "")
+    classes = records.requests.assign(priority=np.arange(60) % 2, tenant=tenants)
+    page = report_of(replace(records, requests=classes), tmp_path / "report.html")
+    assert page.count("<table class=latencies>") == 3
+    assert "<th>priority, ms</th>" in page
+    assert "&lt;b&gt;us&lt;/b&gt;" in page
+    assert "<b>us</b>" not in page
+    assert report_of(records, tmp_path / "plain.html").count("<table class=latencies>") == 1

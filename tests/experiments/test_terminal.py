@@ -210,3 +210,50 @@ def test_waits_are_one_line_once_they_are_for_more_than_an_iteration():
 def test_lines_about_pressure_are_printed():
     text = printed(summary(cache=CACHE | {"evicted_blocks": 7}, preemption=PREEMPTION, waiting=WAITING))
     assert "Cache: 7 blocks evicted\n" in text
+
+
+def classes(**goodput):
+    requests = {"arrived": 2_000, "finished": 1_999, "rejected": 1, "aborted": 0, "unfinished": 0}
+    return {
+        "requests": requests,
+        **dict.fromkeys(("ttft", "tpot", "e2e", "queue"), LATENCY),
+        "goodput": {**GOODPUT, **goodput} if goodput else None,
+    }
+
+
+def test_classes_of_requests_have_a_line_each():
+    text = printed(summary(by_priority={"0": classes(share=0.8), "7": classes()}))
+    lines = [line.split() for line in text.splitlines()]
+    figures = ["90.0", "1,500", "90.0", "1,500", "90.0", "1,500"]
+    assert ["0", *figures, "80.0", "%", "1,999", "2,000"] in lines
+    assert ["7", *figures, "–", "1,999", "2,000"] in lines
+    assert "tenant" not in text
+    assert "priority" not in printed(summary())
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_tables_of_classes_fit_any_terminal_uncut(width):
+    tenants = {"": classes(share=0.5)} | {f"somebody-{i}": classes(share=i / 100) for i in range(19)}
+    text = printed(summary(by_priority={"0": classes(), "1": classes()}, by_tenant=tenants), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    assert {"(none)", "50.0", *(f"somebody-{i}" for i in range(19)), "18.0"} <= set(words)
+    assert words.count("1,999") == 22
+
+
+def test_evictions_are_said_to_be_of_the_whole_run_where_it_was_trimmed():
+    cache = {
+        "found_tokens": 0,
+        "looked_up_tokens": 10,
+        "hit_share": 0.0,
+        "with_resumptions": {"found_tokens": 0, "looked_up_tokens": 10, "hit_share": 0.0},
+        "evicted_blocks": 1_234,
+        "loaded_tokens": {},
+        "stored_tokens": {},
+    }
+    trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
+    assert wording.pressure_lines(summary(cache=cache)) == ["Cache: 1,234 blocks evicted"]
+    assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [
+        "Cache: 1,234 blocks evicted in the whole run"
+    ]

@@ -6,7 +6,7 @@ from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.static import Static
 from policies.sequence import Sequence
-from policies.step import StepView
+from policies.view import StepView
 
 A, B, C, D = range(4)
 

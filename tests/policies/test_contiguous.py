@@ -12,7 +12,8 @@ from policies.caching.pool import BlockPool, KvMemory
 from policies.caching.prefix import PrefixPool
 from policies.caching.selective import H2o, SnapKv
 from policies.caching.streaming import StreamingLlm
-from policies.engine import EngineCore, RejectedError
+from policies.engine import EngineCore
+from policies.limits import RejectedError
 from policies.plan import Cause, StepOutcome
 from policies.prediction import within_limits
 from policies.request import Prompt, Request

@@ -3,7 +3,7 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.engine import RejectedError
+from policies.limits import RejectedError
 from policies.plan import Cause, StepOutcome
 from policies.sequence import FinishReason, SequenceState
 

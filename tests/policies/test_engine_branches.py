@@ -4,7 +4,8 @@ import pytest
 
 from policies.caching.contiguous import Contiguous
 from policies.caching.pool import KvMemory
-from policies.engine import EngineCore, RejectedError
+from policies.engine import EngineCore
+from policies.limits import RejectedError
 from policies.plan import StepOutcome
 from policies.request import Branching
 from policies.scheduling.fcfs import Fcfs
@@ -57,7 +58,7 @@ def test_a_plan_counts_every_branch(make_core, make_request, run_step):
     assert (plan.num_decodes, plan.num_branches, plan.num_tokens, plan.num_widening) == (4, 3, 4, 4)
     assert plan.num_decode_context_tokens == 5 + 3 * 7
     assert [seq.request_id for seq in plan.decodes] == [0, 1]
-    assert len(core.copies(plan)) == 2
+    assert len(core.branched.copies(plan)) == 2
 
 
 def test_the_budget_gives_all_branches_a_token_or_none(make_core, make_request, run_step):

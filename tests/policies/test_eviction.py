@@ -3,21 +3,23 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from policies.caching.eviction import s3_fifo
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
 from policies.caching.eviction.future import FutureUses, extend_history
 from policies.caching.eviction.lfu import Lfu
 from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.s3_fifo import SMALL, S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import MAIN, PROBATION, TwoQ
 from policies.caching.radix_tree import RadixTree
 from policies.request import Segment
 
-ONLINE = [Lru(), Lfu(), Fifo(), Priority(), SizeAware(), TwoQ()]
+ONLINE = [Lru(), Lfu(), Fifo(), Priority(), SizeAware(), TwoQ(), S3Fifo()]
 
 
 def names(orders):
@@ -190,6 +192,149 @@ def test_two_q_remembers_no_more_than_its_ghosts_share():
     assert not order._ghosts  # what was given stays blank: two caches share no memory
 
 
+class PaperS3Fifo:
+    """S3-FIFO for objects of one size, written from algorithm 1 of the paper, heads of queues first.
+
+    Its evictS goes on until one of the small queue went, too, after "if M is full: evictM()"; here the first
+    that went ends it.
+    """
+
+    def __init__(self, capacity, small_share=0.1, ghost_share=0.9):
+        self.capacity, self.small_share, self.num_ghosts = capacity, small_share, ghost_share * capacity
+        self.small, self.main, self.ghost, self.freq = [], [], [], {}
+
+    def read(self, x):
+        if x in self.small or x in self.main:
+            self.freq[x] = min(self.freq[x] + 1, 3)
+            return True
+        while len(self.small) + len(self.main) >= self.capacity:
+            self.evict()
+        if x in self.ghost:
+            self.ghost.remove(x)
+            self.main.insert(0, x)
+        else:
+            self.small.insert(0, x)
+        self.freq[x] = 0
+        return False
+
+    def evict(self):
+        if len(self.small) >= self.small_share * self.capacity:
+            self.evict_small()
+        else:
+            self.evict_main()
+
+    def evict_small(self):
+        while self.small:
+            tail = self.small.pop()
+            if self.freq[tail] <= 1:
+                self.ghost.insert(0, tail)
+                while len(self.ghost) > self.num_ghosts:
+                    self.ghost.pop()
+                return
+            self.freq[tail] = 0  # "its access bits are cleared during the move"
+            self.main.insert(0, tail)
+            if len(self.main) > self.capacity - self.small_share * self.capacity:
+                self.evict_main()
+                return
+        self.evict_main()
+
+    def evict_main(self):
+        while True:
+            tail = self.main.pop()
+            if not self.freq[tail]:
+                return
+            self.freq[tail] -= 1
+            self.main.insert(0, tail)
+
+
+@given(st.lists(st.integers(0, 9), max_size=120), st.integers(1, 8), st.sampled_from([0.1, 0.25, 0.5]))
+@example([0, 1, 2, 3, 0, 0, 1, 1, 4], 4, 0.5)  # exactly its share: the small queue gives
+def test_s3_fifo_holds_what_the_papers_algorithm_holds(references, capacity, small_share):
+    tree = RadixTree(eviction=S3Fifo(small_share=small_share))
+    paper = PaperS3Fifo(capacity, small_share)
+    for content_id in references:
+        is_hit = tree.match(single(content_id)).num_tokens == 1
+        if not is_hit:
+            tree.evict(tree.num_tokens + 1 - capacity)
+        tree.insert(single(content_id))
+        assert is_hit == paper.read(content_id)
+        queues = {node.runs[0][0]: node.queue for node in tree.nodes()}
+        assert queues == dict.fromkeys(paper.small, SMALL) | dict.fromkeys(paper.main, s3_fifo.MAIN)
+
+
+def test_s3_fifo_by_hand():
+    """Ten places, one of them small: 0 is used twice there, 1 once; 2 to 9 never."""
+    order = S3Fifo()
+    tree = RadixTree(eviction=order)
+    for content_id in [*range(10), 0, 0, 1]:
+        tree.insert(single(content_id))
+    tree.evict(1)  # 0 goes to main, 1 is evicted: a single use does not count
+    assert cached(tree, range(10)) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert tree.insert(single(1)).node.queue == s3_fifo.MAIN  # it was remembered
+    for content_id in range(20, 28):  # 2 to 9 are evicted unused
+        tree.evict(1)
+        tree.insert(single(content_id))
+    assert cached(tree, range(10)) == [0, 1]
+    tree.insert(single(0))
+    while len(cached(tree, [0, 1])) == 2:  # the small queue gives until it holds less than its share
+        tree.evict(1)
+    assert cached(tree, [0, 1]) == [0]  # main: 0 came first, but was used, and joined anew behind 1
+
+
+def test_s3_fifo_spares_an_entry_of_the_main_queue_once_a_use_and_three_times_at_the_most():
+    """A hundred uses of 0 are counted as 3: it is passed over three times by newcomers, not a fourth time."""
+    tree = RadixTree(eviction=S3Fifo(small_share=1.0, ghost_share=100.0))
+    newcomers = range(1, 8)
+    for content_id in [0, *newcomers]:
+        tree.insert(single(content_id))
+        tree.evict(1)  # remembered: it will come to the main queue
+    for content_id in [0] * 101:
+        tree.insert(single(content_id))
+    survived = 0
+    for content_id in newcomers:
+        tree.insert(single(content_id))
+        tree.evict(1)
+        if not cached(tree, [0]):
+            break
+        assert cached(tree, newcomers) == []
+        survived += 1
+    assert survived == 3
+
+
+def test_s3_fifo_lets_a_scan_pass_by():
+    """Content used every 35th time stays in 20 places, while 2,000 one-time prompts go through."""
+    tree = RadixTree(eviction=S3Fifo())
+    plain = RadixTree(eviction=Lru())
+    hot = list(range(5))
+    hits = {id(tree): 0, id(plain): 0}
+    for one in (tree, plain):
+        for index in range(2000):
+            for content_id in (1000 + index, *([hot[index // 6 % 5]] if index % 6 == 0 else ())):
+                hits[id(one)] += content_id in hot and one.match(single(content_id)).num_tokens
+                one.insert(single(content_id))
+                one.evict(one.num_tokens - 20)
+    assert hits[id(plain)] == 0
+    assert hits[id(tree)] > 320  # of 334: once each was forgotten
+    assert cached(tree, hot) == hot
+
+
+def test_s3_fifo_forgets_what_is_gone():
+    """Its memory of entries ends with them; ghosts are bounded; what was given stays blank."""
+    given_order = S3Fifo(ghost_share=0.5)
+    tree = RadixTree(eviction=given_order)
+    for content_id in range(200):
+        tree.insert((Segment(content_id, 2), Segment(content_id % 7, 3)))
+        tree.match((Segment(content_id, 1),))  # splits: a node that no one has admitted
+        tree.evict(tree.num_tokens - 50)
+        order = tree._candidates.eviction
+        assert set(order._joined) <= {node.inserted for node in tree.nodes()}
+        assert order._ghosts._num_tokens <= 0.5 * 60
+    tree.evict(tree.num_tokens)
+    assert not order._joined
+    assert not given_order._joined
+    assert not given_order._ghosts
+
+
 def test_both_halves_of_a_split_stay_in_their_queue():
     tree = RadixTree(eviction=TwoQ(ghost_share=10.0))
     tree.insert(single(1, 8))
@@ -245,5 +390,9 @@ def test_settings_are_checked():
         TwoQ(probation_share=1.5)
     with pytest.raises(ValueError, match="ghost_share=-1: must be >= 0"):
         TwoQ(ghost_share=-1)
+    with pytest.raises(ValueError, match=r"small_share=1\.5: must be >= 0 and <= 1"):
+        S3Fifo(small_share=1.5)
+    with pytest.raises(ValueError, match="ghost_share=inf: must be >= 0 and finite"):
+        S3Fifo(ghost_share=math.inf)
     with pytest.raises(ValueError, match="fixed_cost_tokens=nan: must be >= 0 and finite"):
         SizeAware(fixed_cost_tokens=math.nan)

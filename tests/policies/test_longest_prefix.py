@@ -21,11 +21,11 @@ def make_engine(**settings):
     )
 
 
-def order_of_service(core):
+def order_of_service(core, now=0.0):
     order = []
-    while (plan := core.plan(0.0)) is not None:
+    while (plan := core.plan(now)) is not None:
         order += [seq.request_id for seq in plan.admitted]
-        core.commit(plan, StepOutcome(), 0.0)
+        core.commit(plan, StepOutcome(), now)
         core.check_integrity()
     return order
 
@@ -55,6 +55,18 @@ def test_with_too_many_waiting_it_is_first_come_first_served():
     add(core, 2, (9, 20))
     add(core, 3, (0, 20))
     assert order_of_service(core) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("max_wait_s", "order"), [(None, [3, 2, 1]), (10.0, [3, 2, 1]), (9.0, [1, 3, 2])])
+def test_who_has_waited_for_too_long_goes_before_any_hit(max_wait_s, order):
+    """At 10 s; 1 came at 1 s and finds nothing, 3 finds 20 tokens, 2 finds 10."""
+    core = make_engine(max_wait_s=max_wait_s)
+    add(core, 0, (0, 20))
+    assert order_of_service(core) == [0]
+    add(core, 1, (9, 20))
+    add(core, 2, (0, 10))
+    add(core, 3, (0, 20))
+    assert order_of_service(core, 10.0) == order
 
 
 def test_rejects_sorting_nobody():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.engine import RejectedError
+from policies.limits import RejectedError
 from policies.plan import Migrant, StepOutcome, Transfer
 from policies.request import Prompt, Request
 from policies.sequence import FinishReason, SequenceState

@@ -81,3 +81,24 @@ def test_sequences_may_not_count_on_the_share_of_the_pinned():
 def test_rejects_impossible_pins(settings, message):
     with pytest.raises(ValueError, match=message):
         PrefixCaching(**settings)
+
+
+def test_pins_end_in_the_order_of_their_last_use():
+    """7 is used at 1, 8 at 2, 7 again at 4: 8 ends at 12, 7 at 14."""
+    core = make_engine()
+    serve(core, 0, 0.0, (7, 16), num_pinned=16)
+    serve(core, 1, 1.0, (8, 8), num_pinned=8)
+    serve(core, 2, 3.0, (7, 16), num_pinned=16)
+    assert (core.pool.num_pinned, core.pool.expires_s) == (4 + 2, 12.0)
+    serve(core, 3, 12.0, (9, 4))
+    assert (core.pool.num_pinned, core.pool.expires_s) == (4, 14.0)
+    assert core.pool.pinned_token_s_until(14.0) == 8 * 10 + 16 * 13
+
+
+def test_a_share_that_a_pin_gives_back_can_be_pinned_again():
+    core = make_engine(max_pinned_share=0.25)
+    serve(core, 0, 0.0, (7, 16), num_pinned=16)
+    serve(core, 1, 1.0, (8, 16), num_pinned=16)
+    assert core.pool.num_pinned == 4, "no room for the second"
+    serve(core, 2, 11.0, (8, 16), num_pinned=16)
+    assert (core.pool.num_pinned, core.pool.expires_s) == (4, 22.0)

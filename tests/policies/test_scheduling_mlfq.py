@@ -47,6 +47,29 @@ def test_a_new_short_request_takes_the_slot_of_one_that_has_gone_down(make_core,
     assert one_step(core) == ({0: 4}, [])
 
 
+def test_who_has_just_been_loaded_computes_a_token_before_it_is_displaced(make_core, make_request):
+    """One slot. 0 is swapped out for 1 and comes back; 2, of a better level, came while it was loaded.
+
+    Else two that are promoted in turn could swap each other out for ever.
+    """
+    policy = Mlfq(quantum_tokens=4, preemption_mode="swap")
+    core = make_core(scheduling=policy, max_num_seqs=1, num_swap_blocks=10)
+    core.add(make_request(0, 2), stop_after=50)
+    one_step(core)
+    core.add(make_request(1, 2), stop_after=1)
+    assert one_step(core) == ({0: 1}, [])
+    assert one_step(core) == ({1: 2}, [0])
+    assert core.plan(0.0) is None, "0 is being loaded"
+    core.add(make_request(2, 2), stop_after=1)
+    for transfer in core.take_transfers():
+        if transfer.seq is not None:
+            core.loaded(transfer.seq.request_id)
+    plan = core.plan(0.0)
+    assert (plan.tokens_by_request, plan.horizon) == ({0: 1}, 1)
+    core.commit(plan, StepOutcome(), 0.0)
+    assert one_step(core) == ({2: 2}, [0])
+
+
 def test_a_plan_holds_until_the_first_quantum_in_use_ends(make_core, make_request):
     """13 known tokens entered level 2 (16 tokens) with 12: 15 more. Nobody waits: no bound."""
     core = make_core(scheduling=Mlfq(quantum_tokens=4), max_num_seqs=1)

@@ -1,10 +1,14 @@
 """Tiers below the GPU: what goes down, what is found there, and when a sequence may go on."""
 
+from copy import deepcopy
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.pool import KvMemory
-from policies.caching.tiered import GIB, Piece, Tier, Tiered
+from policies.caching.tiered import GIB, Tier, Tiered
 from policies.engine import EngineCore
 from policies.plan import StepOutcome, Transfer
 from policies.request import Prompt, Request, Segment
@@ -102,7 +106,7 @@ def test_a_sequence_waits_for_both_its_transfers():
     serve(core, 0, 0)
     for request_id in range(1, 5):
         serve(core, request_id, request_id)
-    core.pool._tiers[0].put(Piece(core.pool._places.path(Request(9, 0.0, prompt(0)))[0].place, 0, 2))
+    core.pool._tiers[0].put(core.pool._places.path(Request(9, 0.0, prompt(0)))[0].place, 0, 2)
     seq = core.add(Request(9, 0.0, prompt(0)), stop_after=2)
     assert core.plan(0.0) is None
     loads = [t for t in core.take_transfers() if t.seq is seq]
@@ -137,11 +141,151 @@ def test_an_abort_while_loading_leaves_no_content_that_never_came():
 
 def test_a_tier_keeps_what_was_used_last_and_drops_the_end_of_a_piece_first():
     tier = Tier("host", 6)
-    assert tier.put(Piece(0, 0, 4)) == (4, [])
-    assert tier.put(Piece(1, 0, 2)) == (2, [])
-    assert tier.put(Piece(0, 2, 4)) == (0, [])  # known already; used now
-    assert tier.put(Piece(2, 0, 3)) == (3, [Piece(1, 0, 2), Piece(0, 3, 4)])
+    assert tier.put(0, 0, 4) == (4, [])
+    assert tier.put(1, 0, 2) == (2, [])
+    assert tier.put(0, 2, 4) == (0, [])  # known already; used now
+    assert tier.put(2, 0, 3) == (3, [(1, 0, 2), (0, 3, 4)])
     assert (tier.reach(0, 0), tier.reach(0, 3), tier.reach(1, 0), tier.num_used) == (3, 3, 0, 6)
+    assert (tier.reach_back(0, 3), tier.reach_back(0, 4), tier.reach_back(1, 2)) == (0, 4, 2)
+
+
+class PlainTier:
+    """What a tier is, block by block."""
+
+    def __init__(self, num_blocks):
+        self.num_blocks = num_blocks
+        self.held = {}  # place -> blocks, least used first
+
+    def touch(self, place):
+        if place in self.held:
+            self.held[place] = self.held.pop(place)
+
+    def put(self, place, first, end):
+        blocks = self.held.pop(place, set())
+        new = set(range(first, end)) - blocks
+        self.held[place] = blocks | new
+        evicted = []
+        while sum(map(len, self.held.values())) > self.num_blocks:
+            oldest = next(iter(self.held))
+            evicted.append((oldest, max(self.held[oldest])))
+            self.held[oldest].remove(evicted[-1][1])
+            if not self.held[oldest]:
+                del self.held[oldest]
+        return len(new), evicted
+
+    def reach(self, place, block):
+        while block in self.held.get(place, ()):
+            block += 1
+        return block
+
+    def reach_back(self, place, block):
+        while block - 1 in self.held.get(place, ()):
+            block -= 1
+        return block
+
+
+pieces = st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(1, 6))
+
+
+@given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), pieces), max_size=40))
+def test_a_tier_is_a_set_of_blocks(num_blocks, operations):
+    tier, plain = Tier("host", num_blocks), PlainTier(num_blocks)
+    for is_touch, (place, first, count) in operations:
+        if is_touch:
+            tier.touch(place)
+            plain.touch(place)
+        else:
+            num_new, evicted = tier.put(place, first, first + count)
+            gone = [(where, block) for where, f, e in evicted for block in reversed(range(f, e))]
+            assert (num_new, gone) == plain.put(place, first, first + count)
+        assert tier.places == set(plain.held)
+        assert tier.num_used == sum(map(len, plain.held.values())) <= num_blocks
+        for where in range(4):
+            for block in range(20):
+                assert tier.reach(where, block) == plain.reach(where, block)
+                assert tier.reach_back(where, block) == plain.reach_back(where, block)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), pieces), max_size=12),
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.integers(0, 12),
+    st.sampled_from([1, 8, 30]),
+)
+@example([(0, (0, 0, 1)), (0, (1, 1, 1)), (1, (1, 0, 2))], [4, 9], 0, 1)
+def test_what_is_found_below_are_the_blocks_that_follow_without_a_gap(stored, runs, num_cached, least):
+    """Of each block the tier nearest to the GPU counts, but who has begun a piece goes on with it.
+
+    The last known token is never found.
+    """
+    core = make_engine(100, host_blocks=100, disk_blocks=100, min_load_tokens=least)
+    segments = tuple(Segment(number, num_tokens) for number, num_tokens in enumerate(runs))
+    seq = core.add(Request(0, 0.0, Prompt(sum(runs), segments)), stop_after=1)
+    pool = core.pool
+    path = pool._held(seq).path
+    for tier, (stretch, first, count) in stored:
+        if tier < 2 and path:
+            pool._tiers[tier].put(path[stretch % len(path)].place, first, first + count)
+    expected = {"host": 0, "disk": 0}
+    blocks, start = [], 0
+    for place, end in path:
+        blocks += [(place, block - start) for block in range(start, min(end, 40))]  # answers are endless
+        start = end
+    last = (None, None)
+    for place, block in blocks[num_cached : (sum(runs) - 1) // BLOCK_SIZE]:
+        having = [tier for tier in pool._tiers if tier.reach(place, block) > block]
+        if not having:
+            break
+        tier = last[1] if last[0] == place and last[1] in having else having[0]
+        last = (place, tier)
+        expected[tier.name] += BLOCK_SIZE
+    if sum(expected.values()) < least:
+        expected = {}
+    assert pool.num_loadable(seq, num_cached * BLOCK_SIZE) == sum(expected.values())
+    assert dict(pool.loads(seq)) == {name: num for name, num in expected.items() if num}
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=12),
+    st.sampled_from([1, 5, 9, 100]),
+    st.sampled_from([0, 20]),
+    st.sampled_from(["back", "through"]),
+)
+def test_what_is_quiet_is_taken_without_a_copy(content_ids, host_blocks, disk_blocks, write):
+    core = make_engine(10, host_blocks, disk_blocks, write)
+    for request_id, content_id in enumerate(content_ids):
+        serve(core, request_id, content_id)
+        pool = deepcopy(core.pool)
+        assert 0 <= pool.num_quiet <= pool.num_free
+        pool.take(pool.num_quiet)
+        assert pool.stores == []
+
+
+def test_content_that_is_below_already_is_quiet():
+    """Nine blocks, five a prompt, of which four keep content: two contents stay, and one block without."""
+    core = make_engine(num_blocks=9, host_blocks=100)
+    serve(core, 0, 0)
+    serve(core, 1, 1)
+    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 1)  # A and B are nowhere else
+    serve(core, 2, 2)
+    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 1)  # A went down; B and C are nowhere else
+    serve(core, 3, 0)  # B goes down, A comes back
+    serve(core, 4, 2)  # found: C is used after A, and A is next
+    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 5)
+
+
+def test_decodes_that_evict_what_is_below_already_leap():
+    """A decode after A came back: its blocks are taken from A's, copy by copy unless those are below."""
+    horizons = {}
+    for content_ids in ((0, 1, 2, 0, 2), (0, 1)):
+        core = make_engine(num_blocks=9, host_blocks=100)
+        for request_id, content_id in enumerate(content_ids):
+            serve(core, request_id, content_id)
+        core.add(Request(9, 0.0, Prompt(4)), stop_after=100)
+        core.commit(core.plan(0.0), StepOutcome(), 0.0)  # the prompt takes the one block without content
+        plan = core.plan(0.0)
+        horizons[content_ids] = plan.horizon
+    assert horizons == {(0, 1, 2, 0, 2): 16, (0, 1): 4}
 
 
 @pytest.mark.parametrize(

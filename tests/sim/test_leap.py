@@ -1,5 +1,6 @@
 """Leaping over iterations and stepping through them leave the same records and take the same decisions."""
 
+from functools import partial
 from math import inf, nextafter
 from pathlib import Path
 
@@ -12,8 +13,13 @@ from omegaconf import OmegaConf
 from experiments.conformance.same_run import assert_same_decisions
 from hwmodels.roofline import Roofline
 from policies.batching.chunked import Chunked
+from policies.batching.partial_prefills import PartialPrefills
 from policies.caching.paged import Paged
+from policies.caching.prefix import PrefixCaching
+from policies.request import Branching
+from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
+from sim.links import Links
 from sim.replica import MAX_LEAP
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -275,3 +281,37 @@ def test_a_long_prompt_is_leapt_over_chunk_by_chunk(make_world, ask, same_record
     assert leaps(flown) == [12, 1, 1]
     assert flown.records.iterations.prefill_tokens.tolist() == [8] * 12 + [4, 0]
     assert flown.records.iterations.kv_blocks_used.tolist() == [*range(2, 26, 2), 25, 26]
+
+
+def test_kv_that_is_loaded_takes_no_place_among_the_partial_prefills(make_world, ask, same_records):
+    """Two swapped out, one prompt at a time: both come back in one step, and the next decides alike."""
+    world = make_world(
+        *[ask(0.0, 1, 8)] * 6,
+        batching=PartialPrefills(
+            max_num_batched_tokens=4, max_num_partial_prefills=2, max_long_partial_prefills=1
+        ),
+        scheduling=Fcfs(preemption_mode="swap"),
+        caching=PrefixCaching(block_size=2),
+        num_blocks=6,
+        num_swap_blocks=4,
+        links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=8.0),
+        max_num_seqs=4,
+    )
+    flown = assert_leap_equals_step(world, same_records)
+    assert flown.records.requests.preemptions.sum() > 2
+
+
+def test_two_whose_kv_takes_turns_in_memory_come_to_an_end(make_world, ask, same_records):
+    """Neither finds room for its next tokens beside the other's KV, which is on its way in when it asks."""
+    world = make_world(
+        *[ask(0.0, 6, 20)._replace(branching=Branching(3))] * 2,
+        scheduling=Fcfs(preemption_mode="swap"),
+        caching=Paged(block_size=2),
+        num_blocks=40,
+        num_swap_blocks=100,
+        links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=16.0),
+        max_num_seqs=8,
+    )
+    flown = assert_leap_equals_step(world, same_records)
+    assert flown.records.requests.status.tolist() == ["finished"] * 2
+    assert flown.records.requests.preemptions.sum() > 0

@@ -5,7 +5,8 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
-from policies.engine import EngineCore, RejectedError
+from policies.engine import EngineCore
+from policies.limits import RejectedError
 from policies.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.clock import Clock, Phase

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from experiments.conformance.draws import draw_worlds
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
@@ -87,9 +88,9 @@ def test_iterations_follow_each_other_within_the_limits(data, worlds):
 
 @settings(random_worlds, max_examples=60)
 @given(data=st.data())
-def test_nobody_starves_and_every_answer_has_its_length(data, worlds):
+def test_nobody_starves_and_every_answer_has_its_length(data):
     """First come, first served, without time limit or impatience: all that can be served are, to the end."""
-    world = data.draw(worlds.filter(lambda world: world.scheduling == Fcfs()))
+    world = data.draw(draw_worlds(schedulings=st.just(Fcfs())))
     world = type(world)(**(vars(world) | {"until_s": None, "patience_s": None, "num_users": None}))
     records = world.fly().records
     asks = sorted(world.asks, key=lambda ask: ask.arrival_s)

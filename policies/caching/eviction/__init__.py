@@ -81,6 +81,13 @@ class Eviction(Protocol):
         """
         return 0
 
+    def reprieve(self, entry: Entry) -> int | None:
+        """Asked of the entry that would go: the queue that it joins anew instead; None: it goes.
+
+        Its key is taken again then, and `victim_queue` asked again. No entry may be spared for ever.
+        """
+        return None
+
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
         """Told of every eviction: the key by which the entry went; queue_tokens are those after it."""
         return None

@@ -58,15 +58,16 @@ class Candidates(Generic[C]):
         """Take out the entry to evict next, or None without any candidate. The cache must drop it then."""
         if self._pending:
             self._take_keys()
-        first = self.eviction.victim_queue(self.queue_tokens) if len(self._heaps) > 1 else 0
-        for offset in range(len(self._heaps)):
-            heap = self._heaps[(first + offset) % len(self._heaps)]
-            while heap:
-                key, _, version, entry = heappop(heap)
-                if version == entry.version and entry.is_candidate:
-                    self.queue_tokens[entry.queue] -= entry.num_tokens
-                    self.eviction.evicted(entry, key, self.queue_tokens)
-                    return entry
+        while (first := self._pop_first()) is not None:
+            entry, key = first
+            queue = self.eviction.reprieve(entry)
+            self.queue_tokens[entry.queue] -= entry.num_tokens
+            if queue is None:
+                self.eviction.evicted(entry, key, self.queue_tokens)
+                return entry
+            entry.queue = queue
+            self.queue_tokens[queue] += entry.num_tokens
+            self._push(entry)
         return None
 
     def holds(self, entry: C) -> bool:
@@ -75,14 +76,28 @@ class Candidates(Generic[C]):
             item is entry and version == entry.version for heap in self._heaps for _, _, version, item in heap
         )
 
+    def _pop_first(self) -> tuple[C, tuple[float, ...]] | None:
+        """Take the first candidate, with its key, from the queue that is to give, or from one behind it."""
+        first = self.eviction.victim_queue(self.queue_tokens) if len(self._heaps) > 1 else 0
+        for offset in range(len(self._heaps)):
+            heap = self._heaps[(first + offset) % len(self._heaps)]
+            while heap:
+                key, _, version, entry = heappop(heap)
+                if version == entry.version and entry.is_candidate:
+                    return entry, key
+        return None
+
+    def _push(self, entry: C) -> None:
+        entry.version += 1
+        key = self.eviction.key(entry)
+        # `inserted` and the version decide before two entries would be compared.
+        heappush(self._heaps[entry.queue], (key, entry.inserted, entry.version, entry))
+
     def _take_keys(self) -> None:
         for entry in self._pending:
             entry.is_pending = False
             if entry.is_candidate:
-                entry.version += 1
-                key = self.eviction.key(entry)
-                # `inserted` and the version decide before two entries would be compared.
-                heappush(self._heaps[entry.queue], (key, entry.inserted, entry.version, entry))
+                self._push(entry)
         self._pending.clear()
         for queue, heap in enumerate(self._heaps):
             if len(heap) > self._sweep_at[queue]:

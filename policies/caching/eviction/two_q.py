@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from policies.caching.eviction import Entry, Eviction
+from policies.caching.eviction.ghosts import Ghosts
 
 PROBATION, MAIN = 0, 1
 
@@ -30,9 +31,7 @@ class TwoQ(Eviction):
     """Share of the cached tokens up to which the probation queue is spared."""
     ghost_share: float = 0.5
     """Tokens whose evicted content is remembered, as a share of the cached tokens."""
-    _ghosts: dict[int, int] = field(init=False, hash=False, repr=False, default_factory=dict)
-    """Tokens by content id, the oldest first."""
-    _num_ghost_tokens: list[int] = field(init=False, hash=False, repr=False, default_factory=lambda: [0])
+    _ghosts: Ghosts = field(init=False, hash=False, repr=False, compare=False, default_factory=Ghosts)
 
     def __post_init__(self) -> None:
         if not 0 <= self.probation_share <= 1:
@@ -52,11 +51,7 @@ class TwoQ(Eviction):
 
     def admit(self, entry: Entry) -> int:
         """Remembered content goes to the main queue, all other on probation."""
-        num_tokens = self._ghosts.pop(entry.content_id, None)
-        if num_tokens is None:
-            return PROBATION
-        self._num_ghost_tokens[0] -= num_tokens
-        return MAIN
+        return MAIN if self._ghosts.recall(entry.content_id) else PROBATION
 
     def victim_queue(self, queue_tokens: Sequence[int]) -> int:
         """Probation while it holds more than its share."""
@@ -65,11 +60,6 @@ class TwoQ(Eviction):
 
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
         """Remember what left probation; forget the oldest names beyond the ghosts' share."""
-        if entry.queue != PROBATION:
-            return
-        self._num_ghost_tokens[0] += entry.num_tokens - self._ghosts.pop(entry.content_id, 0)
-        self._ghosts[entry.content_id] = entry.num_tokens
-        limit = self.ghost_share * (sum(queue_tokens) + entry.num_tokens)
-        while self._num_ghost_tokens[0] > limit:
-            oldest = next(iter(self._ghosts))
-            self._num_ghost_tokens[0] -= self._ghosts.pop(oldest)
+        if entry.queue == PROBATION:
+            limit = self.ghost_share * (sum(queue_tokens) + entry.num_tokens)
+            self._ghosts.remember(entry.content_id, entry.num_tokens, limit)

@@ -3,7 +3,8 @@
 import pytest
 
 from policies.batching.slots import Slots
-from policies.engine import RejectedError
+from policies.limits import RejectedError
+from policies.request import Branching
 
 A, B, C = range(3)
 
@@ -41,3 +42,20 @@ def test_a_prompt_needs_a_slot_with_a_token_to_spare(make_core, make_request, ru
 def test_rejects_slots_that_cannot_all_decode(settings, message):
     with pytest.raises(ValueError, match=message):
         Slots(**settings)
+
+
+def test_a_prompt_behind_the_branches_of_another_is_computed(make_core, make_request, run_out):
+    """Three slots, two of them A's, the third B's. C wants four, and so waits until all are free."""
+    core = make_core(batching=Slots(n_parallel=3, n_batch=8))
+    core.add(make_request(A, 2)._replace(branching=Branching(2)), stop_after=3)
+    core.add(make_request(B, 9), stop_after=1)
+    core.add(make_request(C, 2)._replace(branching=Branching(4)), stop_after=1)
+    steps = run_out(core)
+    assert [step[0] for step in steps] == [{A: 2, B: 6}, {A: 2, B: 3}, {A: 2}, {C: 2}]
+
+
+def test_a_request_for_more_answers_than_slots_has_the_server_to_itself(make_core, make_request, run_out):
+    core = make_core(batching=Slots(n_parallel=2, n_batch=8))
+    core.add(make_request(A, 2)._replace(branching=Branching(4)), stop_after=2)
+    core.add(make_request(B, 3), stop_after=1)
+    assert [step[0] for step in run_out(core)] == [{A: 2}, {A: 4}, {B: 3}]

@@ -1,0 +1,30 @@
+"""Names of content that was evicted lately, the oldest forgotten first. They take no KV memory."""
+
+from __future__ import annotations
+
+
+class Ghosts:
+    """Tokens of evicted entries by content id."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, int] = {}  # the oldest first
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def recall(self, content_id: int) -> bool:
+        """Whether a name is remembered; it no longer is, since its content is coming back."""
+        num_tokens = self._tokens.pop(content_id, None)
+        if num_tokens is None:
+            return False
+        self._num_tokens -= num_tokens
+        return True
+
+    def remember(self, content_id: int, num_tokens: int, max_num_tokens: float) -> None:
+        """Note a name as the newest, and forget the oldest beyond max_num_tokens tokens."""
+        self._num_tokens += num_tokens - self._tokens.pop(content_id, 0)
+        self._tokens[content_id] = num_tokens
+        while self._num_tokens > max_num_tokens:
+            oldest = next(iter(self._tokens))
+            self._num_tokens -= self._tokens.pop(oldest)

@@ -1,0 +1,91 @@
+"""Prefixes that clients pay to have kept, as APIs sell prompt caching: each for a time after its last use.
+
+A pin holds the runs of its prefix like a sequence, so that nothing evicts them, until pin_s have gone by
+without a use. All pins together hold max_blocks at the most; what does not fit is not pinned.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from policies.caching.runs import Held, Run, Runs
+
+
+class Pin:
+    """A prefix that is kept until a time, whoever uses it."""
+
+    __slots__ = ("held", "number", "since_s", "until_s")
+
+    def __init__(self, number: int, held: Held, since_s: float) -> None:
+        self.number = number  # below 0: no request's
+        self.held = held
+        self.since_s = since_s
+        self.until_s = since_s
+
+
+class Pins:
+    """The pins of a pool, in the order of their last use, which is that in which they end."""
+
+    def __init__(self, *, pin_s: float, max_blocks: int, block_size: int) -> None:
+        self.max_blocks = max_blocks
+        self.num_blocks = 0
+        """Blocks that are kept."""
+        self._pin_s = pin_s
+        self._block_size = block_size
+        self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin
+        self._num_made = 0
+        self._token_s = 0.0  # of pins that have ended
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """What they hold."""
+        return (run for pin in self._pins.values() for run in pin.held.runs)
+
+    @property
+    def expires_s(self) -> float:
+        """When the next of them ends."""
+        return next(iter(self._pins.values())).until_s if self._pins else float("inf")
+
+    def keep(self, runs: Runs, held: Held, num_blocks: int, now: float) -> bool:
+        """Pin the first num_blocks blocks of what somebody holds, or keep them longer if they are pinned.
+
+        Returns whether they are.
+        """
+        place = next((stretch.place for stretch in held.path if stretch.end >= num_blocks), -1)
+        pin = self._pins.get((place, num_blocks))
+        if pin is None:
+            if not 0 < num_blocks <= self.max_blocks - self.num_blocks:
+                return False
+            self._num_made += 1
+            number = -self._num_made
+            pin = Pin(number, runs.share(held, number, num_blocks), now)
+            self._pins[place, num_blocks] = pin
+            self.num_blocks += num_blocks
+        pin.until_s = now + self._pin_s
+        self._pins.move_to_end((place, num_blocks))
+        return True
+
+    def pop_expired(self, now: float) -> Pin | None:
+        """The next pin, if its time is over by now; it is one no more. None: there is no such pin."""
+        if self.expires_s > now:
+            return None
+        _, pin = self._pins.popitem(last=False)
+        self.num_blocks -= pin.held.num_keyed
+        self._token_s += self._token_s_of(pin, pin.until_s)
+        return pin
+
+    def token_s_until(self, end_s: float) -> float:
+        """Tokens times the seconds for which they were kept, up to end_s."""
+        return self._token_s + sum(
+            self._token_s_of(pin, min(end_s, pin.until_s)) for pin in self._pins.values()
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that each pin holds its runs."""
+        pins = self._pins.values()
+        assert all(run.owners[pin.number] is pin.held for pin in pins for run in pin.held.runs)
+        assert sum(pin.held.num_keyed for pin in pins) == self.num_blocks <= self.max_blocks
+
+    def _token_s_of(self, pin: Pin, end_s: float) -> float:
+        return pin.held.num_keyed * self._block_size * (end_s - pin.since_s)

@@ -1,0 +1,247 @@
+"""The contents of a prefix cache, in runs: blocks one behind the other at one place of `content.Places`.
+
+A place's blocks are offered once. Who computed the same contents side by side holds a copy, which is offered
+when the block that was offered goes. Runs that nobody holds are free: they stay, in the order in which they
+became free, until their blocks are wanted.
+
+    place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where somebody went on with less
+               | 0 1 |                      a copy
+
+Costs grow with the number of runs, not with that of their blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+
+from policies.caching.content import Stretch
+
+
+class Run:
+    """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
+
+    owners: who holds it: sequences by request id, pins by numbers below 0. ids: physical blocks, once
+    somebody asked. A copy is not offered: another run has the same contents.
+    """
+
+    __slots__ = ("first", "ids", "is_copy", "num_blocks", "owners", "place")
+
+    def __init__(
+        self, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False
+    ) -> None:
+        self.place = place
+        self.first = first
+        self.num_blocks = num_blocks
+        self.ids = ids
+        self.owners: dict[int, Held] = {}
+        self.is_copy = is_copy
+
+    @property
+    def end(self) -> int:
+        """The block behind its last."""
+        return self.first + self.num_blocks
+
+
+class Held:
+    """What a sequence holds: runs, from its first block on, and then blocks that have no content yet."""
+
+    __slots__ = ("found", "num_keyed", "path", "runs", "tail_ids")
+
+    def __init__(self, path: list[Stretch]) -> None:
+        self.path = path
+        self.found: list[tuple[Run, int]] = []  # while it waits: by the last look
+        self.runs: list[Run] = []
+        self.num_keyed = 0  # blocks in runs
+        self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
+
+    def add(self, run: Run, owner: int) -> None:
+        """Hold a run, too."""
+        run.owners[owner] = self
+        self.runs.append(run)
+        self.num_keyed += run.num_blocks
+
+
+class Runs:
+    """All runs of a pool."""
+
+    def __init__(self, free_ids: list[int]) -> None:
+        self._free_ids = free_ids  # the pool's: ids of blocks that lose their contents go there
+        self._free: OrderedDict[Run, None] = OrderedDict()  # in the order in which they became free
+        self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
+        self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
+
+    @property
+    def next_free(self) -> Run:
+        """Of the runs that nobody holds, the one that became free first."""
+        return next(iter(self._free))
+
+    @property
+    def places(self) -> set[int]:
+        """Where there are contents."""
+        return self._at.keys() | self._copies.keys()
+
+    def find(self, path: list[Stretch], limit: int) -> tuple[list[tuple[Run, int]], int]:
+        """The runs that a path begins with, and how many blocks of each may be used: limit in all."""
+        found: list[tuple[Run, int]] = []
+        num_found, at = 0, self._at
+        for place, end in path:
+            wanted = (end if end < limit else limit) - num_found
+            next_block = 0
+            for run in at.get(place, ()):
+                if run.first != next_block or next_block == wanted:
+                    break
+                num_blocks = min(run.num_blocks, wanted - next_block)
+                next_block += num_blocks
+                found.append((run, num_blocks))
+            num_found += next_block
+            if next_block < wanted or num_found == limit:
+                break
+        return found, num_found
+
+    def hold_found(self, held: Held, owner: int) -> int:
+        """Hold what the last look found. Returns how many blocks were free until now."""
+        num_free = 0
+        for run, num_blocks in held.found:
+            if num_blocks < run.num_blocks:
+                run = self._split(run, num_blocks)
+            if not run.owners:
+                del self._free[run]
+                num_free += num_blocks
+            held.add(run, owner)
+        held.found = []
+        return num_free
+
+    def share(self, held: Held, owner: int, num_blocks: int) -> Held:
+        """A second owner of the first num_blocks blocks with contents that somebody holds."""
+        other = Held(held.path)
+        while other.num_keyed < num_blocks:
+            run = held.runs[len(other.runs)]
+            num_missing = num_blocks - other.num_keyed
+            other.add(self._split(run, num_missing) if run.num_blocks > num_missing else run, owner)
+        return other
+
+    def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
+        """Make runs of the place's blocks first to end - 1: copies, where others offer those already."""
+        offered = self._at.get(place)
+        if offered is None and not held.tail_ids:
+            run = Run(place, first, end - first, [])
+            held.add(run, owner)
+            self._at[place] = [run]
+            return
+        offered = self._at.setdefault(place, [])
+        index = len(offered)
+        while index and offered[index - 1].end > first:
+            index -= 1
+        while first < end:
+            other = offered[index] if index < len(offered) else None
+            is_copy = other is not None and other.first <= first
+            upto = end if other is None else min(end, other.end if is_copy else other.first)
+            ids, held.tail_ids = held.tail_ids[: upto - first], held.tail_ids[upto - first :]
+            if len(ids) < upto - first:  # not asked for, or not all
+                self._free_ids.extend(ids)
+                ids = []
+            run = Run(place, first, upto - first, ids, is_copy)
+            held.add(run, owner)
+            if is_copy:
+                self._copies.setdefault(place, []).append(run)
+            else:
+                offered.insert(index, run)
+            index += 1
+            first = upto
+
+    def withdraw(self, held: Held, num_blocks: int) -> None:
+        """Take the contents from all but the first num_blocks blocks that somebody holds."""
+        while held.num_keyed > num_blocks:
+            run = held.runs[-1]
+            num_dropped = min(run.num_blocks, held.num_keyed - num_blocks)
+            held.num_keyed -= num_dropped
+            if num_dropped == run.num_blocks:
+                held.runs.pop()
+            self._drop_last(run, num_dropped)
+
+    def let_go(self, held: Held, owner: int) -> int:
+        """Hold nothing: runs that nobody else holds become free, the last first. Returns their blocks."""
+        num_free = 0
+        for run in reversed(held.runs):
+            del run.owners[owner]
+            if not run.owners:
+                self._free[run] = None
+                num_free += run.num_blocks
+        return num_free
+
+    def evict(self, run: Run, num_blocks: int) -> None:
+        """The last blocks of a free run lose their contents."""
+        if num_blocks == run.num_blocks:
+            del self._free[run]
+        self._drop_last(run, num_blocks)
+
+    def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
+        """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""
+        runs = {run for offered in self._at.values() for run in offered}
+        copies = {run for copies in self._copies.values() for run in copies}
+        assert all(not run.is_copy for run in runs)
+        assert all(run.is_copy for run in copies)
+        assert owned | self._free.keys() == runs | copies, "a run is lost"
+        assert not owned & self._free.keys(), "a run is held and free"
+        for offered in self._at.values():
+            assert offered
+            assert all(one.end <= other.first for one, other in pairwise(offered))
+        return sum(run.num_blocks for run in self._free), sum(run.num_blocks for run in owned)
+
+    def _split(self, run: Run, num_blocks: int) -> Run:
+        """Cut a run behind num_blocks blocks. Returns the head; the rest stays what and where it was."""
+        head = Run(run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
+        head.owners = dict(run.owners)
+        for owner in run.owners.values():
+            runs = owner.runs
+            runs.insert(runs.index(run), head)
+        same_kind = (self._copies if run.is_copy else self._at)[run.place]
+        same_kind.insert(same_kind.index(run), head)
+        run.first += num_blocks
+        run.num_blocks -= num_blocks
+        run.ids = run.ids[num_blocks:]
+        if not run.owners:  # the head goes right behind the rest: a tail goes before its head
+            self._free[head] = None
+            if run.is_copy:
+                behind = list(self._free)
+                for other in behind[behind.index(run) + 1 : -1]:
+                    self._free.move_to_end(other)
+        return head
+
+    def _drop_last(self, run: Run, num_blocks: int) -> None:
+        """The last blocks of a run lose their contents, and the run those blocks."""
+        run.num_blocks -= num_blocks
+        if run.ids:
+            self._free_ids.extend(reversed(run.ids[run.num_blocks :]))
+            del run.ids[run.num_blocks :]
+        by_place = self._copies if run.is_copy else self._at
+        if not run.num_blocks:
+            by_place[run.place].remove(run)
+            if not by_place[run.place]:
+                del by_place[run.place]
+        if not run.is_copy and run.place in self._copies:
+            self._promote(run.place, run.end, run.end + num_blocks)
+
+    def _promote(self, place: int, first: int, end: int) -> None:
+        """Offer copies, the oldest first, of blocks that are not offered any more."""
+        while first < end:
+            candidates = [run for run in self._copies.get(place, ()) if run.first < end and run.end > first]
+            covering = [run for run in candidates if run.first <= first]
+            if not covering:
+                first = min((run.first for run in candidates), default=end)
+                continue
+            run = covering[0]
+            later = [other.first for other in candidates[: candidates.index(run)] if other.first > first]
+            if run.first < first:
+                self._split(run, first - run.first)
+            upto = min([run.end, end, *later])
+            if upto < run.end:
+                run = self._split(run, upto - first)
+            self._copies[place].remove(run)
+            if not self._copies[place]:
+                del self._copies[place]
+            run.is_copy = False
+            offered = self._at.setdefault(place, [])
+            offered.insert(sum(other.first < first for other in offered), run)
+            first = upto

@@ -1,0 +1,53 @@
+"""Who has waited for too long goes before all others: a bound in orders that would let it starve."""
+
+from __future__ import annotations
+
+from policies.scheduling.alarms import Alarms
+from policies.sequence import Sequence, SequenceState
+from policies.step import StepBuilder
+from policies.view import StepView
+
+
+def check_max_wait_s(max_wait_s: float | None) -> None:
+    """Raise ValueError if it is no time to wait at most."""
+    if max_wait_s is not None and not max_wait_s >= 0:
+        raise ValueError(f"max_wait_s={max_wait_s}: must be >= 0 s; null for no limit")
+
+
+class Overdue:
+    """Requests that still waited max_wait_s after their arrival; each stays one of them until it ends.
+
+    A policy asks `rank` for its ranks, and calls `bring_forward` in `before_step` and `forget` in `on_end`.
+    Nobody who came later goes before an overdue request that waits, so it is overtaken only by requests that
+    came within max_wait_s of it.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+        self._alarms = Alarms()
+        self._watched: set[int] = set()  # those with an alarm to come
+
+    def rank(self, seq: Sequence, max_wait_s: float | None, *key: float) -> tuple[float, ...]:
+        """(0, arrival) of the overdue; (1, *key, arrival) of others, who are watched while they wait."""
+        arrival_s, request_id = seq.request.arrival_s, seq.request_id
+        if request_id in self._ids:
+            return (0, arrival_s)
+        if max_wait_s is not None and seq.state is SequenceState.waiting and request_id not in self._watched:
+            self._watched.add(request_id)
+            self._alarms.set(arrival_s + max_wait_s, seq)
+        return (1, *key, arrival_s)
+
+    def bring_forward(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Rank those first that are overdue by now; the step holds until the next may be."""
+        for seq in self._alarms.ring(now):
+            self._watched.discard(seq.request_id)
+            if seq.state is SequenceState.waiting:  # else it is asked for its rank when it waits again
+                self._ids.add(seq.request_id)
+                step.rerank(seq)
+        if view.num_waiting:
+            step.hold(until_s=self._alarms.next_s)
+
+    def forget(self, seq: Sequence) -> None:
+        """A sequence has ended."""
+        self._ids.discard(seq.request_id)
+        self._watched.discard(seq.request_id)

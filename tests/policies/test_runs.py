@@ -1,0 +1,96 @@
+"""Runs of blocks with contents: who finds, holds, copies and loses what, each block numbered by hand."""
+
+import pytest
+
+from policies.caching.content import Stretch
+from policies.caching.runs import Held, Runs
+
+PLACE = 5
+PATH = [Stretch(PLACE, 8)]  # a sequence of one content, 8 blocks long
+
+
+def hold(runs, owner, num_blocks, ids=()):
+    """Somebody who computed the first num_blocks blocks."""
+    held = Held(PATH)
+    held.tail_ids = list(ids)
+    runs.offer(held, owner, PLACE, 0, num_blocks)
+    return held
+
+
+def found(runs, limit=8):
+    return [(run.first, num_blocks) for run, num_blocks in runs.find(PATH, limit)[0]]
+
+
+def test_what_one_offers_another_finds_up_to_a_limit():
+    runs = Runs([])
+    hold(runs, 0, 6)
+    assert found(runs) == [(0, 6)]
+    assert found(runs, limit=4) == [(0, 4)]
+    assert runs.find([Stretch(9, 8)], 8) == ([], 0)
+
+
+def test_holding_a_part_cuts_the_run_for_all_who_hold_it():
+    runs = Runs([])
+    first, second = hold(runs, 0, 6), Held(PATH)
+    second.found, _ = runs.find(PATH, 4)
+    assert runs.hold_found(second, 1) == 0, "none of them was free"
+    assert [(run.first, run.num_blocks, sorted(run.owners)) for run in first.runs] == [
+        (0, 4, [0, 1]),
+        (4, 2, [0]),
+    ]
+    assert (first.num_keyed, second.num_keyed) == (6, 4)
+    assert runs.let_go(first, 0) == 2
+    assert runs.let_go(second, 1) == 4
+    assert runs.check_integrity(set()) == (6, 0)
+
+
+def test_who_computes_the_same_holds_a_copy_that_is_offered_when_the_original_goes():
+    free_ids = []
+    runs = Runs(free_ids)
+    original = hold(runs, 0, 4, ids=[1, 2, 3, 4])
+    copy = hold(runs, 1, 3, ids=[5, 6, 7])
+    assert [run.is_copy for run in copy.runs] == [True]
+    assert runs.let_go(original, 0) == 4
+    runs.evict(runs.next_free, 4)
+    assert free_ids == [4, 3, 2, 1], "the end first"
+    assert [(run.first, run.num_blocks, run.is_copy) for run in copy.runs] == [(0, 3, False)]
+    assert found(runs) == [(0, 3)]
+    assert runs.check_integrity(set(copy.runs)) == (0, 3)
+
+
+def test_eviction_takes_the_end_of_the_run_that_became_free_first():
+    runs = Runs([])
+    early, late = hold(runs, 0, 2), Held([Stretch(6, 3)])
+    runs.offer(late, 1, 6, 0, 3)
+    runs.let_go(late, 1)
+    runs.let_go(early, 0)
+    assert runs.next_free.place == 6
+    runs.evict(runs.next_free, 1)
+    assert runs.find(late.path, 8)[1] == 2
+    runs.evict(runs.next_free, 2)
+    assert (runs.next_free.place, runs.places) == (PLACE, {PLACE})
+
+
+def test_what_is_withdrawn_is_found_no_more():
+    free_ids = []
+    runs = Runs(free_ids)
+    held = hold(runs, 0, 6, ids=range(1, 7))
+    runs.withdraw(held, 4)
+    assert (found(runs), held.num_keyed, free_ids) == ([(0, 4)], 4, [6, 5])
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 6])
+def test_a_second_owner_keeps_its_part_when_the_first_lets_go(num_blocks):
+    runs = Runs([])
+    held = hold(runs, 0, 6)
+    shared = runs.share(held, -1, num_blocks)
+    assert (shared.num_keyed, held.num_keyed) == (num_blocks, 6)
+    assert runs.let_go(held, 0) == 6 - num_blocks
+    assert runs.check_integrity(set(shared.runs)) == (6 - num_blocks, num_blocks)
+
+
+def test_integrity_knows_a_run_that_nobody_accounts_for():
+    runs = Runs([])
+    hold(runs, 0, 6)
+    with pytest.raises(AssertionError, match="a run is lost"):
+        runs.check_integrity(set())

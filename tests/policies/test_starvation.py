@@ -1,0 +1,72 @@
+"""Who says for how long a request may be overtaken keeps to it, in random worlds."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from experiments.conformance.draws import draw_worlds_with
+from experiments.conformance.promises import overtaken_within
+from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.scheduling.length_aware import LengthAware
+from policies.scheduling.longest_prefix import LongestPrefix
+from policies.scheduling.mlfq import Mlfq
+from policies.scheduling.shortest_job_first import ShortestJobFirst
+from policies.scheduling.shortest_remaining import ShortestRemaining
+
+MAKERS = {
+    "shortest_job_first": lambda bound_s: ShortestJobFirst(max_wait_s=bound_s),
+    "length_aware": lambda bound_s: LengthAware(max_wait_s=bound_s),
+    "length_aware, long first": lambda bound_s: LengthAware(long_first=True, max_wait_s=bound_s),
+    "shortest_remaining": lambda bound_s: ShortestRemaining(min_gain_tokens=0, max_wait_s=bound_s),
+    "longest_prefix": lambda bound_s: LongestPrefix(max_wait_s=bound_s),
+    "mlfq": lambda bound_s: Mlfq(quantum_tokens=2, num_levels=3, starvation_s=bound_s),
+    "mlfq, some active": lambda bound_s: Mlfq(quantum_tokens=2, starvation_s=bound_s, max_active=2),
+}
+
+
+def in_worlds_of(policy, num_worlds, check):
+    """Call check(world) for worlds in which a policy serves and all others keep the order of arrival.
+
+    No smaller world is looked for where it fails: that takes minutes.
+    """
+
+    @settings(
+        max_examples=num_worlds,
+        derandomize=True,
+        report_multiple_bugs=False,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate,),
+    )
+    @given(draw_worlds_with("scheduling", policy, others_in_order=True))
+    def in_every_world(world):
+        check(replace(world, prediction=OracleWithNoise(error=0.7)))
+
+    in_every_world()
+
+
+BOUND_S = 0.2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_nobody_is_overtaken_by_those_that_come_later_than_the_bound(name):
+    policy = MAKERS[name](BOUND_S)
+    assert policy.starvation_bound_s == BOUND_S
+    in_worlds_of(policy, 25, lambda world: overtaken_within(world, BOUND_S))
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"longest_prefix"}))
+def test_without_the_bound_somebody_is_overtaken(name):
+    """The worlds above can tell: with a bound of an hour, some request waits while later ones pass.
+
+    Of longest_prefix the first that comes after the bound and passes is further off: test_longest_prefix.py.
+    """
+    with pytest.raises(AssertionError, match="was overtaken by"):
+        in_worlds_of(MAKERS[name](3600.0), 40, lambda world: overtaken_within(world, BOUND_S))
+
+
+@pytest.mark.parametrize("policy", [ShortestJobFirst(), LengthAware(), LongestPrefix(), ShortestRemaining()])
+def test_without_a_limit_nothing_is_claimed(policy):
+    assert policy.starvation_bound_s is None

@@ -1,0 +1,126 @@
+"""Settings that do not go together end before the run, with key, value and a way out; branches save KV."""
+
+import pytest
+
+from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.simulate import build_run
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=20", "engine.num_kv_blocks=400")
+
+
+def build(*overrides):
+    return build_run(SOURCE.compose([*SMALL, *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sim.until_s=0"], r"^sim.until_s=0: must be > 0 s; null for no limit$"),
+        (["metrics.warmup_s=-1"], r"^metrics.warmup_s=-1: must be a finite number >= 0 s$"),
+        (["metrics.cooldown_s=inf"], r"^metrics.cooldown_s=inf: must be a finite number >= 0 s$"),
+        (["replicas=0"], "replicas=0: must be >= 1"),
+        (["seed=-1"], "seed=-1: must be >= 0"),
+        (["batching=decode_only"], "batching=DecodeOnly: half of .*choose one .*such as batching=chunked"),
+        (["scheduling=s3"], "prediction=none: S3 needs .*choose one, such as prediction=histogram"),
+        (
+            ["caching=contiguous", "caching.reserve=predicted"],
+            "caching.reserve=predicted, prediction=none: .*or caching.reserve=max_tokens",
+        ),
+        (
+            ["scheduling.preemption_mode=swap", "engine.swap_space_gib=0"],
+            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute",
+        ),
+        (
+            ["caching=tiered", "caching.host_gib=300", "storage.host_memory_gib=256"],
+            "caching.host_gib=300 and engine.swap_space_gib=0: together must be <= .*_memory_gib=256, a GPU",
+        ),
+        (
+            [
+                "caching=tiered",
+                "caching.host_gib=200",
+                "scheduling.preemption_mode=swap",
+                "engine.swap_space_gib=57",
+                "storage.host_memory_gib=256",
+            ],
+            "caching.host_gib=200 and engine.swap_space_gib=57: together must be <= .*=256",
+        ),
+        (
+            ["caching=tiered", "caching.disk_gib=5000"],
+            "caching.disk_gib=5000: must be <= storage.disk_gib=3500, a GPU's share of the disk",
+        ),
+        (
+            ["workload.branching.width=4", "engine.max_num_seqs=3"],
+            "workload.branching.width=4, engine.max_num_seqs=3: .*raise engine.max_num_seqs or ask for fewer",
+        ),
+        (
+            ["workload.branching.width=16", "batching.max_num_batched_tokens=15", "engine.max_num_seqs=64"],
+            "workload.branching.width=16, max_num_batched_tokens=15: .*raise max_num_batched_tokens or",
+        ),
+        (
+            ["caching=radix", "caching.eviction=belady", "replicas=2"],
+            "caching.eviction=belady: is told all requests beforehand, .* on replicas=1",
+        ),
+        (
+            [
+                "caching=radix",
+                "caching.eviction=belady",
+                "workload=closed_loop",
+                "workload.arrivals.num_users=4",
+            ],
+            "caching.eviction=belady: .*works for a trace or an open loop",
+        ),
+    ],
+)
+def test_rejects_settings_that_do_not_go_together(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build(*overrides)
+
+
+def test_host_memory_may_be_used_to_the_last_byte():
+    build("caching=tiered", "caching.host_gib=256", "caching.disk_gib=3500", "storage.host_memory_gib=256")
+
+
+@pytest.mark.parametrize("caching", ["contiguous", "buddy", "streaming_llm", "h2o", "snapkv"])
+def test_rejects_branches_in_a_cache_that_cannot_fork(caching):
+    """It says which setting, which value, and which caches can."""
+    message = r"workload.branching.width=2, caching=\w+: it cannot share KV between branches; choose .*radix"
+    with pytest.raises(ConfigError, match=message):
+        build(f"caching={caching}", "workload.branching.width=2", "engine.max_model_len=2048")
+
+
+@pytest.mark.parametrize("caching", ["paged", "prefix", "radix", "tiered"])
+def test_branches_go_with_every_cache_that_can_fork(caching):
+    scenario, source, _ = build(
+        f"caching={caching}", "workload.branching.width=2", "engine.num_kv_blocks=20000"
+    )
+    assert scenario.run(source).summary["requests"]["finished"] == 20
+
+
+@pytest.mark.parametrize(
+    ("shares", "peak_blocks", "block_iterations"),
+    [
+        # 40 = 2 full blocks of 16 and 8 tokens. Then 24 tokens a branch: 8 fill the third block, 16 a fourth.
+        (True, 2 + 4 * 2, 3 + 8 * (2 + 4) + 16 * (2 + 4 * 2)),
+        (False, 4 * 4, 4 * 3 + 8 * 4 * 3 + 16 * 4 * 4),
+    ],
+)
+def test_four_answers_to_a_prompt_share_its_blocks(shares, peak_blocks, block_iterations):
+    """A prompt of 40 tokens, four answers of 25 (KV is stored of 24 of them), 25 iterations. Sharing, the
+    prompt's has 3 blocks, then each branch has its own behind the 2 full ones; else each has all from the
+    first iteration on. At the peak 10 blocks do for 16."""
+    scenario, source, _ = build(
+        "workload/lengths=fixed",
+        "workload.lengths.prompt_tokens.value=40",
+        "workload.lengths.output_tokens.value=25",
+        "workload.num_requests=1",
+        "workload.branching.width=4",
+        "caching=paged",
+        f"caching.shares_branches={str(shares).lower()}",
+    )
+    result = scenario.run(source)
+    assert result.summary["kv"]["peak_use_share"] == peak_blocks / 400
+    assert result.records.iterations["kv_blocks_used"].sum() == block_iterations
+    assert result.requests["output_tokens"].tolist() == [100]
