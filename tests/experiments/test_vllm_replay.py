@@ -84,4 +84,4 @@ def test_prompts_are_told_by_their_blocks():
     with pytest.raises(ValueError, match="prefix_block_ids=4 x: must be whole numbers with blanks between"):
         per_request.scenario_of(broken, Spec())
     plain = per_request.scenario_of({**row, "requests": requests.drop(columns="prefix_block_ids")}, Spec())
-    assert plain.caching == Spec().caching
+    assert plain.simulate(plain.source()).requests["cached_tokens"].tolist() == [0, 0, 0]
