@@ -20,8 +20,8 @@ run: .venv/installed ## simulate the default workload (ARGS="...": its settings)
 test: .venv/installed-test ## the tests that take seconds
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: .venv/installed-test ## the slow tests, too
-	$(PY) -m pytest $(PYTEST_ARGS)
+test-all: .venv/installed-test ## the slow tests, too, and new random examples
+	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
 
 parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang (an environment of some GB, minutes)
 	.venv-parity/bin/python -m pytest -m parity tests/parity
