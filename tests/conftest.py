@@ -1,4 +1,4 @@
-"""How hard property tests search: `make test` draws the same examples every time, `make test-all` new ones."""
+"""How property tests search: `make test` draws the same examples every time, `make test-all` new ones."""
 
 import os
 
