@@ -48,6 +48,7 @@ COMMANDS = {
     "explain": Command(
         "experiments.explain.command", "One request's life in a run: every wait with its reason."
     ),
+    "chat": Command("experiments.chat", "Talk to a model that the real engine serves."),
     "new": Command(
         "experiments.new_policy.command", "Write a policy of your own to begin with: code, config and test."
     ),

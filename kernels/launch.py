@@ -1,0 +1,71 @@
+"""The one way to a kernel: every launch goes through `launch`, which runs it, or compiles it for a chip.
+
+A kernel's tiles are looked up by target, never tuned at run time. What a machine without a GPU can check of a
+launch, it checks here: `compiling_for` turns launches into compilations for any chip, with the arguments'
+real types and alignment (see `kernels.ahead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+
+INTERPRETER = "interpreter"
+Grid = tuple[int, ...]
+Compile = Callable[[Any, Grid, tuple[Any, ...], dict[str, Any]], None]
+
+_compile: tuple[str, Compile] | None = None
+
+
+def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
+    """Run `kernel` on a grid of programs; an empty grid does nothing.
+
+    args: tensors and numbers in the order of the kernel's parameters. meta: its constexprs by name,
+    num_warps and num_stages. CPU tensors run in Triton's interpreter, where TRITON_INTERPRET=1 was set before
+    the kernel's module was imported; else RuntimeError.
+    """
+    if _compile is not None:
+        _compile[1](kernel, grid, args, meta)
+        return
+    if 0 in grid:
+        return
+    if not isinstance(kernel, InterpretedFunction) and any(
+        isinstance(arg, torch.Tensor) and arg.device.type == "cpu" for arg in args
+    ):
+        raise RuntimeError(
+            f"{kernel.__name__}: its tensors are on the CPU; a GPU is needed, or TRITON_INTERPRET=1 in the "
+            "environment before kernels are imported (slow, for tests), or the torch reference of its module"
+        )
+    kernel[grid](*args, **meta)
+
+
+def target() -> str:
+    """The chip that launches are for: "sm_80", "sm_90", "gfx942", ...; or "interpreter"."""
+    if _compile is not None:
+        return _compile[0]
+    return _device_target()
+
+
+@contextmanager
+def compiling_for(name: str, compile_one: Compile) -> Iterator[None]:
+    """Within, a launch is not run but given to compile_one(kernel, grid, args, meta), as for chip `name`."""
+    global _compile
+    _compile = (name, compile_one)
+    try:
+        yield
+    finally:
+        _compile = None
+
+
+@cache
+def _device_target() -> str:
+    if not torch.cuda.is_available():
+        return INTERPRETER
+    chip = triton.runtime.driver.active.get_current_target()
+    return f"sm_{chip.arch}" if chip.backend == "cuda" else str(chip.arch)

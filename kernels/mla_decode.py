@@ -1,0 +1,300 @@
+"""Paged MLA decode: multi-head latent attention (DeepSeek-V2, 2024) with the up-projections absorbed.
+
+Each cached token is one row shared by all query heads: latent_dim numbers that are keys and values at once,
+then rope_dim numbers of rotated key. With W_UK absorbed into the query and W_UV into the output projection
+it is multi-query attention with keys of latent_dim + rope_dim and values of latent_dim: each row is read
+from memory once and meets all heads, which makes it compute-heavy for a decode kernel (2 * num_heads *
+1,088 flops for 1,152 bytes a token at 512 + 64 in bf16: near the ridge at 128 heads, bandwidth-bound at
+16). Splits over the context as in `kernels.decode_attention`, with the same second pass.
+
+Shapes: B sequences, H query heads, C latent_dim + rope_dim, V latent_dim, N blocks, P block_size, M most
+blocks of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.case import Case
+from kernels.decode_attention import (
+    DTYPES,
+    LOG2E,
+    MIN_SPLIT_TOKENS,
+    attend,
+    check_num_splits,
+    check_sequences,
+    choose_num_splits,
+    combine_splits,
+    gather_tokens,
+    made,
+    make_partials,
+    nearest,
+    sm_count,
+)
+from kernels.launch import INTERPRETER, launch, target
+
+LATENT_DIMS = (64, 128, 256, 512)
+ROPE_DIMS = (16, 32, 64, 128)
+
+
+class Tile(NamedTuple):
+    """Heads and keys of a tile, how its program runs, and how many programs a multiprocessor holds."""
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    resident: int
+
+
+# By target, then by the heads: the first key at least as large, or the last. On sm_90 tiles of 64 rows take
+# the warpgroup instructions, which read the queries out of shared memory.
+TILES: dict[str, dict[int, Tile]] = {
+    "sm_80": {16: Tile(16, 32, 4, 3, 2), 128: Tile(32, 32, 8, 3, 1)},
+    "sm_90": {16: Tile(16, 32, 4, 3, 2), 128: Tile(64, 32, 8, 3, 1)},
+    "gfx942": {128: Tile(16, 16, 4, 1, 2)},
+    INTERPRETER: {128: Tile(16, 32, 4, 1, 1)},
+}
+
+
+def mla_decode(
+    q_BHC: torch.Tensor,
+    latent_cache_NPC: torch.Tensor,
+    block_tables_BM: torch.Tensor,
+    context_lens_B: torch.Tensor,
+    *,
+    scale: float,
+    max_context_len: int,
+    latent_dim: int = 512,
+    num_splits: int | None = None,
+    out_BHV: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of each sequence's newest token over its context_lens latent rows, its own included.
+
+    q_BHC: fp32, fp16 or bf16, the absorbed query (latent_dim: 64, 128, 256 or 512) before the rotated one
+    (rope_dim, the rest: 16, 32, 64 or 128), last dimension contiguous. The cache: of q's dtype, last
+    dimension contiguous. block_tables and context_lens: int32; a context of 0 gives zeros. scale: of the
+    model's own query-key head_dim, 192 ** -0.5 in DeepSeek-V3, times what its RoPE scaling asks.
+    max_context_len: known to the host, the longest context or its bucket. Returns out_BHV, of q's dtype,
+    still latent, made if None. Raises ValueError on what is not supported.
+    """
+    _check(q_BHC, latent_cache_NPC, latent_dim)
+    check_sequences(block_tables_BM, context_lens_B)
+    num_seqs, num_heads, width = q_BHC.shape
+    if block_tables_BM.shape[0] != num_seqs or context_lens_B.shape[0] != num_seqs:
+        raise ValueError(f"{num_seqs} queries: one block table and one context length of each is needed")
+    tiles = TILES[nearest(target(), TILES)]
+    tile = tiles[min((key for key in tiles if key >= num_heads), default=max(tiles))]
+    head_tiles = triton.cdiv(num_heads, tile.block_h)
+    if num_splits is None:
+        resident = sm_count(q_BHC.device) * tile.resident
+        num_splits = choose_num_splits(num_seqs * head_tiles, max_context_len, resident)
+    check_num_splits(num_splits)
+
+    out = q_BHC.new_empty(num_seqs, num_heads, latent_dim) if out_BHV is None else out_BHV
+    partial, partial_lse = make_partials(q_BHC, latent_dim, num_splits)
+    launch(
+        mla_decode_kernel,
+        (head_tiles, num_splits, num_seqs),
+        out,
+        partial,
+        partial_lse,
+        q_BHC,
+        latent_cache_NPC,
+        block_tables_BM,
+        context_lens_B,
+        scale,
+        num_heads,
+        *out.stride()[:2],
+        *q_BHC.stride()[:2],
+        *latent_cache_NPC.stride()[:2],
+        block_tables_BM.stride(0),
+        BLOCK_SIZE=latent_cache_NPC.shape[1],
+        LATENT_DIM=latent_dim,
+        ROPE_DIM=width - latent_dim,
+        BLOCK_H=tile.block_h,
+        BLOCK_N=tile.block_n,
+        MIN_TILES=max(1, MIN_SPLIT_TOKENS // tile.block_n) if target() != INTERPRETER else 1,
+        SPLIT=num_splits > 1,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if partial is not None and partial_lse is not None:
+        combine_splits(out, partial, partial_lse)
+    return out
+
+
+def mla_decode_reference(
+    q_BHC: torch.Tensor,
+    latent_cache_NPC: torch.Tensor,
+    block_tables_BM: torch.Tensor,
+    context_lens_B: torch.Tensor,
+    *,
+    scale: float,
+    max_context_len: int,
+    latent_dim: int = 512,
+    num_splits: int | None = None,
+    out_BHV: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`mla_decode` in torch; one sequence at a time, so that none depends on its batch."""
+    out = q_BHC.new_empty(*q_BHC.shape[:2], latent_dim) if out_BHV is None else out_BHV
+    out.zero_()
+    for seq, length in enumerate(context_lens_B.tolist()):
+        if length == 0:
+            continue
+        rows = gather_tokens(latent_cache_NPC[:, :, None], None, block_tables_BM[seq], 0, length, q_BHC.dtype)
+        out[seq] = attend(
+            q_BHC[seq : seq + 1],
+            rows,
+            rows[..., :latent_dim],
+            scale=scale,
+            mask_TL=None,
+            distance_TL=None,
+            softcap=None,
+            sinks_H=None,
+            alibi_slopes_H=None,
+        )[0]
+    return out
+
+
+def _check(q_BHC: torch.Tensor, latent_cache_NPC: torch.Tensor, latent_dim: int) -> None:
+    if q_BHC.dim() != 3 or q_BHC.stride(-1) != 1 or q_BHC.dtype not in DTYPES:
+        raise ValueError(
+            f"queries of {q_BHC.dtype} {list(q_BHC.shape)} are not supported; [num_seqs, num_heads, width] "
+            f"of {', '.join(map(str, DTYPES))} with a contiguous last dimension are"
+        )
+    rope_dim = q_BHC.shape[2] - latent_dim
+    if latent_dim not in LATENT_DIMS or rope_dim not in ROPE_DIMS:
+        raise ValueError(
+            f"latent_dim {latent_dim} with rope_dim {rope_dim} is not supported; "
+            f"{LATENT_DIMS} with {ROPE_DIMS} are"
+        )
+    if (
+        latent_cache_NPC.dim() != 3
+        or latent_cache_NPC.shape[2] != q_BHC.shape[2]
+        or latent_cache_NPC.dtype != q_BHC.dtype
+        or latent_cache_NPC.stride(2) != 1
+    ):
+        raise ValueError(
+            f"a latent cache of {latent_cache_NPC.dtype} {list(latent_cache_NPC.shape)} is not supported for "
+            f"these queries; {q_BHC.dtype} [num_blocks, block_size, {q_BHC.shape[2]}] is"
+        )
+
+
+def cases() -> Iterator[Case]:
+    """DeepSeek-V3 on one rank (128 heads) and on one of eight (16)."""
+    for num_heads, num_seqs, context_len in ((128, 32, 4096), (16, 64, 4096), (16, 1, 32768), (16, 256, 256)):
+        yield Case(
+            f"deepseek_v3-heads{num_heads}-batch{num_seqs}-context{context_len}",
+            _make(num_heads, num_seqs, context_len),
+            bytes_moved=2.0 * num_seqs * (context_len * 576 + num_heads * (576 + 512)),
+            flops=2.0 * num_seqs * context_len * num_heads * (576 + 512),
+        )
+
+
+def _make(num_heads: int, num_seqs: int, context_len: int) -> Callable[[torch.device], Callable[[], object]]:
+    def make(device: torch.device) -> Callable[[], object]:
+        max_blocks = triton.cdiv(context_len, 64)
+        num_blocks = num_seqs * max_blocks + 1
+        q = made((num_seqs, num_heads, 576), torch.bfloat16, device)
+        latents = made((num_blocks, 64, 576), torch.bfloat16, device)
+        tables = torch.randperm(num_blocks - 1, device=device).view(num_seqs, max_blocks).int() + 1
+        lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=device)
+        return lambda: mla_decode(q, latents, tables, lens, scale=192**-0.5, max_context_len=context_len)
+
+    return make
+
+
+@triton.jit
+def mla_decode_kernel(
+    out_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    q_ptr,
+    cache_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    scale,
+    num_heads,
+    stride_ob,
+    stride_oh,
+    stride_qb,
+    stride_qh,
+    stride_cn,
+    stride_cp,
+    stride_tb,
+    BLOCK_SIZE: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Grid: tiles of query heads (neighbours share rows in the L2 cache), splits, sequences."""
+    head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    split = tl.program_id(1)
+    num_splits = tl.num_programs(1)
+    seq = tl.program_id(2).to(tl.int64)
+    head_ok = head < num_heads
+    c = tl.arange(0, LATENT_DIM)
+    r = tl.arange(0, ROPE_DIM)
+    # Wide numbers in the scalars, narrow ones in the tiles.
+    part_row = seq * num_heads * num_splits + split
+    part_head = head * num_splits
+
+    length = tl.load(context_lens_ptr + seq)
+    num_tiles = tl.cdiv(length, BLOCK_N)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES) if SPLIT else num_tiles
+    lo = split * tiles_per_split * BLOCK_N
+    hi = tl.minimum(lo + tiles_per_split * BLOCK_N, length)
+    if SPLIT:  # noqa: SIM102  a constant: nested, so that nothing is compiled where it is false
+        if lo >= hi:
+            tl.store(
+                partial_lse_ptr + part_row + part_head,
+                tl.full([BLOCK_H], float("-inf"), tl.float32),
+                mask=head_ok,
+            )
+            return
+
+    q_row = q_ptr + seq * stride_qb + head[:, None] * stride_qh
+    q = tl.load(q_row + c[None, :], mask=head_ok[:, None], other=0.0)
+    q_rope = tl.load(q_row + LATENT_DIM + r[None, :], mask=head_ok[:, None], other=0.0)
+    top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, LATENT_DIM], tl.float32)
+    table_ptr = block_tables_ptr + seq * stride_tb
+    for first in tl.range(lo, hi, BLOCK_N):
+        n = first + tl.arange(0, BLOCK_N)
+        seen = n < hi
+        block = tl.load(table_ptr + n // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        row = cache_ptr + (block * stride_cn + (n % BLOCK_SIZE) * stride_cp)[:, None]
+        latent = tl.load(row + c[None, :], mask=seen[:, None], other=0.0)
+        rope = tl.load(row + LATENT_DIM + r[None, :], mask=seen[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(rope), scores, input_precision="ieee")
+        scores = tl.where(seen[None, :], scores * (scale * LOG2E), float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        p = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, 1)
+        top = new_top
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(latent.dtype), latent, acc, input_precision="ieee")
+
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLIT:
+        tl.store(partial_lse_ptr + part_row + part_head, top + tl.log2(total), mask=head_ok)
+        tl.store(
+            partial_ptr + part_row * LATENT_DIM + (part_head[:, None] * LATENT_DIM + c[None, :]),
+            acc,
+            mask=head_ok[:, None],
+        )
+    else:
+        out_at = out_ptr + seq * stride_ob + (head[:, None] * stride_oh + c[None, :])
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=head_ok[:, None])

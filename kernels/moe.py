@@ -1,0 +1,525 @@
+"""Mixture-of-experts MLP: route, order by expert, two grouped GEMMs with SwiGLU between, weighted sum.
+
+Shazeer et al. (ICLR 2017); the block-wise order is MegaBlocks' (Gale et al., MLSys 2023). Nothing is read
+back to the host: grids are upper bounds, and programs past the last block leave at once.
+
+Letters: T tokens, J choices a token (top-k), E experts, H hidden, I intermediate, K inputs, N outputs. An
+entry is a token's choice, entry = token * J + j. `moe_align` gives every expert whole blocks of rows: expert
+e's rows lie at ends[e - 1] .. ends[e], each holds an entry, or -1 for padding. The first GEMM gathers tokens
+by row and writes silu(gate) * up by entry, the second reads and writes by entry, `moe_combine` adds a token's
+entries.
+
+A decode step reads the experts it uses, 6*H*I bytes each in bf16, and memory bounds it; a prefill chunk
+computes 6*T*J*H*I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.case import Case
+from kernels.gemm import Tile, for_rows, for_target, random_tensor, swizzled
+from kernels.launch import INTERPRETER, launch
+
+DTYPES = (torch.bfloat16, torch.float16)
+LOGIT_DTYPES = (*DTYPES, torch.float32)
+MAX_EXPERTS = 512
+MAX_CHOICES = 32
+# Tile by target and by the mean rows of an expert; the gated GEMM has two accumulators of this size.
+TILES = {
+    "sm_80": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 3), 1 << 30: Tile(128, 64, 64, 8, 3)},
+    "sm_90": {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 3)},
+    "gfx942": {16: Tile(16, 64, 64, 4, 2), 64: Tile(64, 64, 64, 4, 2), 1 << 30: Tile(128, 64, 32, 8, 2)},
+    INTERPRETER: {4: Tile(16, 32, 32, 4, 1), 1 << 30: Tile(32, 32, 64, 4, 1)},
+}
+ONE_HOT_ELEMENTS = 8192  # of the matrix that counts a chunk's entries by expert: chunk * experts
+COMBINE_TILE = 1024
+
+
+class Routing(NamedTuple):
+    """weights fp32 [T, J]; experts int32 [T, J], by falling weight; an expert of -1 is not computed here."""
+
+    weights_TJ: torch.Tensor
+    experts_TJ: torch.Tensor
+
+
+class Alignment(NamedTuple):
+    """rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E];
+    block_rows."""
+
+    rows: torch.Tensor
+    ends_E: torch.Tensor
+    block_rows: int
+
+
+def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
+    """Softmax over the experts in fp32 and the num_choices largest, of equals the lowest expert.
+
+    logits_TE: bf16, fp16 or fp32, contiguous, up to 512 experts. renormalise: a token's weights sum to one
+    (Mixtral, Qwen3), else they are the softmax's own. Raises ValueError on other dtypes and numbers.
+    """
+    num_tokens, num_experts = logits_TE.shape
+    if logits_TE.dtype not in LOGIT_DTYPES or not logits_TE.is_contiguous():
+        raise ValueError(f"logits are {logits_TE.dtype}; supported: contiguous bfloat16, float16, float32")
+    _check_numbers(num_experts, num_choices)
+    weights_TJ = torch.empty(num_tokens, num_choices, dtype=torch.float32, device=logits_TE.device)
+    experts_TJ = torch.empty(num_tokens, num_choices, dtype=torch.int32, device=logits_TE.device)
+    rows = 4
+    launch(
+        moe_route_kernel,
+        (triton.cdiv(num_tokens, rows),),
+        logits_TE,
+        weights_TJ,
+        experts_TJ,
+        num_tokens,
+        num_experts,
+        CHOICES=num_choices,
+        RENORMALISE=renormalise,
+        ROWS=rows,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        CHOICES_TILE=triton.next_power_of_2(num_choices),
+        num_warps=4,
+    )
+    return Routing(weights_TJ, experts_TJ)
+
+
+def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
+    """As moe_route."""
+    shares_TE = torch.softmax(logits_TE.float(), dim=-1)
+    experts_TJ = torch.sort(shares_TE, dim=-1, descending=True, stable=True).indices[:, :num_choices]
+    weights_TJ = shares_TE.gather(1, experts_TJ)
+    if renormalise:
+        weights_TJ = weights_TJ / weights_TJ.sum(-1, keepdim=True)
+    return Routing(weights_TJ, experts_TJ.to(torch.int32))
+
+
+def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
+    """Entries in the order of their experts, stable, every expert from a multiple of block_rows on.
+
+    experts_TJ: int32, contiguous; entries of -1 get no row. block_rows: a power of two. Raises ValueError on
+    other dtypes and numbers.
+    """
+    if experts_TJ.dtype != torch.int32 or not experts_TJ.is_contiguous():
+        raise ValueError(f"experts are {experts_TJ.dtype}; supported: contiguous torch.int32")
+    _check_numbers(num_experts, 1)
+    if block_rows & (block_rows - 1) or block_rows < 1:
+        raise ValueError(f"block_rows is {block_rows}; supported: powers of two")
+    num_entries = experts_TJ.numel()
+    rows = torch.empty(
+        _most_blocks(num_entries, num_experts, block_rows) * block_rows,
+        dtype=torch.int32,
+        device=experts_TJ.device,
+    )
+    ends_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TJ.device)
+    experts_tile = triton.next_power_of_2(num_experts)
+    chunk = min(ONE_HOT_ELEMENTS // experts_tile, max(16, triton.next_power_of_2(num_entries)))
+    num_chunks = max(triton.cdiv(num_entries, chunk), 1)
+    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=experts_TJ.device)
+    if num_chunks > 1:
+        launch(
+            moe_count_kernel,
+            (num_chunks,),
+            experts_TJ,
+            counts,
+            num_entries,
+            num_experts,
+            CHUNK=chunk,
+            EXPERTS=experts_tile,
+            num_warps=8,
+        )
+    launch(
+        moe_place_kernel,
+        (num_chunks,),
+        experts_TJ,
+        counts,
+        rows,
+        ends_E,
+        num_entries,
+        num_experts,
+        num_chunks,
+        ONE_CHUNK=num_chunks == 1,
+        BLOCK_ROWS=block_rows,
+        CHUNK=chunk,
+        EXPERTS=experts_tile,
+        num_warps=8,
+    )
+    return Alignment(rows, ends_E, block_rows)
+
+
+def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
+    """As moe_align; rows from ends[-1] on are -1."""
+    flat = experts_TJ.flatten().long()
+    entries = torch.argsort(flat, stable=True)
+    entries = entries[flat[entries] >= 0]
+    counts_E = torch.bincount(flat[entries], minlength=num_experts)
+    padded_E = (counts_E + block_rows - 1) // block_rows * block_rows
+    ends_E = padded_E.cumsum(0)
+    first_of_entry = (ends_E - padded_E)[flat[entries]]
+    rank = torch.arange(len(entries), device=flat.device) - (counts_E.cumsum(0) - counts_E)[flat[entries]]
+    size = _most_blocks(experts_TJ.numel(), num_experts, block_rows) * block_rows
+    rows = torch.full((size,), -1, dtype=torch.int32, device=flat.device)
+    rows[first_of_entry + rank] = entries.to(torch.int32)
+    return Alignment(rows, ends_E.to(torch.int32), block_rows)
+
+
+def moe_gemm(
+    x_RK: torch.Tensor, weight_ENK: torch.Tensor, alignment: Alignment, num_entries: int, *, gated: bool
+) -> torch.Tensor:
+    """Each entry's row of x by its expert's weight: [num_entries, N], or silu(gate) * up [num_entries, N /
+    2].
+
+    x_RK: bf16 or fp16, contiguous: one row a token, or one an entry; which, its length tells: num_entries is
+    a multiple of it. weight_ENK: of x's dtype, contiguous; gated: gate's outputs first, then up's. Entries
+    without a row are not written. Raises ValueError on other dtypes and shapes.
+    """
+    num_experts, n, k = weight_ENK.shape
+    _check_gemm(x_RK, weight_ENK, num_entries, gated)
+    if gated:
+        n //= 2
+    out = torch.empty(num_entries, n, dtype=x_RK.dtype, device=x_RK.device)
+    if num_entries == 0:
+        return out
+    tile = _tile(num_entries, num_experts)
+    if tile.rows != alignment.block_rows:
+        tile = tile._replace(rows=alignment.block_rows)
+    num_blocks = len(alignment.rows) // tile.rows
+    launch(
+        moe_gemm_kernel,
+        (num_blocks * triton.cdiv(n, tile.cols),),
+        x_RK,
+        weight_ENK,
+        alignment.rows,
+        alignment.ends_E,
+        out,
+        num_blocks,
+        n,
+        k,
+        num_experts,
+        num_entries // len(x_RK),
+        GATED=gated,
+        ROWS=tile.rows,
+        COLS=tile.cols,
+        DEPTH=tile.depth,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        GROUP=8,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out
+
+
+def moe_gemm_reference(
+    x_RK: torch.Tensor, weight_ENK: torch.Tensor, alignment: Alignment, num_entries: int, *, gated: bool
+) -> torch.Tensor:
+    """As moe_gemm, any float type; entries without a row get zeros."""
+    out_size = weight_ENK.shape[1] // (2 if gated else 1)
+    out = torch.zeros(num_entries, out_size, dtype=x_RK.dtype, device=x_RK.device)
+    choices = num_entries // max(len(x_RK), 1)
+    first = 0
+    for weight_NK, end in zip(weight_ENK, alignment.ends_E.tolist(), strict=True):
+        entries = alignment.rows[first:end].long()
+        entries = entries[entries >= 0]
+        first = end
+        if len(entries):
+            product = x_RK[entries // choices].float() @ weight_NK.float().T
+            if gated:
+                gate, up = product.chunk(2, dim=-1)
+                product = F.silu(gate) * up
+            out[entries] = product.to(x_RK.dtype)
+    return out
+
+
+def moe_combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """The sum of each token's entries by their weights, in fp32: [T, H] in y's dtype; experts of -1 left out.
+
+    y: [T * J, H], bf16 or fp16, contiguous. Raises ValueError on other dtypes and shapes.
+    """
+    num_tokens, num_choices = routing.experts_TJ.shape
+    if y.dtype not in DTYPES or y.dim() != 2 or len(y) != num_tokens * num_choices or not y.is_contiguous():
+        raise ValueError(
+            f"y is {y.dtype} {list(y.shape)}; supported: contiguous bfloat16 or float16, "
+            f"{num_tokens * num_choices} rows"
+        )
+    hidden = y.shape[1]
+    out_TH = torch.empty(num_tokens, hidden, dtype=y.dtype, device=y.device)
+    launch(
+        moe_combine_kernel,
+        (num_tokens, triton.cdiv(hidden, COMBINE_TILE)),
+        y,
+        routing.weights_TJ,
+        routing.experts_TJ,
+        out_TH,
+        hidden,
+        CHOICES=num_choices,
+        TILE=COMBINE_TILE,
+        num_warps=4,
+    )
+    return out_TH
+
+
+def moe_combine_reference(y: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """As moe_combine, any float type."""
+    weights_TJ, experts_TJ = routing
+    y_TJH = y.view(*experts_TJ.shape, -1).float().masked_fill((experts_TJ < 0)[..., None], 0)
+    return (y_TJH * weights_TJ[..., None]).sum(1).to(y.dtype)
+
+
+def moe_mlp(
+    x_TH: torch.Tensor, w13_EJH: torch.Tensor, w2_EHI: torch.Tensor, routing: Routing
+) -> torch.Tensor:
+    """The experts' SwiGLU MLPs of each token, weighted and added: [T, H] in x's dtype.
+
+    x_TH: bf16 or fp16, contiguous. w13_EJH: [E, 2 * I, H], gate before up; w2_EHI: [E, H, I]; of x's dtype,
+    contiguous. Raises ValueError on other dtypes and shapes.
+    """
+    num_experts, num_entries = len(w13_EJH), routing.experts_TJ.numel()
+    alignment = moe_align(routing.experts_TJ, num_experts, _tile(num_entries, num_experts).rows)
+    hidden = moe_gemm(x_TH, w13_EJH, alignment, num_entries, gated=True)
+    return moe_combine(moe_gemm(hidden, w2_EHI, alignment, num_entries, gated=False), routing)
+
+
+def moe_mlp_reference(
+    x_TH: torch.Tensor, w13_EJH: torch.Tensor, w2_EHI: torch.Tensor, routing: Routing
+) -> torch.Tensor:
+    """As moe_mlp, any float type."""
+    num_entries = routing.experts_TJ.numel()
+    alignment = moe_align_reference(routing.experts_TJ, len(w13_EJH), 1)
+    hidden = moe_gemm_reference(x_TH, w13_EJH, alignment, num_entries, gated=True)
+    return moe_combine_reference(
+        moe_gemm_reference(hidden, w2_EHI, alignment, num_entries, gated=False), routing
+    )
+
+
+def _tile(num_entries: int, num_experts: int) -> Tile:
+    return for_rows(for_target(TILES), triton.cdiv(num_entries, num_experts))
+
+
+def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
+    """However the entries fall: all experts that can have one end in a block that is not full."""
+    used = min(num_experts, num_entries)
+    return max((num_entries - used) // block_rows + used, 1)
+
+
+def _check_numbers(num_experts: int, num_choices: int) -> None:
+    if not 1 <= num_choices <= min(num_experts, MAX_CHOICES) or num_experts > MAX_EXPERTS:
+        raise ValueError(
+            f"{num_choices} of {num_experts} experts; supported: 1 to {MAX_CHOICES} of up to {MAX_EXPERTS}"
+        )
+
+
+def _check_gemm(x_RK: torch.Tensor, weight_ENK: torch.Tensor, num_entries: int, gated: bool) -> None:
+    _, n, k = weight_ENK.shape
+    if x_RK.dtype not in DTYPES or weight_ENK.dtype != x_RK.dtype:
+        raise ValueError(f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; supported: both bfloat16 or float16")
+    if not x_RK.is_contiguous() or not weight_ENK.is_contiguous():
+        raise ValueError("x and weight must be contiguous")
+    if x_RK.shape[1] != k or (gated and n % 2):
+        raise ValueError(f"x is {list(x_RK.shape)}, weight {list(weight_ENK.shape)}, gated {gated}")
+    if num_entries % max(len(x_RK), 1) or (num_entries and not len(x_RK)):
+        raise ValueError(f"{num_entries} entries of {len(x_RK)} rows: not a multiple")
+
+
+def cases() -> Iterator[Case]:
+    """Qwen3-30B-A3B's (128 experts, 8 of them, 2048 x 768) and Mixtral's layer (8, 2 of them, 4096 x
+    14336)."""
+    for name, experts, choices, hidden, inner in (
+        ("qwen3", 128, 8, 2048, 768),
+        ("mixtral", 8, 2, 4096, 14336),
+    ):
+        for num_tokens in (1, 32, 1024, 4096):
+            shape = (num_tokens, experts, choices, hidden, inner)
+            used = min(experts, num_tokens * choices)
+            yield Case(
+                f"{name}_t{num_tokens}",
+                partial(_mlp_case, *shape),
+                6 * used * hidden * inner + 4 * num_tokens * hidden,
+                6 * num_tokens * choices * hidden * inner,
+            )
+            yield Case(
+                f"{name}_route_t{num_tokens}",
+                partial(_route_case, *shape[:3]),
+                num_tokens * (2 * experts + 8 * choices),
+            )
+
+
+def _mlp_case(
+    num_tokens: int, experts: int, choices: int, hidden: int, inner: int, device: torch.device
+) -> Callable[[], object]:
+    x_TH = random_tensor((num_tokens, hidden), torch.bfloat16, device)
+    w13 = random_tensor((experts, 2 * inner, hidden), torch.bfloat16, device)
+    w2 = random_tensor((experts, hidden, inner), torch.bfloat16, device)
+    routing = moe_route_reference(torch.rand(num_tokens, experts, device=device), choices)
+    return lambda: moe_mlp(x_TH, w13, w2, routing)
+
+
+def _route_case(num_tokens: int, experts: int, choices: int, device: torch.device) -> Callable[[], object]:
+    logits_TE = random_tensor((num_tokens, experts), torch.bfloat16, device)
+    return lambda: moe_route(logits_TE, choices)
+
+
+@triton.jit
+def moe_route_kernel(
+    logits_ptr,
+    weights_ptr,
+    experts_ptr,
+    num_tokens,
+    num_experts,
+    CHOICES: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOICES_TILE: tl.constexpr,
+):
+    o_t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o_e = tl.arange(0, EXPERTS)
+    o_j = tl.arange(0, CHOICES_TILE)
+    m_t = o_t < num_tokens
+    m_e = (o_e < num_experts)[None, :]
+    p_logits = logits_ptr + o_t[:, None].to(tl.int64) * num_experts + o_e[None, :]
+    b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
+    b_logits = tl.where(m_e, b_logits, float("-inf"))
+    b_exp = tl.exp(b_logits - tl.max(b_logits, 1)[:, None])
+    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # shares that are not yet chosen
+    b_weights = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.float32)
+    b_experts = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.int32)
+    for j in tl.static_range(CHOICES):
+        b_best = tl.argmax(b_left, 1, tie_break_left=True)
+        b_weights += tl.where((o_j == j)[None, :], tl.max(b_left, 1)[:, None], 0.0)
+        b_experts += tl.where((o_j == j)[None, :], b_best[:, None], 0)
+        b_left = tl.where(o_e[None, :] == b_best[:, None], -1.0, b_left)
+    if RENORMALISE:
+        b_weights = b_weights / tl.sum(b_weights, 1)[:, None]
+    o_out = o_t[:, None] * CHOICES + o_j[None, :]
+    mask = m_t[:, None] & (o_j < CHOICES)[None, :]
+    tl.store(weights_ptr + o_out, b_weights, mask=mask)
+    tl.store(experts_ptr + o_out, b_experts, mask=mask)
+
+
+@triton.jit
+def entries_by_expert(experts_ptr, chunk, num_entries, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
+    """A chunk's entries, and which expert is each one's: one-hot [CHUNK, EXPERTS]; -1 is nobody's."""
+    o_i = chunk * CHUNK + tl.arange(0, CHUNK)
+    b_expert = tl.load(experts_ptr + o_i, mask=o_i < num_entries, other=-1)
+    return o_i, (b_expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
+
+
+@triton.jit
+def moe_count_kernel(
+    experts_ptr, counts_ptr, num_entries, num_experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
+):
+    chunk = tl.program_id(0)
+    _o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
+    o_e = tl.arange(0, EXPERTS)
+    tl.store(counts_ptr + chunk * num_experts + o_e, tl.sum(b_hot, 0), mask=o_e < num_experts)
+
+
+@triton.jit
+def moe_place_kernel(
+    experts_ptr,
+    counts_ptr,
+    rows_ptr,
+    ends_ptr,
+    num_entries,
+    num_experts,
+    num_chunks,
+    ONE_CHUNK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    o_e = tl.arange(0, EXPERTS)
+    m_e = o_e < num_experts
+    o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
+    b_before = tl.zeros([EXPERTS], dtype=tl.int32)  # entries of each expert in the chunks before
+    if ONE_CHUNK:
+        b_total = tl.sum(b_hot, 0)
+    else:
+        b_total = tl.zeros([EXPERTS], dtype=tl.int32)
+        for other in range(0, num_chunks):
+            b_count = tl.load(counts_ptr + other * num_experts + o_e, mask=m_e, other=0)
+            b_total += b_count
+            b_before += tl.where(other < chunk, b_count, 0)
+    b_padded = (b_total + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
+    b_end = tl.cumsum(b_padded, 0)
+    b_first = b_end - b_padded
+    b_rank = tl.cumsum(b_hot, 0) - b_hot  # entries of the same expert before this one, in the chunk
+    b_row = tl.sum(b_hot * (b_rank + (b_first + b_before)[None, :]), 1)
+    tl.store(rows_ptr + b_row, o_i, mask=tl.sum(b_hot, 1) > 0)
+    if chunk == 0:
+        tl.store(ends_ptr + o_e, b_end, mask=m_e)
+        for row in range(0, BLOCK_ROWS):  # the padding behind each expert's entries
+            o_pad = b_first + b_total + row
+            tl.store(rows_ptr + o_pad, tl.full([EXPERTS], -1, tl.int32), mask=o_pad < b_end)
+
+
+@triton.jit
+def moe_gemm_kernel(
+    x_ptr,
+    weight_ptr,
+    rows_ptr,
+    ends_ptr,
+    out_ptr,
+    num_blocks,
+    n,
+    k,
+    num_experts,
+    entries_per_x,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    block, pid_n = swizzled(tl.program_id(0), num_blocks, tl.cdiv(n, COLS), GROUP)
+    o_e = tl.arange(0, EXPERTS)
+    b_end = tl.load(ends_ptr + o_e, mask=o_e < num_experts, other=2147483647)
+    expert = tl.sum((b_end <= block * ROWS).to(tl.int32), 0).to(
+        tl.int64
+    )  # experts that end before this block
+    if expert >= num_experts:
+        return
+    b_entry = tl.load(rows_ptr + block * ROWS + tl.arange(0, ROWS))
+    m_r = b_entry >= 0
+    o_n = pid_n * COLS + tl.arange(0, COLS)
+    o_k = tl.arange(0, DEPTH)
+    m_n = o_n < n
+    p_x = x_ptr + (b_entry // entries_per_x)[:, None].to(tl.int64) * k
+    stride_e = n * 2 if GATED else n
+    p_w = weight_ptr + (expert * stride_e + o_n[None, :]) * k
+    b_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    b_up_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    for start in range(0, k, DEPTH):
+        at = start + o_k
+        b_x = tl.load(p_x + at[None, :], mask=m_r[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
+        m_w = (at < k)[:, None] & m_n[None, :]
+        b_acc = tl.dot(b_x, tl.load(p_w + at[:, None], mask=m_w, other=0.0), b_acc)
+        if GATED:
+            p_up = p_w + at[:, None] + tl.cast(n, tl.int64) * k
+            b_up_acc = tl.dot(b_x, tl.load(p_up, mask=m_w, other=0.0), b_up_acc)
+    if GATED:
+        b_acc = b_acc / (1.0 + tl.exp(-b_acc)) * b_up_acc
+    p_out = out_ptr + b_entry[:, None].to(tl.int64) * n + o_n[None, :]
+    tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_r[:, None] & m_n[None, :])
+
+
+@triton.jit
+def moe_combine_kernel(
+    y_ptr, weights_ptr, experts_ptr, out_ptr, hidden, CHOICES: tl.constexpr, TILE: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    o_h = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    b_sum = tl.zeros([TILE], dtype=tl.float32)
+    for j in tl.static_range(CHOICES):
+        here = tl.load(experts_ptr + token * CHOICES + j) >= 0
+        b_y = tl.load(y_ptr + (token * CHOICES + j) * hidden + o_h, mask=(o_h < hidden) & here, other=0.0)
+        b_sum += tl.load(weights_ptr + token * CHOICES + j) * b_y.to(tl.float32)
+    tl.store(out_ptr + token * hidden + o_h, b_sum.to(out_ptr.dtype.element_ty), mask=o_h < hidden)

@@ -1,0 +1,529 @@
+"""Next tokens drawn from logits: penalties, temperature, min-p, top-k, top-p and the draw, in two launches.
+
+In this order, each on what the last one kept (w = exp(x - max x), x the penalised logit over temperature):
+- repetition (Keskar et al. 2019): x / r or x * r, by its sign, for tokens seen; then x -= frequency * count
+and
+  x -= presence where count > 0 (counts of generated tokens only);
+- min-p (Nguyen et al. 2024): w >= min_p. top-k: fewer than k tokens are larger. top-p (Holtzman et al. 2020):
+the
+  larger tokens hold less than top_p of the weight. Ties with the last token kept are kept.
+The draw is one uniform number a row, Philox (Salmon et al., SC 2011) of key seed and counter (position,
+request): the first token, in order of index, at which the running weight passes it. So a token depends on its
+own row and its (seed, request, position), never on the batch around it. Greedy rows take the largest, lowest
+index first.
+
+First launch: one program a chunk of a row (penalties, temperature, maxima). Second: one a row; thresholds are
+found by 4-ary search over the ordered bits of the logits, no sort, at most 16 passes over a row in the L2
+cache. Shapes: S sequences, V vocabulary, R rows of counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.case import Case
+from kernels.launch import INTERPRETER, launch, target
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_VOCAB = 1 << 20
+IN_PROMPT = 1 << 30  # bit of a token's count; the bits below say how often it was generated
+LOWEST = tl.constexpr(-2139095042)  # one below the ordered bits of minus infinity
+
+
+class Tiles(NamedTuple):
+    """chunk: logits of a program of the first launch (vocabulary alone fixes it); tile: of the second."""
+
+    chunk: int
+    tile: int
+    chunk_warps: int
+    row_warps: int
+
+
+TILES = {
+    "sm_80": Tiles(4096, 8192, 8, 8),
+    "sm_90": Tiles(4096, 8192, 8, 8),
+    "gfx942": Tiles(4096, 4096, 8, 16),
+    INTERPRETER: Tiles(4096, 4096, 8, 16),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How each sequence samples: contiguous tensors [S] on the logits' device."""
+
+    temperature: torch.Tensor
+    """fp32; 0: greedy."""
+    top_k: torch.Tensor
+    """int32; 0: all."""
+    top_p: torch.Tensor
+    """fp32 in (0, 1]; 1: all."""
+    min_p: torch.Tensor
+    """fp32 in [0, 1]; 0: all."""
+    seed: torch.Tensor
+    """int64."""
+    request: torch.Tensor
+    """int64: which of the sequences that share a seed."""
+    position: torch.Tensor
+    """int64: of the token drawn, below 2^32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Penalties:
+    """Penalties of each sequence [S], and what it has seen; neutral: 1, 0, 0."""
+
+    repetition: torch.Tensor
+    """fp32, above 0."""
+    presence: torch.Tensor
+    """fp32."""
+    frequency: torch.Tensor
+    """fp32."""
+    counts: torch.Tensor
+    """int32 [R, V]: how often a token was generated, plus IN_PROMPT where the prompt holds it."""
+    row: torch.Tensor
+    """int64 [S]: each sequence's row of counts."""
+
+
+def sample(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    penalties: Penalties | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draw a token for each row of logits [S, V] (fp32, fp16, bf16; rows may be apart): int64 [S].
+
+    NaN logits count as minus infinity; a row without a finite logit gives token 0. V up to 1,048,576.
+    The logits stay as they are; 4 V bytes a row of scratch. Raises ValueError on other dtypes and shapes.
+    """
+    _check_settings(logits, sampling, penalties)
+    return _run(logits, sampling, penalties, out)
+
+
+def greedy(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The index of each row's largest logit, the lowest where several are: `sample` at temperature 0."""
+    return _run(logits, None, None, out)
+
+
+def mark_prompt(counts: torch.Tensor, row: int, tokens: torch.Tensor) -> None:
+    """Begin a sequence in a row of Penalties.counts: forget what was there, mark the tokens of its prompt."""
+    counts[row].zero_()
+    counts[row, tokens.long()] = IN_PROMPT
+
+
+def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Count generated tokens [S], each in its row [S] of Penalties.counts."""
+    counts.index_put_((rows.long(), tokens.long()), counts.new_ones(()), accumulate=True)
+
+
+@triton.jit
+def scale_kernel(
+    logits_ptr,
+    scaled_ptr,
+    maxima_ptr,
+    indices_ptr,
+    temperature_ptr,
+    repetition_ptr,
+    presence_ptr,
+    frequency_ptr,
+    counts_ptr,
+    count_row_ptr,
+    stride,
+    counts_stride,
+    vocab,
+    PENALTIES: tl.constexpr,
+    GREEDY: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Penalties and temperature for one chunk of one row; its largest, and the index of it."""
+    seq = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    offs = chunk * CHUNK + tl.arange(0, CHUNK)
+    mask = offs < vocab
+    x = tl.load(logits_ptr + seq * stride + offs, mask=mask, other=-float("inf")).to(tl.float32)
+    x = tl.where(x == x, x, -float("inf"))
+    if PENALTIES:
+        repetition = tl.load(repetition_ptr + seq)
+        presence = tl.load(presence_ptr + seq)
+        frequency = tl.load(frequency_ptr + seq)
+        if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+            row = tl.load(count_row_ptr + seq).to(tl.int64)
+            seen = tl.load(counts_ptr + row * counts_stride + offs, mask=mask, other=0)
+            count = seen & ((1 << 30) - 1)
+            x = tl.where(seen != 0, tl.where(x > 0, x / repetition, x * repetition), x)
+            x -= frequency * count.to(tl.float32) + tl.where(count > 0, presence, 0.0)
+    if not GREEDY:
+        temperature = tl.load(temperature_ptr + seq)
+        if temperature > 0:
+            x = x / temperature
+            tl.store(scaled_ptr + seq * vocab + offs, x, mask=mask)
+    largest = tl.max(x)
+    tl.store(maxima_ptr + seq * tl.num_programs(1) + chunk, largest)
+    tl.store(indices_ptr + seq * tl.num_programs(1) + chunk, tl.min(tl.where(x == largest, offs, 2147483647)))
+
+
+@triton.jit
+def ordered(x):
+    """The bits of a float as an integer that orders as the floats do."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def weighed(row_ptr, start, largest, vocab, TILE: tl.constexpr):
+    """(ordered bits, weights) of a tile; weight 0 of minus infinity and beyond the vocabulary."""
+    offs = start + tl.arange(0, TILE)
+    x = tl.load(row_ptr + offs, mask=offs < vocab, other=-float("inf"))
+    weight = tl.where(x == largest, 1.0, tl.exp(x - largest))
+    return ordered(x), tl.where(x == -float("inf"), 0.0, weight)
+
+
+@triton.jit
+def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.constexpr):
+    """The bits above which tokens are kept: those with less than `most` (weight or tokens) above them.
+
+    Kept at `high`, by assumption; all above `low` where even the first of them is kept.
+    """
+    while high - low > 1:
+        step = tl.maximum((high - low) // 4, 1)
+        first = low + step
+        second = tl.minimum(first + step, high - 1)
+        third = tl.minimum(second + step, high - 1)
+        above_1 = tl.zeros([TILE], tl.float32)
+        above_2 = tl.zeros([TILE], tl.float32)
+        above_3 = tl.zeros([TILE], tl.float32)
+        for start in range(0, vocab, TILE):
+            key, weight = weighed(row_ptr, start, largest, vocab, TILE)
+            if not MASS:
+                weight = 1.0
+            above_1 += tl.where(key > first.to(tl.int32), weight, 0.0)
+            above_2 += tl.where(key > second.to(tl.int32), weight, 0.0)
+            above_3 += tl.where(key > third.to(tl.int32), weight, 0.0)
+        sum_1 = tl.sum(above_1)
+        sum_2 = tl.sum(above_2)
+        sum_3 = tl.sum(above_3)
+        kept_to = tl.where(
+            sum_1 < most, first, tl.where(sum_2 < most, second, tl.where(sum_3 < most, third, high))
+        )
+        low = tl.where(
+            sum_3 >= most, third, tl.where(sum_2 >= most, second, tl.where(sum_1 >= most, first, low))
+        )
+        high = kept_to
+        if not MASS:  # exactly k above a pivot: it parts them, whatever lies between
+            low = tl.where(
+                sum_1 == most, first, tl.where(sum_2 == most, second, tl.where(sum_3 == most, third, low))
+            )
+            high = tl.where((sum_1 == most) | (sum_2 == most) | (sum_3 == most), low + 1, high)
+    return low
+
+
+@triton.jit
+def draw_kernel(
+    scaled_ptr,
+    maxima_ptr,
+    indices_ptr,
+    out_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    request_ptr,
+    position_ptr,
+    vocab,
+    chunks,
+    GREEDY: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+):
+    """One row's token, from its scaled logits and the maxima of their chunks."""
+    seq = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK_CHUNKS)
+    maxima = tl.load(maxima_ptr + seq * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
+    indices = tl.load(indices_ptr + seq * chunks + chunk, mask=chunk < chunks, other=2147483647)
+    largest = tl.max(maxima)
+    token = tl.min(tl.where(maxima == largest, indices, 2147483647))
+    if not GREEDY:  # noqa: SIM102
+        if (tl.load(temperature_ptr + seq) > 0) & (largest > -float("inf")):
+            row_ptr = scaled_ptr + seq * vocab
+            low = tl.full([], LOWEST, tl.int64)
+            high = ordered(largest).to(tl.int64)
+            min_p = tl.load(min_p_ptr + seq)
+            if min_p > 0:
+                low = tl.minimum(ordered(largest + tl.log(min_p)).to(tl.int64), high) - 1
+            top_k = tl.load(top_k_ptr + seq)
+            if (top_k > 0) & (top_k < vocab):
+                low = cut(row_ptr, low, high, top_k.to(tl.float32), largest, vocab, False, TILE)
+            top_p = tl.load(top_p_ptr + seq)
+            if top_p < 1:
+                total = tl.zeros([TILE], tl.float32)
+                for start in range(0, vocab, TILE):
+                    key, weight = weighed(row_ptr, start, largest, vocab, TILE)
+                    total += tl.where(key > low, weight, 0.0)
+                # All tokens further below the largest than this weigh less than 1 - top_p together.
+                reach = tl.log(vocab.to(tl.float32) / (1.0 - top_p)) + 1.0
+                low = tl.maximum(low, ordered(largest - reach).to(tl.int64) - 1)
+                low = cut(row_ptr, low, high, top_p * tl.sum(total), largest, vocab, True, TILE)
+
+            seed = tl.load(seed_ptr + seq)
+            request = tl.load(request_ptr + seq)
+            position = tl.load(position_ptr + seq).to(tl.uint32)
+            random, _, _, _ = tl.philox(
+                seed, position, request.to(tl.uint32), (request >> 32).to(tl.uint32), tl.zeros([], tl.uint32)
+            )
+            uniform = (random >> 8).to(tl.int32).to(tl.float32) * (1.0 / 16777216)  # [0, 1), 24 bits
+
+            total_weight = 0.0
+            for start in range(0, vocab, TILE):
+                key, weight = weighed(row_ptr, start, largest, vocab, TILE)
+                total_weight += tl.sum(tl.where(key > low, weight, 0.0))
+            passed = uniform * total_weight
+            before = 0.0
+            tile_before = 0.0
+            tile_start = -1
+            for start in range(0, vocab, TILE):
+                key, weight = weighed(row_ptr, start, largest, vocab, TILE)
+                after = before + tl.sum(tl.where(key > low, weight, 0.0))
+                here = (after > passed) & (tile_start < 0)
+                tile_before = tl.where(here, before, tile_before)
+                tile_start = tl.where(here, start, tile_start)
+                before = after
+            if tile_start >= 0:
+                key, weight = weighed(row_ptr, tile_start, largest, vocab, TILE)
+                weight = tl.where(key > low, weight, 0.0)
+                offs = tile_start + tl.arange(0, TILE)
+                last = tl.max(tl.where(weight > 0, offs, -1))  # the scan may round differently than the sum
+                hit = (tile_before + tl.cumsum(weight) > passed) & (weight > 0)
+                token = tl.minimum(tl.min(tl.where(hit, offs, 2147483647)), last)
+    tl.store(out_ptr + seq, token.to(tl.int64))
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    penalties: Penalties | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What sample must draw; sums in fp64."""
+    x = _without_nan(logits)
+    if penalties is not None:
+        x = _penalised(x, penalties)
+    tokens = x.argmax(dim=-1)
+    rows = torch.nonzero((sampling.temperature > 0) & (x.amax(dim=-1) > -torch.inf)).flatten()
+    if len(rows):
+        scaled = x[rows] / sampling.temperature[rows, None]
+        kept = keep_reference(scaled, sampling.top_k[rows], sampling.top_p[rows], sampling.min_p[rows])
+        passing = (_weights(scaled).double() * kept).cumsum(dim=-1)
+        uniform = uniform_reference(sampling.seed[rows], sampling.request[rows], sampling.position[rows])
+        tokens[rows] = torch.searchsorted(passing, uniform[:, None] * passing[:, -1:], right=True).flatten()
+    return tokens if out is None else out.copy_(tokens)
+
+
+def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """What greedy must give."""
+    tokens = _without_nan(logits).argmax(dim=-1)
+    return tokens if out is None else out.copy_(tokens)
+
+
+def keep_reference(
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Which of the logits over temperature [S, V] may be drawn: bool [S, V]."""
+    largest = scaled.amax(dim=-1, keepdim=True)
+    kept = (scaled >= largest + min_p[:, None].log()) | (min_p[:, None] <= 0)
+    if bool((top_k > 0).any()):
+        limit = torch.where((top_k > 0) & (top_k < scaled.shape[1]), top_k, scaled.shape[1]).long()
+        descending = scaled.masked_fill(~kept, -torch.inf).topk(int(limit.max()), dim=-1).values
+        kept &= scaled >= descending.gather(1, limit[:, None] - 1)
+    if bool((top_p < 1).any()):
+        values, order = scaled.masked_fill(~kept, -torch.inf).sort(dim=-1, descending=True)
+        weights = _weights(values).double()
+        above = weights.cumsum(dim=-1) - weights
+        above[:, 1:] = torch.where(values[:, 1:] == values[:, :-1], 0.0, above[:, 1:])
+        above = above.cummax(dim=-1).values  # of equals: what is above the first
+        inside = (above < top_p[:, None].double() * weights.sum(dim=-1, keepdim=True)) | (top_p[:, None] >= 1)
+        inside[:, 0] = True
+        kept &= torch.zeros_like(kept).scatter(1, order, inside)
+    return kept
+
+
+def uniform_reference(seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """The uniform number in [0, 1) of each (seed, request, position), int64 [S]: fp32 with 24 random bits."""
+    word = (1 << 32) - 1
+    counter = (position & word, request & word, (request >> 32) & word, torch.zeros_like(position))
+    random = philox_reference(counter, (seed & word, (seed >> 32) & word))[0]
+    return (random >> 8).float() / (1 << 24)
+
+
+def philox_reference(
+    counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10: four words of counter, two of key, four random words; 32 bits each, held in int64."""
+    word = (1 << 32) - 1
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high_0, low_0 = _product(c0, 0xD2511F53)
+        high_1, low_1 = _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = (k0 + 0x9E3779B9) & word, (k1 + 0xBB67AE85) & word
+    return c0, c1, c2, c3
+
+
+def cases() -> Iterator[Case]:
+    """Vocabularies of SmolLM2, Llama 3.1, Qwen3: greedy, temperature alone, all settings with penalties."""
+    for num_seqs, vocab in ((1, 49152), (1, 128256), (64, 128256), (64, 151936)):
+        read = 4.0 * num_seqs * vocab
+        yield Case(f"greedy-{num_seqs}x{vocab}", _greedy_case(num_seqs, vocab), read)
+        for name, restricted in (("temperature", False), ("penalties_top_k_top_p", True)):
+            moved = read * (5 if restricted else 4)
+            yield Case(f"sample_{name}-{num_seqs}x{vocab}", _sample_case(num_seqs, vocab, restricted), moved)
+
+
+def _run(
+    logits: torch.Tensor, sampling: Sampling | None, penalties: Penalties | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    num_seqs, vocab = _checked_shape(logits)
+    out = torch.empty(num_seqs, dtype=torch.int64, device=logits.device) if out is None else out
+    if out.shape != (num_seqs,) or out.dtype != torch.int64 or not out.is_contiguous():
+        raise ValueError(f"out: {out.dtype} {list(out.shape)}; must be contiguous int64 [{num_seqs}]")
+    tiles = TILES.get(target(), TILES["sm_90"])
+    chunks = triton.cdiv(vocab, tiles.chunk)
+    maxima = torch.empty(num_seqs, chunks, dtype=torch.float32, device=logits.device)
+    indices = torch.empty(num_seqs, chunks, dtype=torch.int32, device=logits.device)
+    is_greedy = sampling is None
+    scaled = None if is_greedy else torch.empty(num_seqs, vocab, dtype=torch.float32, device=logits.device)
+    launch(
+        scale_kernel,
+        (num_seqs, chunks),
+        logits,
+        scaled,
+        maxima,
+        indices,
+        None if sampling is None else sampling.temperature,
+        *((None,) * 5 if penalties is None else _values(penalties)),
+        logits.stride(0),
+        0 if penalties is None else penalties.counts.stride(0),
+        vocab,
+        PENALTIES=penalties is not None,
+        GREEDY=is_greedy,
+        CHUNK=tiles.chunk,
+        num_warps=tiles.chunk_warps,
+    )
+    launch(
+        draw_kernel,
+        (num_seqs,),
+        scaled,
+        maxima,
+        indices,
+        out,
+        *((None,) * 7 if sampling is None else _values(sampling)),
+        vocab,
+        chunks,
+        GREEDY=is_greedy,
+        TILE=tiles.tile,
+        BLOCK_CHUNKS=triton.next_power_of_2(chunks),
+        num_warps=1 if is_greedy else tiles.row_warps,
+    )
+    return out
+
+
+def _values(settings: Sampling | Penalties) -> tuple[torch.Tensor, ...]:
+    return tuple(getattr(settings, field.name) for field in fields(settings))
+
+
+def _checked_shape(logits: torch.Tensor) -> tuple[int, int]:
+    if logits.dim() != 2 or logits.dtype not in DTYPES or (logits.shape[0] and logits.stride(1) != 1):
+        raise ValueError(
+            f"logits: {logits.dtype} {list(logits.shape)}; must be [sequences, vocabulary], contiguous "
+            "rows of fp32, fp16 or bf16"
+        )
+    if not 0 < logits.shape[1] <= MAX_VOCAB:
+        raise ValueError(f"vocabulary of {logits.shape[1]}: 1 to {MAX_VOCAB} are supported")
+    return logits.shape[0], logits.shape[1]
+
+
+def _check_settings(logits: torch.Tensor, sampling: Sampling, penalties: Penalties | None) -> None:
+    num_seqs, vocab = _checked_shape(logits)
+    dtypes = {"top_k": torch.int32, "counts": torch.int32}
+    dtypes.update(dict.fromkeys(("seed", "request", "position", "row"), torch.int64))
+    for settings in (sampling, penalties):
+        for field in () if settings is None else fields(settings):
+            x = getattr(settings, field.name)
+            dtype = dtypes.get(field.name, torch.float32)
+            right = x.shape[1:] == (vocab,) if field.name == "counts" else x.shape == (num_seqs,)
+            if not right or x.dtype != dtype or not x.is_contiguous():
+                shape = f"[rows, {vocab}]" if field.name == "counts" else f"[{num_seqs}]"
+                raise ValueError(
+                    f"{field.name}: {x.dtype} {list(x.shape)}; must be contiguous {dtype} {shape}"
+                )
+
+
+def _without_nan(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float().masked_fill(logits.isnan(), -torch.inf)
+
+
+def _penalised(x: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    seen = penalties.counts[penalties.row]
+    count = seen & (IN_PROMPT - 1)
+    repetition = penalties.repetition[:, None]
+    x = torch.where(seen != 0, torch.where(x > 0, x / repetition, x * repetition), x)
+    return x - (penalties.frequency[:, None] * count + penalties.presence[:, None] * (count > 0))
+
+
+def _weights(x: torch.Tensor) -> torch.Tensor:
+    """exp(x - largest) of each row; 1 where both are infinite."""
+    largest = x.amax(dim=-1, keepdim=True)
+    return torch.where(x == largest, 1.0, (x - largest).exp())
+
+
+def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(High, low) words of x * factor, both 32 bits: in halves, as 64 bits hold no unsigned product."""
+    upper = (x >> 16) * factor
+    lower = (x & 0xFFFF) * factor
+    middle = (upper & 0xFFFFFFFF) + (lower >> 16)
+    high = (upper >> 32 << 16) + (middle >> 16)
+    return high, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)
+
+
+def _greedy_case(num_seqs: int, vocab: int) -> Callable[[torch.device], Callable[[], object]]:
+    def make(device: torch.device) -> Callable[[], object]:
+        logits = torch.randn(num_seqs, vocab, device=device)
+        return lambda: greedy(logits)
+
+    return make
+
+
+def _sample_case(
+    num_seqs: int, vocab: int, restricted: bool
+) -> Callable[[torch.device], Callable[[], object]]:
+    def make(device: torch.device) -> Callable[[], object]:
+        def each(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.full((num_seqs,), value, dtype=dtype, device=device)
+
+        number = torch.arange(num_seqs, device=device)
+        sampling = Sampling(
+            temperature=each(0.8),
+            top_k=each(50 if restricted else 0, torch.int32),
+            top_p=each(0.95 if restricted else 1.0),
+            min_p=each(0.0),
+            seed=number,
+            request=number,
+            position=number,
+        )
+        penalties = None
+        if restricted:
+            counts = torch.zeros(num_seqs, vocab, dtype=torch.int32, device=device)
+            penalties = Penalties(
+                repetition=each(1.1), presence=each(0.1), frequency=each(0.1), counts=counts, row=number
+            )
+        logits = torch.randn(num_seqs, vocab, device=device) * 3
+        return lambda: sample(logits, sampling, penalties)
+
+    return make

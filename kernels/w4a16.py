@@ -1,0 +1,477 @@
+"""GEMM of 16-bit activations by 4-bit weights in groups with scale and zero point, AWQ's and GPTQ's alike.
+
+Lin et al., AWQ (MLSys 2024); Frantar et al., GPTQ (ICLR 2023). Both packings are turned into one when a model
+is loaded. Letters: M rows (tokens), N outputs, K inputs, B blocks of 128 inputs, G groups of 32, 64 or 128
+inputs.
+
+Layout: words int32 [B, N, 16]. Word i of (b, n) holds the inputs 128 * b + 16 * r + i, r = 0..7: run r lies
+at bit 4 * (r // 2) + 16 * (r % 2). So one tile of words [16, N-tile] is the right operand of eight dots of
+depth 16, 16 bytes a thread are read at once, and two weights leave a word by one shift and one mask. A nibble
+q becomes a float without a conversion: as the low bits of 128 (bf16) or 1024 (fp16) it reads 128 + q,
+exactly. The dot of raw nibbles is corrected once a group: y += scale * (x . (128 + q) - (128 + zero) *
+sum(x)), in fp32, so weights are never rounded.
+
+Moves N*K/2 + 3*N*G bytes of weight and 2*M*(K + N) of activations, computes 2*M*N*K: memory bounds it while
+M <= 32 or so. From DENSE_ROWS rows on, the weight is made dense in its 16-bit type and cuBLAS multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.case import Case
+from kernels.gemm import (
+    Tile,
+    check_gemm,
+    for_rows,
+    for_target,
+    random_tensor,
+    splits_of_k,
+    sum_splits,
+    swizzled,
+)
+from kernels.launch import INTERPRETER, launch
+
+DTYPES = (torch.bfloat16, torch.float16)
+GROUP_SIZES = (32, 64, 128)
+BLOCK = 128  # inputs in a block of words
+RUN = 16  # inputs of a block that share a bit position
+DENSE_ROWS = 256
+# Tile by target and by the largest M it serves; the depth is always a block. With few rows unpacking
+# costs as much as memory, and a warp's share of x is read once for all its columns. On sm_90 the loop has 7.0
+# instructions a weight at 64 columns, 4.8 at 128.
+TILES = {
+    "sm_80": {
+        16: Tile(16, 128, BLOCK, 4, 4),
+        64: Tile(64, 64, BLOCK, 4, 3),
+        1 << 30: Tile(64, 128, BLOCK, 8, 3),
+    },
+    "sm_90": {
+        16: Tile(16, 128, BLOCK, 4, 4),
+        64: Tile(64, 64, BLOCK, 4, 4),
+        1 << 30: Tile(64, 128, BLOCK, 8, 4),
+    },
+    "gfx942": {
+        16: Tile(16, 64, BLOCK, 4, 2),
+        64: Tile(64, 64, BLOCK, 4, 2),
+        1 << 30: Tile(64, 128, BLOCK, 8, 2),
+    },
+    INTERPRETER: {
+        16: Tile(16, 32, BLOCK, 4, 1),
+        64: Tile(32, 32, BLOCK, 4, 1),
+        1 << 30: Tile(64, 32, BLOCK, 4, 1),
+    },
+}
+DENSE_COLS = 64
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output within eight that lies at each position of an AWQ word
+_BIT_OF_RUN = tuple(4 * (run // 2) + 16 * (run % 2) for run in range(BLOCK // RUN))
+
+
+class Int4Weight(NamedTuple):
+    """A linear layer's weight in our layout.
+
+    words: int32 [B, N, 16]. scales: fp16, bf16 or fp32 [G, N]. zeros: uint8 [G, N], in nibbles, 0 to 16. The
+    groups reach to the end of the last block; those past num_inputs have the scale 0. order: int64 [K], where
+    GPTQ quantised the inputs in another order: the weight's input i is the layer's order[i].
+    """
+
+    words_BNI: torch.Tensor
+    scales_GN: torch.Tensor
+    zeros_GN: torch.Tensor
+    num_inputs: int
+    group_size: int
+    order_K: torch.Tensor | None = None
+
+
+def w4a16_gemm(
+    x_MK: torch.Tensor,
+    weight: Int4Weight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """x @ weight^T + bias: [M, N] in x's dtype.
+
+    x_MK: bf16 or fp16 [M, K], any row stride. bias_N: [N], any float type. num_splits: parts of K that are
+    summed apart; default: as many as fill the chip. Raises ValueError on other dtypes, on shapes that
+    disagree and on group sizes other than 32, 64 and 128.
+    """
+    words_BNI, scales_GN, zeros_GN, num_inputs, group_size, order_K = weight
+    num_blocks, n, _ = words_BNI.shape
+    check_gemm(x_MK, num_inputs, n, bias_N, DTYPES)
+    _check(weight)
+    m = len(x_MK)
+    if m >= DENSE_ROWS and num_splits is None:
+        if order_K is not None:
+            x_MK = x_MK[:, order_K]
+        return F.linear(x_MK, dense(weight, x_MK.dtype), None if bias_N is None else bias_N.to(x_MK.dtype))
+    out_MN = torch.empty(m, n, dtype=x_MK.dtype, device=x_MK.device)
+    if m == 0 or n == 0:
+        return out_MN
+    if order_K is not None:
+        x_MK = x_MK[:, order_K]
+    tile = for_rows(for_target(TILES), m)
+    grid_m, grid_n = triton.cdiv(m, tile.rows), triton.cdiv(n, tile.cols)
+    if num_splits is None:
+        num_splits = splits_of_k(grid_n * grid_m, num_blocks)
+    blocks_per_split = triton.cdiv(num_blocks, max(num_splits, 1))
+    num_splits = triton.cdiv(num_blocks, blocks_per_split)
+    split = num_splits > 1
+    sums = torch.empty(num_splits, m, n, dtype=torch.float32, device=x_MK.device) if split else out_MN
+    launch(
+        w4a16_kernel,
+        (grid_m * grid_n, num_splits),
+        x_MK,
+        words_BNI,
+        scales_GN,
+        zeros_GN,
+        bias_N if bias_N is not None else scales_GN,
+        sums,
+        m,
+        n,
+        num_inputs,
+        num_blocks,
+        x_MK.stride(0),
+        blocks_per_split,
+        GROUP_SIZE=group_size,
+        HAS_BIAS=bias_N is not None and not split,
+        ROWS=tile.rows,
+        COLS=tile.cols,
+        GROUP=8,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if split:
+        sum_splits(sums, bias_N, out_MN)
+    return out_MN
+
+
+def w4a16_gemm_reference(
+    x_MK: torch.Tensor,
+    weight: Int4Weight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """As w4a16_gemm, in fp32 throughout; x may also be fp32."""
+    x = x_MK.float() if weight.order_K is None else x_MK[:, weight.order_K].float()
+    out = x @ dense_reference(weight, torch.float32).T
+    return (out if bias_N is None else out + bias_N.float()).to(x_MK.dtype)
+
+
+def dense(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [N, K] in bf16 or fp16, inputs in the weight's own order. Raises ValueError as
+    w4a16_gemm."""
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
+    _check(weight)
+    num_blocks, n, _ = weight.words_BNI.shape
+    out_NK = torch.empty(n, weight.num_inputs, dtype=dtype, device=weight.words_BNI.device)
+    launch(
+        dense_kernel,
+        (num_blocks, triton.cdiv(n, DENSE_COLS)),
+        weight.words_BNI,
+        weight.scales_GN,
+        weight.zeros_GN,
+        out_NK,
+        n,
+        weight.num_inputs,
+        GROUP_SIZE=weight.group_size,
+        COLS=DENSE_COLS,
+        num_warps=4,
+    )
+    return out_NK
+
+
+def dense_reference(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """As dense, in any float type."""
+    nibbles_NK = _unpack(weight.words_BNI)
+    scales_NK, zeros_NK = (
+        values.T.float().repeat_interleave(weight.group_size, 1)
+        for values in (weight.scales_GN, weight.zeros_GN)
+    )
+    return ((nibbles_NK - zeros_NK) * scales_NK)[:, : weight.num_inputs].to(dtype)
+
+
+def quantise_int4(weight_NK: torch.Tensor, group_size: int = 128) -> Int4Weight:
+    """Round a weight [N, K] to 4 bits, each group's range (widened to hold 0) to 0..15; 16 divides K."""
+    n, k = weight_NK.shape
+    grouped = F.pad(weight_NK.float(), (0, -k % group_size)).view(n, -1, group_size)
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    scales_NG = ((high - low) / 15).clamp(min=1e-8).half().clamp(min=2**-24).float()
+    zeros_NG = (-low / scales_NG).round().clamp(0, 15)
+    nibbles = (grouped / scales_NG[..., None] + zeros_NG[..., None]).round().clamp(0, 15)
+    nibbles_NK = nibbles.reshape(n, -1)[:, :k].to(torch.uint8)
+    return _weight(nibbles_NK, scales_NG.T.half(), zeros_NG.T.to(torch.uint8), group_size)
+
+
+def from_gptq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales_GN: torch.Tensor,
+    g_idx: torch.Tensor | None = None,
+    *,
+    group_size: int,
+    zeros_less_one: bool = True,
+) -> Int4Weight:
+    """A GPTQ checkpoint's tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], lowest bits first.
+
+    g_idx: the group of each input [K]; None: in order. group_size -1: one group. zeros_less_one: the format
+    "gptq" stores zero points less one, "gptq_v2" does not. Raises ValueError on shapes that disagree.
+    """
+    k, n = qweight.shape[0] * 8, qweight.shape[1]
+    _check_packed(scales_GN, qzeros, k, n, group_size)
+    nibbles_KN = _nibbles(qweight, range(8)).permute(0, 2, 1).reshape(k, n)
+    zeros_GN = _nibbles(qzeros, range(8)).reshape(qzeros.shape[0], n) + int(zeros_less_one)
+    order_K = None
+    if g_idx is not None:
+        in_order = torch.arange(k, device=g_idx.device) // (k if group_size == -1 else group_size)
+        order_K = torch.argsort(g_idx, stable=True)
+        if not torch.equal(g_idx[order_K].long(), in_order):
+            raise ValueError(f"g_idx: every group must have {group_size} inputs")
+        if torch.equal(g_idx.long(), in_order):
+            order_K = None
+        else:
+            nibbles_KN = nibbles_KN[order_K]
+    return _from_groups(nibbles_KN.T, scales_GN, zeros_GN, group_size, order_K)
+
+
+def from_awq(
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales_GN: torch.Tensor, *, group_size: int
+) -> Int4Weight:
+    """An AWQ checkpoint's tensors ("gemm" format): qweight int32 [K, N/8], qzeros int32 [G, N/8].
+
+    Eight outputs share a word, in the order 0 2 4 6 1 3 5 7. group_size -1: one group. Raises ValueError on
+    shapes that disagree.
+    """
+    k, n = qweight.shape[0], qweight.shape[1] * 8
+    _check_packed(scales_GN, qzeros, k, n, group_size)
+    positions = [_AWQ_ORDER.index(output) for output in range(8)]
+    nibbles_KN = _nibbles(qweight, positions).reshape(k, n)
+    zeros_GN = _nibbles(qzeros, positions).reshape(qzeros.shape[0], n)
+    return _from_groups(nibbles_KN.T, scales_GN, zeros_GN, group_size, None)
+
+
+def _nibbles(words: torch.Tensor, positions: range | list[int]) -> torch.Tensor:
+    """[..., C] -> [..., C, 8]: the nibbles of each word, the one at positions[0] first."""
+    shifts = torch.tensor([4 * position for position in positions], dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 0xF).to(torch.uint8)
+
+
+def _check_packed(scales_GN: torch.Tensor, qzeros: torch.Tensor, k: int, n: int, group_size: int) -> None:
+    groups = 1 if group_size == -1 else -(-k // group_size)
+    if scales_GN.shape != (groups, n) or qzeros.shape != (groups, n // 8):
+        raise ValueError(
+            f"scales {list(scales_GN.shape)}, qzeros {list(qzeros.shape)}; a weight of {k} inputs and {n} "
+            f"outputs in groups of {group_size} has {[groups, n]} and {[groups, n // 8]}"
+        )
+
+
+def _from_groups(
+    nibbles_NK: torch.Tensor,
+    scales_GN: torch.Tensor,
+    zeros_GN: torch.Tensor,
+    group_size: int,
+    order_K: torch.Tensor | None,
+) -> Int4Weight:
+    if group_size == -1:
+        group_size, groups = BLOCK, -(-nibbles_NK.shape[1] // BLOCK)
+        scales_GN, zeros_GN = scales_GN.expand(groups, -1), zeros_GN.expand(groups, -1)
+    return _weight(nibbles_NK, scales_GN, zeros_GN, group_size, order_K)
+
+
+def _weight(
+    nibbles_NK: torch.Tensor,
+    scales_GN: torch.Tensor,
+    zeros_GN: torch.Tensor,
+    group_size: int,
+    order_K: torch.Tensor | None = None,
+) -> Int4Weight:
+    """Our layout of nibbles [N, K]: whole blocks, groups of scale 0 behind the last input."""
+    n, k = nibbles_NK.shape
+    if group_size not in GROUP_SIZES:
+        raise ValueError(f"group size {group_size} is not supported; supported: 32, 64, 128, or one group")
+    if k % RUN:
+        raise ValueError(f"{k} inputs are not supported; supported: multiples of {RUN}")
+    num_blocks = -(-k // BLOCK)
+    padded = F.pad(nibbles_NK, (0, num_blocks * BLOCK - k)).to(torch.int32)
+    runs_NBRI = padded.view(n, num_blocks, BLOCK // RUN, RUN)
+    words_NBI = torch.zeros_like(runs_NBRI[:, :, 0])
+    for run, bit in enumerate(_BIT_OF_RUN):
+        words_NBI |= runs_NBRI[:, :, run] << bit
+    more = num_blocks * BLOCK // group_size - len(scales_GN)
+    return Int4Weight(
+        words_NBI.transpose(0, 1).contiguous(),
+        F.pad(scales_GN, (0, 0, 0, more)).contiguous(),
+        F.pad(zeros_GN, (0, 0, 0, more)).contiguous(),
+        k,
+        group_size,
+        order_K,
+    )
+
+
+def _unpack(words_BNI: torch.Tensor) -> torch.Tensor:
+    """The nibbles, uint8 [N, B * 128]."""
+    bits = torch.tensor(_BIT_OF_RUN, dtype=torch.int32, device=words_BNI.device)
+    nibbles_BNRI = ((words_BNI[:, :, None, :] >> bits[:, None]) & 0xF).to(torch.uint8)
+    return nibbles_BNRI.transpose(0, 1).reshape(words_BNI.shape[1], -1)
+
+
+def _check(weight: Int4Weight) -> None:
+    words_BNI, scales_GN, zeros_GN, num_inputs, group_size, _ = weight
+    num_blocks, n = -(-num_inputs // BLOCK), words_BNI.shape[1]
+    if group_size not in GROUP_SIZES:
+        raise ValueError(f"group size {group_size} is not supported; supported: 32, 64, 128")
+    if words_BNI.dtype != torch.int32 or words_BNI.shape != (num_blocks, n, RUN):
+        raise ValueError(
+            f"words are {words_BNI.dtype} {list(words_BNI.shape)}; needed: int32 {[num_blocks, n, RUN]}"
+        )
+    groups = num_blocks * BLOCK // group_size
+    if scales_GN.shape != (groups, n) or zeros_GN.shape != (groups, n) or zeros_GN.dtype != torch.uint8:
+        raise ValueError(
+            f"scales {list(scales_GN.shape)}, zeros {zeros_GN.dtype} {list(zeros_GN.shape)}; needed: "
+            f"{[groups, n]}, zeros in uint8"
+        )
+    if not (words_BNI.is_contiguous() and scales_GN.is_contiguous() and zeros_GN.is_contiguous()):
+        raise ValueError("words, scales and zeros must be contiguous")
+
+
+def cases() -> Iterator[Case]:
+    """Llama-3.1-8B's layers, SmolLM2-135M's down projection, groups of 32 and 64, and the dense weight."""
+    layers = (
+        ("8b_qkv", 6144, 4096, 128),
+        ("8b_gate_up", 28672, 4096, 128),
+        ("8b_down", 4096, 14336, 128),
+        ("8b_o_g32", 4096, 4096, 32),
+        ("smollm2_down_g64", 576, 1536, 64),
+    )
+    for name, n, k, group_size in layers:
+        weight_bytes = n * k / 2 + 3 * n * k / group_size
+        for m in (1, 16, 64, 128):
+            for dtype in DTYPES if (name, m) == ("8b_qkv", 16) else DTYPES[:1]:
+                yield Case(
+                    f"{name}_m{m}_{dtype}".replace("torch.", ""),
+                    partial(_gemm_case, m, n, k, group_size, dtype),
+                    weight_bytes + 2 * m * (k + n),
+                    2 * m * n * k,
+                )
+        yield Case(
+            f"dense_{name}", partial(_dense_case, n, k, group_size), weight_bytes + 2 * n * k, 2 * n * k
+        )
+
+
+def _random_weight(n: int, k: int, group_size: int, device: torch.device) -> Int4Weight:
+    groups = -(-k // BLOCK) * BLOCK // group_size
+    return Int4Weight(
+        random_tensor((-(-k // BLOCK), n, RUN), torch.int32, device),
+        random_tensor((groups, n), torch.float16, device),
+        random_tensor((groups, n), torch.uint8, device),
+        k,
+        group_size,
+    )
+
+
+def _gemm_case(
+    m: int, n: int, k: int, group_size: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    x_MK, weight = random_tensor((m, k), dtype, device), _random_weight(n, k, group_size, device)
+    return lambda: w4a16_gemm(x_MK, weight)
+
+
+def _dense_case(n: int, k: int, group_size: int, device: torch.device) -> Callable[[], object]:
+    weight = _random_weight(n, k, group_size, device)
+    return lambda: dense(weight, torch.bfloat16)
+
+
+@triton.jit
+def nibbles_as_floats(b_words, RUN_INDEX: tl.constexpr, DTYPE: tl.constexpr):
+    """Run RUN_INDEX of a tile of words as 128 + nibble in bf16, or 1024 + nibble in fp16."""
+    MAGIC: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
+    b_pairs = ((b_words >> (RUN_INDEX // 2 * 4)) & 0x000F000F) | MAGIC
+    return (b_pairs >> (RUN_INDEX % 2 * 16)).to(tl.int16).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def w4a16_kernel(
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    out_ptr,
+    m,
+    n,
+    k,
+    num_blocks,
+    stride_xm,
+    blocks_per_split,
+    GROUP_SIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    pid_m, pid_n = swizzled(tl.program_id(0), tl.cdiv(m, ROWS), tl.cdiv(n, COLS), GROUP)
+    split = tl.program_id(1)
+    o_m = pid_m * ROWS + tl.arange(0, ROWS)
+    o_n = pid_n * COLS + tl.arange(0, COLS)
+    o_i = tl.arange(0, 16)
+    m_m = o_m < m
+    m_n = o_n < n
+    GROUPS: tl.constexpr = 128 // GROUP_SIZE
+    RUNS: tl.constexpr = GROUP_SIZE // 16
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    OFFSET: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 1024.0
+    p_x = x_ptr + o_m[:, None].to(tl.int64) * stride_xm + o_i[None, :]
+    b_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
+    first = split * blocks_per_split
+    last = tl.minimum(first + blocks_per_split, num_blocks)
+    for block in range(first, last):
+        p_words = words_ptr + (block * n + o_n[None, :].to(tl.int64)) * 16 + o_i[:, None]
+        b_words = tl.load(p_words, mask=m_n[None, :], other=0)  # [16, COLS]
+        for group in tl.static_range(GROUPS):
+            b_dot = tl.zeros([ROWS, COLS], dtype=tl.float32)
+            b_x_sums = tl.zeros([ROWS, 16], dtype=tl.float32)
+            for run in tl.static_range(RUNS):
+                o_k = block * 128 + (group * RUNS + run) * 16
+                # k is a multiple of 16: a run is inside or outside as a whole
+                b_x = tl.load(p_x + o_k, mask=m_m[:, None] & (o_k < k), other=0)  # [ROWS, 16]
+                b_w = nibbles_as_floats(b_words, group * RUNS + run, DTYPE)  # [16, COLS]
+                b_dot = tl.dot(b_x, b_w, b_dot)
+                b_x_sums += b_x.to(tl.float32)
+            o_g = (block * GROUPS + group) * n + o_n
+            b_scale = tl.load(scales_ptr + o_g, mask=m_n, other=0).to(tl.float32)
+            b_zero = tl.load(zeros_ptr + o_g, mask=m_n, other=0).to(tl.float32) + OFFSET
+            b_acc += b_scale[None, :] * (b_dot - b_zero[None, :] * tl.sum(b_x_sums, 1)[:, None])
+    if HAS_BIAS:
+        b_acc += tl.load(bias_ptr + o_n, mask=m_n, other=0).to(tl.float32)[None, :]
+    p_out = out_ptr + (split.to(tl.int64) * m + o_m[:, None]) * n + o_n[None, :]
+    tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
+def dense_kernel(
+    words_ptr, scales_ptr, zeros_ptr, out_ptr, n, k, GROUP_SIZE: tl.constexpr, COLS: tl.constexpr
+):
+    block = tl.program_id(0)
+    o_n = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    o_i = tl.arange(0, 16)
+    m_n = o_n < n
+    p_words = words_ptr + (block.to(tl.int64) * n + o_n[:, None]) * 16 + o_i[None, :]
+    b_words = tl.load(p_words, mask=m_n[:, None], other=0)  # [COLS, 16]
+    for run in tl.static_range(8):
+        o_g = (block * (128 // GROUP_SIZE) + run * 16 // GROUP_SIZE).to(tl.int64) * n + o_n
+        b_scale = tl.load(scales_ptr + o_g, mask=m_n, other=0).to(tl.float32)
+        b_zero = tl.load(zeros_ptr + o_g, mask=m_n, other=0).to(tl.float32)
+        b_nibbles = (b_words >> (run // 2 * 4 + run % 2 * 16)) & 0xF
+        b_w = (b_nibbles.to(tl.float32) - b_zero[:, None]) * b_scale[:, None]
+        o_k = block * 128 + run * 16 + o_i
+        p_out = out_ptr + o_n[:, None].to(tl.int64) * k + o_k[None, :]
+        tl.store(p_out, b_w.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & (o_k < k)[None, :])

@@ -1,0 +1,97 @@
+"""Names for what tokens say, so that a cache that compares names finds what another request computed.
+
+Policies know prompts by `Segment`s, runs of tokens whose content has a name. Here tokens get names. Text
+is known again at block boundaries, by a chain of hashes over its blocks; whatever is new gets new names. An
+answer is one run under its request's answer_id; when it has ended, its tokens are made known too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import count
+
+import numpy as np
+
+from policies.request import Segment
+
+_ROOT = b""
+
+
+class ContentNames:
+    """Texts seen so far, the least recently used forgotten first. block_size: tokens, the grain of reuse."""
+
+    def __init__(self, block_size: int, max_blocks: int = 1 << 20) -> None:
+        self._block_size = block_size
+        self._max_blocks = max_blocks
+        self._ids = count()
+        self._known: OrderedDict[bytes, tuple[Segment, ...]] = OrderedDict()  # by chain: that block's pieces
+
+    def new_id(self) -> int:
+        """A content id that nobody else has."""
+        return next(self._ids)
+
+    def name(self, tokens: Sequence[int]) -> tuple[Segment, ...]:
+        """The segments of a prompt: what is known as far as it goes, then one new name a block."""
+        chain = self._chain(tokens)
+        pieces: list[Segment] = []
+        num_named = 0
+        for link in chain:
+            known = self._known.get(link)
+            if known is None:
+                break
+            self._known.move_to_end(link)
+            pieces += known
+            num_named += self._block_size
+        for start in range(num_named, len(tokens), self._block_size):
+            pieces.append(Segment(self.new_id(), min(self._block_size, len(tokens) - start)))
+        segments = _merged(pieces)
+        self._learn(chain, segments)
+        return segments
+
+    def learn(self, tokens: Sequence[int], prompt: tuple[Segment, ...], answer_id: int) -> None:
+        """A request has ended: `tokens`, its prompt and answer, are known from now on."""
+        num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
+        if num_answer > 0:
+            self._learn(self._chain(tokens), (*prompt, Segment(answer_id, num_answer)))
+
+    def _chain(self, tokens: Sequence[int]) -> list[bytes]:
+        """A hash of the text up to the end of each full block."""
+        chain, link = [], _ROOT
+        array = np.asarray(tokens, np.int64)
+        for end in range(self._block_size, len(array) + 1, self._block_size):
+            link = blake2b(link + array[end - self._block_size : end].tobytes(), digest_size=16).digest()
+            chain.append(link)
+        return chain
+
+    def _learn(self, chain: list[bytes], segments: tuple[Segment, ...]) -> None:
+        """Cut segments at block boundaries, and file each block's pieces under its link."""
+        pieces: list[Segment] = []
+        room = self._block_size
+        links = iter(chain)
+        for content_id, num_tokens in segments:
+            while num_tokens:
+                num_here = min(num_tokens, room)
+                pieces.append(Segment(content_id, num_here))
+                num_tokens -= num_here
+                room -= num_here
+                if room:
+                    continue
+                link = next(links)
+                self._known.setdefault(link, tuple(pieces))
+                self._known.move_to_end(link)
+                pieces, room = [], self._block_size
+        while len(self._known) > self._max_blocks:
+            self._known.popitem(last=False)
+
+
+def _merged(pieces: list[Segment]) -> tuple[Segment, ...]:
+    """Neighbours of one name as one run."""
+    runs: list[Segment] = []
+    for piece in pieces:
+        if runs and runs[-1].content_id == piece.content_id:
+            runs[-1] = Segment(piece.content_id, runs[-1].num_tokens + piece.num_tokens)
+        else:
+            runs.append(piece)
+    return tuple(runs)

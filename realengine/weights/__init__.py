@@ -1,0 +1,1 @@
+"""Weights under the engine's own names, from safetensors, from GGUF or random: `realengine.weights.load`."""

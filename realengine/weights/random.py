@@ -1,0 +1,52 @@
+"""Random weights of the right shapes: timing needs no download. Drawn on the device, the same for one seed.
+
+Each tensor has a stream of its own, (seed, name), and a tensor parallel rank draws the whole tensor and keeps
+its share: the ranks together hold exactly what one device alone would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from realengine.architecture import Architecture
+from realengine.weights.table import Weight, expected, shard
+
+STANDARD_DEVIATION = 0.02
+
+
+def random_weights(
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> dict[str, torch.Tensor]:
+    """Normal with standard deviation 0.02; norms are ones."""
+    whole = expected(architecture)
+    shares = shard(whole, rank, world_size)
+    tensors = {}
+    for weight, share in zip(whole, shares, strict=True):
+        drawn = _drawn(weight, seed, dtype, device)
+        tensors[weight.name] = drawn if share is weight else _share_of(drawn, weight, share)
+    return tensors
+
+
+def _drawn(weight: Weight, seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if weight.name.endswith("norm.weight"):
+        return torch.ones(weight.shape, dtype=dtype, device=device)
+    stream = hashlib.blake2b(f"{seed}/{weight.name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(stream, "little") >> 1)
+    drawn = torch.empty(weight.shape, dtype=dtype, device=device)
+    return drawn.normal_(std=STANDARD_DEVIATION, generator=generator)
+
+
+def _share_of(drawn: torch.Tensor, weight: Weight, share: Weight) -> torch.Tensor:
+    own = torch.empty(share.shape, dtype=drawn.dtype, device=drawn.device)
+    for before, after in zip(weight.parts, share.parts, strict=True):
+        own[after.into] = drawn[before.into][after.take]
+    return own

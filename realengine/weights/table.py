@@ -1,0 +1,260 @@
+"""The engine's weights: own name, shape, and the checkpoint tensors that each is put together from.
+
+One table drives every source. Projections that read the same input are one tensor, in the order in which the
+model runner slices their output:
+
+    layers.{i}.qkv.weight      [(Hq + 2 Hk) D, H]   rows: | Hq D queries | Hk D keys | Hk D values |
+    layers.{i}.gate_up.weight  [2 I, H]             rows: | I gate | I up |
+
+V vocab_size, H hidden_size, Hq query heads, Hk KV heads, D head_dim, I intermediate size. Tensor parallelism
+(Shoeybi et al. 2019) divides heads, intermediate sizes (of every expert, too) and the output head's rows;
+norms, router and embedding are whole on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from realengine.architecture import Architecture
+
+Index = tuple[int | slice, ...]
+T = TypeVar("T")
+
+HUGGING_FACE: Mapping[str, str] = {
+    "embedding": "model.embed_tokens.weight",
+    "attention_norm": "model.layers.{i}.input_layernorm.weight",
+    "q": "model.layers.{i}.self_attn.q_proj.",
+    "k": "model.layers.{i}.self_attn.k_proj.",
+    "v": "model.layers.{i}.self_attn.v_proj.",
+    "q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+    "k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+    "o": "model.layers.{i}.self_attn.o_proj.weight",
+    "mlp_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "gate": "model.layers.{i}.mlp.gate_proj.weight",
+    "up": "model.layers.{i}.mlp.up_proj.weight",
+    "down": "model.layers.{i}.mlp.down_proj.weight",
+    "router": "model.layers.{i}.mlp.gate.weight",
+    "expert_gate": "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
+    "expert_up": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
+    "expert_down": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+GGUF: Mapping[str, str] = {
+    "embedding": "token_embd.weight",
+    "attention_norm": "blk.{i}.attn_norm.weight",
+    "q": "blk.{i}.attn_q.",
+    "k": "blk.{i}.attn_k.",
+    "v": "blk.{i}.attn_v.",
+    "q_norm": "blk.{i}.attn_q_norm.weight",
+    "k_norm": "blk.{i}.attn_k_norm.weight",
+    "o": "blk.{i}.attn_output.weight",
+    "mlp_norm": "blk.{i}.ffn_norm.weight",
+    "gate": "blk.{i}.ffn_gate.weight",
+    "up": "blk.{i}.ffn_up.weight",
+    "down": "blk.{i}.ffn_down.weight",
+    "router": "blk.{i}.ffn_gate_inp.weight",
+    "expert_gate": "blk.{i}.ffn_gate_exps.weight",  # all experts of a layer in one tensor
+    "expert_up": "blk.{i}.ffn_up_exps.weight",
+    "expert_down": "blk.{i}.ffn_down_exps.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One checkpoint tensor and where it goes: own[into] = stored[take]."""
+
+    name: str
+    """In the checkpoint."""
+    shape: tuple[int, ...]
+    """In the checkpoint."""
+    into: Index
+    take: tuple[slice, ...]
+    interleaved_head_dim: int | None = None
+    """Rows of each head are stored in the order of interleaved rotary pairs: 0, D/2, 1, D/2 + 1, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """One tensor of the engine."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    split: int | None = None
+    """Axis, from the end, that tensor parallel ranks divide, here and in every part; None: none."""
+    divided: tuple[tuple[str, int], ...] = ()
+    """Numbers of the architecture that a tensor parallel size must divide."""
+
+
+def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE) -> tuple[Weight, ...]:
+    """Every weight of the architecture, unsharded; head.weight only where it is not the embedding."""
+    return tuple(_weights(architecture, names))
+
+
+def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight, ...]:
+    """This tensor parallel rank's share of every weight.
+
+    9 heads on 3 ranks: rank 1 has rows 3 D to 6 D of the queries, and its qkv begins with them. Raises
+    ValueError, naming the number, where world_size does not divide heads, intermediate sizes and vocabulary.
+    """
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={world_size}")
+    numbers = dict(number for weight in weights for number in weight.divided)
+    for name, number in numbers.items():
+        if number % world_size:
+            common = math.gcd(*numbers.values())
+            fitting = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+            everything = ", ".join(f"{key}={value}" for key, value in numbers.items())
+            raise ValueError(
+                f"{name}={number}: cannot be divided among world_size={world_size} ranks; sizes that divide "
+                f"all of {everything}: {fitting}"
+            )
+    return tuple(_share(weight, rank, world_size) for weight in weights)
+
+
+def _share(weight: Weight, rank: int, world_size: int) -> Weight:
+    if weight.split is None:
+        return weight
+    axis = weight.split
+
+    def divided(part: Part) -> Part:
+        here, size = part.into[axis], part.shape[axis] // world_size
+        assert isinstance(here, slice)
+        return replace(
+            part,
+            into=_with(part.into, axis, slice(here.start // world_size, here.stop // world_size)),
+            take=_with(part.take, axis, slice(rank * size, (rank + 1) * size)),
+        )
+
+    shape = _with(weight.shape, axis, weight.shape[axis] // world_size)
+    return replace(weight, shape=shape, parts=tuple(divided(part) for part in weight.parts))
+
+
+def _with(items: tuple[T, ...], axis: int, item: T) -> tuple[T, ...]:
+    changed = list(items)
+    changed[axis] = item
+    return tuple(changed)
+
+
+def _weights(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
+    hidden, vocab = architecture.hidden_size, architecture.vocab_size
+    rows = (("vocab_size", vocab),)
+    tied = architecture.tie_word_embeddings
+    yield _whole("embedding.weight", names["embedding"], (vocab, hidden), divided=rows if tied else ())
+    for i in range(architecture.num_layers):
+        layer = {key: name.replace("{i}", str(i)) for key, name in names.items()}
+        weights = [*_attention(architecture, layer, interleaved=names is GGUF)]
+        weights += _experts(architecture, layer) if architecture.has_experts(i) else _mlp(architecture, layer)
+        for weight in weights:
+            yield replace(weight, name=f"layers.{i}.{weight.name}")
+    yield _whole("norm.weight", names["norm"], (hidden,))
+    if not tied:
+        yield replace(_whole("head.weight", names["head"], (vocab, hidden)), split=-2, divided=rows)
+
+
+def _attention(
+    architecture: Architecture, names: Mapping[str, str], *, interleaved: bool
+) -> Iterator[Weight]:
+    hidden, head_dim = architecture.hidden_size, architecture.head_dim
+    q, kv = architecture.num_heads * head_dim, architecture.num_kv_heads * head_dim
+    heads = (("num_heads", architecture.num_heads), ("num_kv_heads", architecture.num_kv_heads))
+    order = head_dim if interleaved and architecture.model_type == "llama" else None
+    orders = (order, order, None)
+    rows = {"q": q, "k": kv, "v": kv}
+    yield _whole("attention_norm.weight", names["attention_norm"], (hidden,))
+    weights = {names[key] + "weight": size for key, size in rows.items()}
+    yield _stacked("qkv.weight", weights, width=(hidden,), divided=heads, orders=orders)
+    if architecture.qkv_bias:
+        biases = {names[key] + "bias": size for key, size in rows.items()}
+        yield _stacked("qkv.bias", biases, width=(), divided=heads, orders=orders)
+    if architecture.qk_norm:
+        yield _whole("q_norm.weight", names["q_norm"], (head_dim,))
+        yield _whole("k_norm.weight", names["k_norm"], (head_dim,))
+    yield replace(_whole("o.weight", names["o"], (hidden, q)), split=-1, divided=heads[:1])
+    yield _whole("mlp_norm.weight", names["mlp_norm"], (hidden,))
+
+
+def _mlp(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
+    hidden, size = architecture.hidden_size, architecture.intermediate_size
+    divided = (("intermediate_size", size),)
+    yield _stacked(
+        "gate_up.weight", {names["gate"]: size, names["up"]: size}, width=(hidden,), divided=divided
+    )
+    yield replace(_whole("down.weight", names["down"], (hidden, size)), split=-1, divided=divided)
+
+
+def _experts(architecture: Architecture, names: Mapping[str, str]) -> Iterator[Weight]:
+    """Checkpoint tensors of one expert each, or of all experts where their names have no {e}."""
+    experts, hidden, size = (
+        architecture.num_experts,
+        architecture.hidden_size,
+        architecture.moe_intermediate_size,
+    )
+    divided = (("moe_intermediate_size", size),)
+
+    def parts(key: str, shape: tuple[int, int], rows: slice) -> Iterator[Part]:
+        columns = slice(0, shape[1])
+        if "{e}" not in names[key]:
+            into: Index = (slice(0, experts), rows, columns)
+            yield _part(names[key], (experts, *shape), into)
+            return
+        for e in range(experts):
+            yield _part(names[key].replace("{e}", str(e)), shape, (e, rows, columns))
+
+    yield _whole("router.weight", names["router"], (experts, hidden))
+    yield Weight(
+        name="experts_gate_up.weight",
+        shape=(experts, 2 * size, hidden),
+        parts=(
+            *parts("expert_gate", (size, hidden), slice(0, size)),
+            *parts("expert_up", (size, hidden), slice(size, 2 * size)),
+        ),
+        split=-2,
+        divided=divided,
+    )
+    yield Weight(
+        name="experts_down.weight",
+        shape=(experts, hidden, size),
+        parts=tuple(parts("expert_down", (hidden, size), slice(0, hidden))),
+        split=-1,
+        divided=divided,
+    )
+
+
+def _whole(
+    name: str, stored: str, shape: tuple[int, ...], *, divided: tuple[tuple[str, int], ...] = ()
+) -> Weight:
+    """One checkpoint tensor as it is."""
+    return Weight(name=name, shape=shape, parts=(_part(stored, shape, _all(shape)),), divided=divided)
+
+
+def _stacked(
+    name: str,
+    rows: Mapping[str, int],
+    *,
+    width: tuple[int, ...],
+    divided: tuple[tuple[str, int], ...],
+    orders: Sequence[int | None] | None = None,
+) -> Weight:
+    """Checkpoint tensors [rows, *width] one below the other."""
+    parts, start = [], 0
+    for (stored, size), order in zip(rows.items(), orders or [None] * len(rows), strict=True):
+        into = (slice(start, start + size), *_all(width))
+        parts.append(_part(stored, (size, *width), into, order))
+        start += size
+    split = -1 - len(width)
+    return Weight(name=name, shape=(start, *width), parts=tuple(parts), split=split, divided=divided)
+
+
+def _part(stored: str, shape: tuple[int, ...], into: Index, order: int | None = None) -> Part:
+    return Part(name=stored, shape=shape, into=into, take=_all(shape), interleaved_head_dim=order)
+
+
+def _all(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)

@@ -1,0 +1,151 @@
+"""Kernels run in Triton's interpreter: its bf16 and fp8 mended, poisoned memory, one tolerance table."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, whoever imports it first
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+
+torch.set_num_threads(1)  # two threads on a busy machine: ten times slower
+
+GUARD = 1 << 14  # elements on each side of a guarded tensor
+# (relative, absolute for a sum of one term); the absolute part grows with the root of the reduction's length.
+TOLERANCES = {
+    torch.float32: (1e-5, 1e-6),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 8e-3),
+}
+
+_dot = interpreter.InterpreterBuilder.create_dot
+_cast = interpreter.InterpreterBuilder.cast_impl
+_fp_to_fp = interpreter.InterpreterBuilder.create_fp_to_fp
+_FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def _widened(handle: interpreter.TensorHandle) -> interpreter.TensorHandle:
+    """bf16 lives in the interpreter as raw uint16: as the fp32 it stands for."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+def _to_bf16(data: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even, as chips do; the interpreter truncates."""
+    return (
+        torch.from_numpy(np.asarray(data, dtype=np.float32))
+        .bfloat16()
+        .view(torch.int16)
+        .numpy()
+        .view(np.uint16)
+    )
+
+
+def _mended_cast(
+    self: interpreter.InterpreterBuilder, src: interpreter.TensorHandle, dst_type: tl.dtype
+) -> interpreter.TensorHandle:
+    src = _widened(src)
+    if dst_type.scalar == tl.bfloat16:
+        return interpreter.TensorHandle(_to_bf16(src.data), tl.bfloat16)
+    return src if src.dtype.scalar == dst_type.scalar else _cast(self, src, dst_type)
+
+
+def _mended_fp_to_fp(
+    self: interpreter.InterpreterBuilder, src: interpreter.TensorHandle, dst_type: tl.dtype, rounding: object
+) -> interpreter.TensorHandle:
+    """fp8 saturates and rounds to nearest even; the interpreter loses the carry and makes 4 of 7.9."""
+    src = _widened(src)
+    if dst_type.scalar in _FP8 and src.dtype.scalar in (tl.float32, tl.float16):
+        dtype = _FP8[dst_type.scalar]
+        most = torch.finfo(dtype).max
+        codes = torch.from_numpy(np.asarray(src.data, dtype=np.float32)).clamp(-most, most).to(dtype)
+        return interpreter.TensorHandle(codes.view(torch.uint8).numpy(), dst_type.scalar)
+    if dst_type.scalar == tl.bfloat16 and src.dtype.scalar in _FP8:
+        src = _fp_to_fp(self, src, tl.float32, rounding)
+        return interpreter.TensorHandle(_to_bf16(src.data), tl.bfloat16)
+    return src if src.dtype.scalar == dst_type.scalar else _fp_to_fp(self, src, dst_type, rounding)
+
+
+interpreter.InterpreterBuilder.create_dot = lambda self, a, b, d, precision, imprecise: _dot(
+    self, _widened(a), _widened(b), d, precision, imprecise
+)
+interpreter.InterpreterBuilder.cast_impl = _mended_cast
+interpreter.InterpreterBuilder.create_fp_to_fp = _mended_fp_to_fp
+
+
+class Guards:
+    """Tensors inside bigger ones: a read past their ends meets NaN, a write is found when the test ends."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of `tensor` between guards: NaN; 0 for int32 and int64, so that indices stay."""
+        around = torch.empty(tensor.numel() + 2 * GUARD, dtype=tensor.dtype)
+        if tensor.dtype.itemsize == 1:
+            around.view(torch.uint8).fill_(0x7F)  # NaN in fp8, 127 in int8
+        else:
+            around.fill_(torch.nan if tensor.dtype.is_floating_point else 0)
+        before = around.clone()
+        around[GUARD : GUARD + tensor.numel()] = tensor.reshape(-1)
+        self.kept.append((around, before))
+        return around[GUARD : GUARD + tensor.numel()].view(tensor.shape)
+
+    def check(self) -> None:
+        """Fail where a guard was written; forget all."""
+        kept, self.kept = self.kept, []
+        for around, before in kept:
+            for side in (slice(0, GUARD), slice(-GUARD, None)):
+                now, then = around[side].view(torch.uint8), before[side].view(torch.uint8)
+                assert torch.equal(now, then), f"written outside a tensor of {around.dtype}"
+
+
+_guards = Guards()
+
+
+@pytest.fixture(scope="session")
+def guarded() -> Guards:
+    """guarded(tensor): a copy between guard pages, checked for stray writes when the test ends."""
+    return _guards
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """torch.empty is NaN while a test runs, so that an output nobody wrote cannot pass by luck."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    _guards.check()
+
+
+@pytest.fixture(scope="session")
+def generator() -> Callable[[int], torch.Generator]:
+    """generator(seed): a torch generator of its own."""
+    return lambda seed: torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def assert_close() -> Callable[..., None]:
+    """assert_close(actual, expected, terms=1, dtype=None): within the table, for a reduction over `terms`.
+
+    dtype: whose tolerance, where it is not the actual's own (an fp32 output of fp16 inputs).
+    """
+
+    def check(
+        actual: torch.Tensor, expected: torch.Tensor, terms: int = 1, dtype: torch.dtype | None = None
+    ) -> None:
+        assert actual.dtype == expected.dtype, f"{actual.dtype}, expected {expected.dtype}"
+        if dtype is None and actual.dtype not in TOLERANCES:
+            assert torch.equal(actual, expected)
+            return
+        relative, absolute = TOLERANCES[dtype or actual.dtype]
+        torch.testing.assert_close(actual, expected, rtol=relative, atol=absolute * max(1.0, terms**0.5))
+
+    return check

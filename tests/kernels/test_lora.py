@@ -1,0 +1,113 @@
+"""LoRA: shrink and expand against their references, on segments of every odd kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.lora import lora_expand, lora_expand_reference, lora_shrink, lora_shrink_reference
+
+
+def int32(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def segments_of(lengths, adapters):
+    """segment_starts and segment_adapters."""
+    return int32([0, *lengths]).cumsum(0).to(torch.int32), int32(adapters)
+
+
+@settings(max_examples=14, deadline=None)
+@given(
+    segments=st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 15, 17, 34]), st.integers(-1, 2)), min_size=1, max_size=4
+    ),
+    k=st.sampled_from([16, 48, 80]),
+    n=st.sampled_from([8, 33]),
+    rank=st.sampled_from([8, 16, 24, 64]),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16]),
+    tight=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_equals_reference(guarded, generator, assert_close, segments, k, n, rank, dtype, tight, seed):
+    random = generator(seed)
+    lengths, adapters = zip(*segments, strict=True)
+    starts, used = map(guarded, segments_of(lengths, adapters))
+    num_tokens = sum(lengths)
+    most = max(lengths) if tight else None
+    a, b = (torch.randn(shape, generator=random).to(dtype) for shape in ((3, rank, k), (3, n, rank)))
+    for adapter in range(3):  # an adapter nobody uses must not be read
+        if adapter not in adapters:
+            a[adapter] = b[adapter] = torch.nan
+    a, b = guarded(a), guarded(b)
+    scaling = guarded(torch.rand(3, generator=random))
+    x = guarded(torch.randn(num_tokens, k, generator=random).to(dtype))
+    parts = lora_shrink(x, a, starts, used, max_segment_tokens=most)
+    expected = lora_shrink_reference(x, a, starts, used)
+    assert_close(parts.sum(0), expected.sum(0), terms=k, dtype=torch.float16)
+    out = torch.randn(num_tokens, n, generator=random).to(dtype)
+    actual = guarded(out)
+    lora_expand(guarded(parts), b, scaling, starts, used, actual, max_segment_tokens=most)
+    lora_expand_reference(expected, b, scaling, starts, used, out)
+    assert_close(actual, out, terms=rank * k)
+
+
+def test_stacked_slices_reach_their_columns_only(guarded, generator, assert_close):
+    """q and v of a fused qkv: A stacked, each slice its own ranks and columns."""
+    random = generator(0)
+    starts, used = segments_of([2, 3], [1, 0])
+    a = torch.randn(2, 32, 32, generator=random).half()
+    x = torch.randn(5, 32, generator=random).half()
+    b_q, b_v = (torch.randn(2, 40, 16, generator=random).half() for _ in range(2))
+    scaling = torch.tensor([2.0, 0.5])
+    out = torch.zeros(5, 120, dtype=torch.float16)
+    actual = guarded(out)
+    parts = lora_shrink(x, a, starts, used)
+    lora_expand(parts, b_q, scaling, starts, used, actual, first_rank=0, first_output=0)
+    lora_expand(parts, b_v, scaling, starts, used, actual, first_rank=16, first_output=80)
+    for token, adapter in enumerate([1, 1, 0, 0, 0]):
+        for b, first, to in ((b_q, 0, 0), (b_v, 16, 80)):
+            shrunk = x[token].float() @ a[adapter, first : first + 16].float().T
+            out[token, to : to + 40] = (scaling[adapter] * b[adapter].float() @ shrunk).half()
+    assert_close(actual, out, terms=512)
+    assert bool((actual[:, 40:80] == 0).all())
+
+
+def test_tokens_without_an_adapter_stay_as_they_are(generator):
+    starts, used = segments_of([2, 1, 2], [-1, 0, -1])
+    x, a, b = (
+        torch.randn(shape, generator=generator(1)).half() for shape in ((7, 16), (1, 8, 16), (1, 8, 8))
+    )
+    parts = lora_shrink(x, a, starts, used)
+    assert bool((parts[:, [0, 1, 3, 4]] == 0).all())
+    out = torch.ones(7, 8, dtype=torch.float16)
+    lora_expand(parts, b, torch.ones(1), starts, used, out)
+    assert bool((out[[0, 1, 3, 4, 5, 6]] == 1).all())  # two tokens lie behind the last segment
+    assert not bool((out[2] == 1).any())
+
+
+def test_many_tokens_of_one_segment(guarded, generator, assert_close):
+    starts, used = segments_of([70], [0])
+    x, a = (guarded(torch.randn(shape, generator=generator(2)).half()) for shape in ((70, 48), (1, 24, 48)))
+    actual = lora_shrink(x, a, starts, used)
+    assert_close(actual.sum(0), lora_shrink_reference(x, a, starts, used)[0], terms=48, dtype=torch.float16)
+
+
+def test_refusals():
+    starts, used = segments_of([2], [0])
+    x, a, b = torch.zeros(2, 16).half(), torch.zeros(1, 8, 16).half(), torch.zeros(1, 8, 8).half()
+    with pytest.raises(ValueError, match=r"x is torch.float32, A torch.float16"):
+        lora_shrink(x.float(), a, starts, used)
+    with pytest.raises(ValueError, match="same multiple of 16"):
+        lora_shrink(x[:, :8], a, starts, used)
+    with pytest.raises(ValueError, match="2 segments need 3 segment_starts"):
+        lora_shrink(x, a, starts, int32([0, 0]))
+    parts, out = torch.zeros(1, 2, 8), torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="rank 65 is not supported; supported: up to 64"):
+        lora_expand(parts, torch.zeros(1, 8, 65).half(), torch.ones(1), starts, used, out)
+    with pytest.raises(ValueError, match="out of range"):
+        lora_expand(parts, b, torch.ones(1), starts, used, out, first_output=1)
+    with pytest.raises(ValueError, match="scaling is"):
+        lora_expand(parts, b, torch.ones(2), starts, used, out)

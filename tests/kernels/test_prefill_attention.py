@@ -1,0 +1,200 @@
+"""Paged prefill attention against its reference and against plain softmax; trees, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.decode_attention import decode_attention
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from tests.kernels.paged_kv import paged, plain
+
+
+def starts_of(query_lens):
+    return torch.tensor([0, *query_lens]).cumsum(0).int()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_equals_plain_softmax(data, guarded, generator, assert_close):
+    """Chunks on prefixes, whole prompts, decode rows and a padded sequence of a captured batch, mixed."""
+    block_size = data.draw(st.sampled_from([8, 16]))
+    query_lens, lens = [], []
+    for _ in range(data.draw(st.integers(1, 3))):
+        query_lens.append(data.draw(st.sampled_from([0, 1, 3, 11, 19])))
+        prefix = data.draw(st.sampled_from([0, 1, block_size - 1, block_size, block_size + 1, 45]))
+        lens.append(query_lens[-1] + prefix)
+    lens[0], query_lens[0] = max(1, lens[0]), max(1, query_lens[0])
+    num_kv_heads = data.draw(st.sampled_from([1, 2]))
+    group = data.draw(st.sampled_from([1, 3, 4]))
+    head_dim = data.draw(st.sampled_from([16, 64, 80]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+    window = data.draw(st.sampled_from([None, 1, 6, 40]))
+    softcap = data.draw(st.sampled_from([None, 2.0]))
+    num_splits = data.draw(st.sampled_from([1, 1, 2]))
+    gen = generator(data.draw(st.integers(0, 99)))
+    keys, values, tables, context_lens, dense = paged(
+        lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen
+    )
+    num_heads = num_kv_heads * group
+    sinks = torch.randn(num_heads, generator=gen) if data.draw(st.booleans()) else None
+    slopes = torch.rand(num_heads, generator=gen) if data.draw(st.booleans()) else None
+    q = guarded(torch.randn(sum(query_lens), num_heads, head_dim, generator=gen).to(dtype))
+    args = (q, keys, values, tables, starts_of(query_lens), context_lens)
+    kwargs = {
+        "max_query_len": max(query_lens),
+        "max_context_len": max(lens),
+        "window": window,
+        "softcap": softcap,
+        "sinks_H": sinks,
+        "alibi_slopes_H": slopes,
+        "num_splits": num_splits,
+    }
+    expected, token = torch.zeros_like(q), 0
+    for (k, v), num_queries, n in zip(dense, query_lens, lens, strict=True):
+        for i in range(n - num_queries, n):
+            expected[token] = plain(
+                q[token],
+                k[: i + 1],
+                v[: i + 1],
+                head_dim**-0.5,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                slopes=slopes,
+            ).to(dtype)
+            token += 1
+    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+
+
+@pytest.mark.parametrize("window", [None, 5, 59, 60])
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_tile_edges_and_freed_blocks(window, num_splits, guarded, generator, assert_close):
+    """The diagonal and the window's edge cross tiles; blocks before the window are the null block, NaN."""
+    keys, values, tables, context_lens, dense = paged([97], 16, 1, 32, torch.float32, guarded, generator(6))
+    freed = tables.clone()
+    freed[0, : 0 if window is None else (86 - window + 1) // 16] = 0
+    q = torch.randn(11, 3, 32, generator=generator(7))  # tiles of ten tokens, two rows left over
+    args = (q, keys, values, freed, starts_of([11]), context_lens)
+    kwargs = {"max_query_len": 11, "max_context_len": 97, "window": window, "num_splits": num_splits}
+    ((k, v),) = dense
+    expected = torch.stack(
+        [plain(q[i], k[: 87 + i], v[: 87 + i], 32**-0.5, window=window) for i in range(11)]
+    ).float()
+    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_tree(window, num_splits, guarded, generator, assert_close):
+    """Two trees of drafts: each node sees the prefix, its ancestors and itself, at its depth's position."""
+    parents = [[-1, 0, 0, 1, 1, 2, 5], [-1, 0, 1]]
+    prefixes = [60, 2]
+    lens = [prefix + len(tree) for prefix, tree in zip(prefixes, parents, strict=True)]
+    gen = generator(3)
+    keys, values, tables, context_lens, dense = paged(lens, 16, 1, 32, torch.float32, guarded, gen)
+    masks, positions = [], []
+    for prefix, tree in zip(prefixes, parents, strict=True):
+        mask = torch.eye(len(tree), dtype=torch.bool)
+        for node, parent in enumerate(tree):
+            if parent >= 0:
+                mask[node] |= mask[parent]
+        masks.append(mask)
+        positions.append((prefix + mask.sum(1) - 1).int())
+    slopes = None if window is None else torch.tensor([0.3, 0.1])
+    q = torch.randn(10, 2, 32, generator=gen)
+    args = (q, keys, values, tables, starts_of([7, 3]), context_lens)
+    kwargs = {
+        "max_query_len": 7,
+        "max_context_len": max(lens),
+        "window": window,
+        "alibi_slopes_H": slopes,
+        "tree_mask": guarded(torch.cat([mask.flatten() for mask in masks]).view(torch.uint8)).view(
+            torch.bool
+        ),
+        "tree_mask_start_B": torch.tensor([0, 49], dtype=torch.int32),
+        "positions_T": guarded(torch.cat(positions)),
+        "num_splits": num_splits,
+    }
+    expected, token = torch.zeros_like(q), 0
+    for (k, v), prefix, mask, at in zip(dense, prefixes, masks, positions, strict=True):
+        key_at = torch.cat([torch.arange(prefix), at])
+        for i in range(len(at)):
+            seen = torch.cat([torch.ones(prefix, dtype=torch.bool), mask[i]])
+            distance = key_at - at[i]
+            expected[token] = plain(
+                q[token], k, v, 32**-0.5, window=window, slopes=slopes, distance=distance, seen=seen
+            ).float()
+            token += 1
+    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_kv(kv_dtype, guarded, generator, assert_close):
+    gen = generator(4)
+    shape = (8, 16, 2, 32)
+    stored = [torch.randint(-100, 100, shape, generator=gen).float().to(kv_dtype) for _ in range(2)]
+    scales = [torch.rand(shape[:3], generator=gen) / 50 for _ in range(2)]
+    tables = torch.tensor([[3, 5, 1], [2, 7, 4]], dtype=torch.int32)
+    q = torch.randn(24, 6, 32, generator=gen)
+    args = (
+        q,
+        guarded(stored[0]),
+        guarded(stored[1]),
+        tables,
+        starts_of([9, 15]),
+        torch.tensor([41, 15]).int(),
+    )
+    kwargs = {
+        "max_query_len": 15,
+        "max_context_len": 41,
+        "key_scales_NPK": guarded(scales[0]),
+        "value_scales_NPK": guarded(scales[1]),
+    }
+    plain_caches = [cache.float() * scale[..., None] for cache, scale in zip(stored, scales, strict=True)]
+    expected = prefill_attention_reference(q, *plain_caches, *args[3:], max_query_len=15, max_context_len=41)
+    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=16)
+    assert_close(prefill_attention(*args, **kwargs), expected, terms=16)
+
+
+def test_rows_of_no_sequence_are_not_written_and_decode_agrees(guarded, generator, assert_close):
+    """A captured batch: padded tokens stay as they are; a decode row is as from the decode kernel."""
+    gen = generator(5)
+    keys, values, tables, context_lens, _ = paged([33, 7], 16, 2, 64, torch.float32, guarded, gen)
+    q = torch.randn(5, 4, 64, generator=gen)
+    out = torch.full_like(q, 7.0)
+    kwargs = {"max_context_len": 33}
+    prefill_attention(
+        q, keys, values, tables, starts_of([1, 1]), context_lens, max_query_len=1, out_THD=out, **kwargs
+    )
+    assert (out[2:] == 7.0).all()
+    assert_close(out[:2], decode_attention(q[:2], keys, values, tables, context_lens, **kwargs), terms=4)
+
+
+def test_refusals_say_what_is_supported():
+    q = torch.zeros(2, 64, 64)
+    cache = torch.zeros(2, 16, 1, 64)
+    tables, lens = torch.ones(1, 1, dtype=torch.int32), torch.full((1,), 2, dtype=torch.int32)
+
+    def call(starts=(0, 2), q=q, **options):
+        loc = torch.tensor(starts, dtype=torch.int32)
+        return prefill_attention(
+            q, cache, cache, tables, loc, lens, max_query_len=2, max_context_len=2, **options
+        )
+
+    mask, mask_start = torch.ones(4, dtype=torch.bool), torch.zeros(1, dtype=torch.int32)
+    for match, wrong in (
+        ("64 query heads a KV head are not supported", {}),
+        ("one table a sequence is needed, and one start more", {"starts": (0, 1, 2)}),
+        ("torch.bool", {"tree_mask": mask.int(), "tree_mask_start_B": mask_start}),
+        ("tree_mask_start of each", {"tree_mask": mask}),
+        ("needs the tokens' positions", {"tree_mask": mask, "tree_mask_start_B": mask_start, "window": 3}),
+        ("head_dim 40", {"q": torch.zeros(2, 4, 40)}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call(**wrong)
