@@ -133,7 +133,8 @@ class BranchSet:
         plan.branched = branched = []
         for seq in self:
             branches = seq._branches
-            if branches is None or seq.request_id not in decoded:
+            assert branches is not None
+            if seq.request_id not in decoded:
                 continue
             branched.append(seq)
             plan.num_copied_tokens += branches.append()

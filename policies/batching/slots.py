@@ -55,7 +55,7 @@ class Slots:
             elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
         # What a prompt computes may let others find more of theirs in a prefix cache, and so fit.
-        if not (view.num_waiting and view.prefilling and view.num_running < self.n_parallel):
+        if not (view.num_waiting and view.prefilling and view.num_running < num_slots):
             step.repeat()
 
     @staticmethod
