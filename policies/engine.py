@@ -124,6 +124,11 @@ class EngineCore:
         return self._lost
 
     @property
+    def arrived(self) -> SequenceOf[Sequence]:
+        """Sequences whose KV has come since the last plan: the next one will name them as admitted."""
+        return self._arrived
+
+    @property
     def unfinished(self) -> Collection[Sequence]:
         """Sequences waiting or running, in the order of their intake."""
         return self._sequences.values()

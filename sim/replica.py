@@ -377,6 +377,7 @@ class Replica:
             return self._fresh[seq]
         if seq.request_id in self._branched_s:
             return self._branched_s[seq.request_id]
-        if seq.state in (SequenceState.decoding, SequenceState.paused) and seq.request.branching is None:
+        is_emitting = seq.state in (SequenceState.decoding, SequenceState.paused)
+        if is_emitting and seq.request.branching is None and seq not in self.core.arrived:
             return self._emitted_s
         return self._requests.last_token_s[seq.request_id]

@@ -217,7 +217,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
     return World(
         asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(draw_batching(tick_s)),
-        scheduling=draw(schedulings or draw_scheduling(tick_s)),
+        scheduling=draw(draw_scheduling(tick_s) if schedulings is None else schedulings),
         num_swap_blocks=draw(st.sampled_from([0, 4, 1000])),
         links=partial(
             Links,

@@ -315,3 +315,18 @@ def test_two_whose_kv_takes_turns_in_memory_come_to_an_end(make_world, ask, same
     flown = assert_leap_equals_step(world, same_records)
     assert flown.records.requests.status.tolist() == ["finished"] * 2
     assert flown.records.requests.preemptions.sum() > 0
+
+
+@pytest.mark.parametrize("half_ticks", range(20, 60))
+def test_a_run_may_end_while_kv_is_on_its_way_or_has_just_come(make_world, ask, same_records, half_ticks):
+    """Whoever is coming back has its newest token from before it went, not from the step under way."""
+    world = make_world(
+        *[ask(0.0, 6, 40)] * 3,
+        scheduling=Fcfs(preemption_mode="swap"),
+        caching=Paged(block_size=4),
+        num_blocks=14,
+        num_swap_blocks=100,
+        links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=21.0),
+        until_s=half_ticks * TICK_S,
+    )
+    assert_leap_equals_step(world, same_records)
