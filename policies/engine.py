@@ -10,6 +10,8 @@ decode set, which advances in constant time (policies/decode_set.py).
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
 Sequences with several answers decode beside it (policies/branch_set.py).
 KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there.
+
+Above 400 lines, as a sequence's whole way between the sets is one state machine: intake, start, stop, end.
 """
 
 from __future__ import annotations
