@@ -6,33 +6,13 @@ phase here either: a sequence brings as many tokens as its plan says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
 from kernels.rope import cos_sin_table
 from realengine.architecture import Architecture
 from realengine.backend import Backend
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """One step's input, on the device; B sequences, T tokens."""
-
-    tokens_T: torch.Tensor
-    positions_T: torch.Tensor
-    slots_T: torch.Tensor
-    """Where each token's KV goes: block id * block size + place in the block."""
-    block_tables_BM: torch.Tensor
-    query_start_loc: torch.Tensor
-    """[B + 1]"""
-    context_lens_B: torch.Tensor
-    """The step's own tokens included."""
-    sampled_rows_S: torch.Tensor
-    """Rows of T that predict a token."""
-    max_query_len: int
-    max_context_len: int
+from realengine.batch import Batch
 
 
 class KvCache:
@@ -96,8 +76,9 @@ class Decoder:
             if i + 1 < num_layers:
                 next_norm = weights[f"layers.{i + 1}.attention_norm.weight"]
                 hidden, residual = kernels.add_rms_norm(hidden, residual, next_norm, eps)
-        rows = batch.sampled_rows_S
-        hidden, _ = kernels.add_rms_norm(hidden[rows], residual[rows], weights["norm.weight"], eps)
+        if batch.sampled_rows_S is not None:
+            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
+        hidden, _ = kernels.add_rms_norm(hidden, residual, weights["norm.weight"], eps)
         return F.linear(hidden, weights["head.weight"])
 
     def _attend(self, layer: int, hidden: torch.Tensor, batch: Batch, cache: KvCache) -> torch.Tensor:
@@ -113,27 +94,39 @@ class Decoder:
             )
         keys, values = cache.layers[layer]
         q = kernels.rope_and_write_kv(q, k, v, batch.positions_T, self._cos_sin, keys, values, batch.slots_T)
-        window = spec.window(layer)
-        if batch.max_query_len == 1:
-            attended = kernels.decode_attention(
-                q,
-                keys,
-                values,
-                batch.block_tables_BM,
-                batch.context_lens_B,
-                max_context_len=batch.max_context_len,
-                window=window,
-            )
-        else:
-            attended = kernels.prefill_attention(
-                q,
-                keys,
-                values,
-                batch.block_tables_BM,
-                batch.query_start_loc,
-                batch.context_lens_B,
-                max_query_len=batch.max_query_len,
-                max_context_len=batch.max_context_len,
-                window=window,
-            )
+        attended = self._attention(q, keys, values, batch, spec.window(layer))
         return F.linear(attended.reshape(len(hidden), num_q * head_dim), weights[name + "o.weight"])
+
+    def _attention(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch, window: int | None
+    ) -> torch.Tensor:
+        """Decodes by the kernel that splits their context, chunks by the one that tiles their queries."""
+        num_decodes, num_rows = batch.num_decodes, batch.num_rows
+        attended = []
+        if num_decodes:
+            attended.append(
+                self._backend.decode_attention(
+                    q[:num_decodes],
+                    keys,
+                    values,
+                    batch.block_tables_BM[:num_decodes],
+                    batch.context_lens_B[:num_decodes],
+                    max_context_len=batch.max_context_len,
+                    window=window,
+                )
+            )
+        if num_decodes < num_rows:
+            attended.append(
+                self._backend.prefill_attention(
+                    q[num_decodes:],
+                    keys,
+                    values,
+                    batch.block_tables_BM[num_decodes:],
+                    batch.query_start_loc[num_decodes:] - num_decodes,
+                    batch.context_lens_B[num_decodes:],
+                    max_query_len=batch.max_query_len,
+                    max_context_len=batch.max_context_len,
+                    window=window,
+                )
+            )
+        return attended[0] if len(attended) == 1 else torch.cat(attended)

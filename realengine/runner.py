@@ -10,7 +10,8 @@ from policies.engine import EngineCore
 from policies.plan import StepPlan
 from policies.sequence import Sequence
 from realengine.backend import Backend
-from realengine.model import Batch, Decoder, KvCache
+from realengine.batch import Batch
+from realengine.model import Decoder, KvCache
 from realengine.sampling_params import SamplingParams
 
 
@@ -56,7 +57,7 @@ class Runner:
         """Compute one iteration of a plan; the new token of each sequence that gets one."""
         served = [(seq, seq.num_computed, 1, True) for seq in plan.decodes]
         served += [(chunk.seq, chunk.num_cached, chunk.num_tokens, chunk.completes) for chunk in plan.chunks]
-        batch = self._batch(served)
+        batch = self._batch(served, plan.num_decodes)
         logits = self._decoder.logits(batch, self._cache)
         drawing = [seq for seq, _, _, completes in served if completes]
         if not drawing:
@@ -67,7 +68,7 @@ class Runner:
             self._tokens_SL[_slot(seq), seq.num_known] = token
         return drawn
 
-    def _batch(self, served: list[tuple[Sequence, int, int, bool]]) -> Batch:
+    def _batch(self, served: list[tuple[Sequence, int, int, bool]], num_decodes: int) -> Batch:
         """The step's tensors: for each sequence its tokens from num_cached on."""
         tokens, positions, kv_slots, lengths = [], [], [], []
         rows = np.array([_slot(seq) for seq, _, _, _ in served])
@@ -100,7 +101,8 @@ class Runner:
             query_start_loc=on_device(starts, torch.int32),
             context_lens_B=on_device(ends, torch.int32),
             sampled_rows_S=on_device(starts[1:][completes] - 1, torch.int64),
-            max_query_len=int(counts.max()),
+            num_decodes=num_decodes,
+            max_query_len=int(counts[num_decodes:].max(initial=0)),
             max_context_len=max_context_len,
         )
 
