@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import takewhile
+from typing import NamedTuple
 
 from policies.caching.branches import Branches
 from policies.caching.pool import BlockPool
@@ -20,6 +22,18 @@ from policies.limits import Bounds, StopAfter
 from policies.plan import StepPlan
 from policies.request import Branching
 from policies.sequence import Sequence, SequenceState
+
+
+class Piece(NamedTuple):
+    """Tokens of one branch, one behind the other from a position on, in one block of the branches or before.
+
+    number: the block's, as in `Branches`; None: in the prompt's full blocks.
+    """
+
+    branch: int
+    position: int
+    num_tokens: int
+    number: int | None
 
 
 class BranchSet:
@@ -78,7 +92,9 @@ class BranchSet:
         num_before = self._pool.num_apart
         ids = self._pool.hand_over(seq, seq._computed, branches.num_shared_tokens)
         seq._num_apart += self._pool.num_apart - num_before
-        branches.ids = dict(zip(branches.numbers, ids, strict=False))  # ids: as many as were asked for
+        unused = [block for block in ids if block not in branches.ids.values()]
+        unnamed = [number for number in branches.numbers if number not in branches.ids]
+        branches.ids |= zip(unnamed, unused, strict=False)  # ids: as many as were asked for
         seq._decodes = branches
         seq._growth = PAGED
         self.resume(seq, branches)
@@ -148,11 +164,78 @@ class BranchSet:
         branches = seq._branches
         assert branches is not None
         shared = self._pool.block_ids(seq, branches.num_shared_tokens)
-        tables, ids = branches.tables, branches.ids
-        for number in [number for table in tables for number in table]:
-            if number not in ids:
-                ids[number] = self._pool.draw(1)[0]
-        return [shared + [ids[number] for number in table] for table in tables]
+        self._draw(branches)
+        return [shared + [branches.ids[number] for number in table] for table in branches.tables]
+
+    def context_len(self, seq: Sequence) -> int:
+        """KV tokens to which each branch of a member attends, a planned one included."""
+        branches = seq._branches
+        assert branches is not None
+        return branches.num_shared_tokens + branches.length
+
+    def num_stored_blocks(self, seq: Sequence) -> int:
+        """Blocks that hold what all branches of a sequence have stored, the last ones partly."""
+        branches = seq._branches
+        assert branches is not None
+        return branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
+
+    def stored_ids(self, seq: Sequence) -> list[int]:
+        """Physical ids of these blocks: the prompt's full ones, then the branches', as in `numbers`."""
+        branches = seq._branches
+        assert branches is not None
+        ids = self._pool.block_ids(seq, branches.num_shared_tokens)
+        self._draw(branches)
+        return ids + [branches.ids[number] for number in branches.numbers]
+
+    def ids_apart(self, seq: Sequence) -> list[int]:
+        """Of a sequence that returns from where it was swapped to: blocks behind those in its own name."""
+        branches = seq._branches
+        if branches is None or not branches.is_swapped:
+            return []
+        ids = self._pool.draw(seq._num_apart)
+        first = branches.num_blocks - seq._num_apart
+        branches.ids = dict(zip(branches.numbers[first:], ids, strict=True))
+        return ids
+
+    def is_recomputing(self, seq: Sequence) -> bool:
+        """Whether a sequence in prefill computes anew what its branches had stored."""
+        return seq._branches is not None and seq._state is SequenceState.prefilling
+
+    def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
+        """Where the tokens of such a prefill lie that are numbered first to first + num_tokens - 1.
+
+        Those of the prompt's full blocks come first, then block by block what the branches own: what a token
+        attends to comes before it. Also names the blocks.
+        """
+        branches = seq._branches
+        assert branches is not None
+        num_shared, end = branches.num_shared_tokens, first + num_tokens
+        pieces = []
+        if first < num_shared:
+            pieces.append(Piece(0, first, min(end, num_shared) - first, None))
+        place = num_shared
+        for number, branch, position, size in branches.layout():
+            begin, stop = max(first, place), min(end, place + size)
+            if begin < stop:
+                pieces.append(Piece(branch, position + begin - place, stop - begin, number))
+            place += size
+        num_own = num_shared // self._pool.block_size
+        own = self._pool.block_ids(seq, end)[num_own:]
+        free = [block for block in own if block not in branches.ids.values()]
+        for piece in pieces:
+            if piece.number is not None and piece.number not in branches.ids:
+                branches.ids[piece.number] = free.pop(0) if free else self._pool.draw(1)[0]
+        return pieces
+
+    def known_ids(self, seq: Sequence, num_tokens: int) -> list[list[int]]:
+        """Physical ids of each branch's blocks, as far as `recomputed` has named them."""
+        branches = seq._branches
+        assert branches is not None
+        num_shared, ids = branches.num_shared_tokens, branches.ids
+        shared = self._pool.block_ids(seq, min(num_tokens, num_shared))
+        shared = shared[: num_shared // self._pool.block_size]
+        named = [takewhile(ids.__contains__, table) for table in branches.tables]
+        return [shared + [ids[number] for number in table] for table in named]
 
     def copies(self, plan: StepPlan) -> list[tuple[int, int]]:
         """KV blocks that have to be copied before a plan is run: physical ids, from and to."""
@@ -170,6 +253,12 @@ class BranchSet:
             assert seq._branches is not None
             assert seq._num_apart == seq._branches.num_blocks
             seq._branches.check_integrity()
+
+    def _draw(self, branches: Branches) -> None:
+        """Give ids to those of the branches' blocks that have none."""
+        for number in branches.numbers:
+            if number not in branches.ids:
+                branches.ids[number] = self._pool.draw(1)[0]
 
     def _num_copied_blocks(self, seq: Sequence) -> int:
         """Blocks into which a prompt is copied for the other branches, where they do not share it."""

@@ -10,6 +10,7 @@ decode set, which advances in constant time (policies/decode_set.py).
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
 Sequences with several answers decode beside it (policies/branch_set.py).
 KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there.
+Whoever runs several iterations of a plan in one go asks for their blocks before, by `reserve`.
 
 Above 400 lines, as a sequence's whole way between the sets is one state machine: intake, start, stop, end.
 """
@@ -27,6 +28,7 @@ from policies.branch_set import BranchSet, tokens_in_own_name
 from policies.caching.pool import BlockPool
 from policies.decode_set import AT_LIMIT, DecodeSet
 from policies.limits import Bounds, Limits, RejectedError, StopAfter
+from policies.naming import Naming
 from policies.plan import Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
 from policies.request import Request
@@ -41,6 +43,7 @@ class EngineCore:
 
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
     sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
+    names_blocks: transfers say which blocks they copy, for whoever has bytes to copy; decisions are the same.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EngineCore:
         max_model_len: int,
         predictor: LengthPredictor | None = None,
         num_swap_blocks: int = 0,
+        names_blocks: bool = False,
     ) -> None:
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs={max_num_seqs}: must be >= 1")
@@ -81,6 +85,7 @@ class EngineCore:
         self.decodes = DecodeSet(max_num_seqs, pool.block_size)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.branched = BranchSet(pool, self.free_slots)
+        self._naming = Naming(pool, self.branched) if names_blocks else None
         self.view = StepView(self)
         self.num_iterations = 0
         self.num_preemptions = 0
@@ -96,6 +101,7 @@ class EngineCore:
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._limits = Limits(pool, max_num_seqs, max_model_len)
         self._in_flight: StepPlan | None = None
+        self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
         self._now = float("-inf")
 
     @property
@@ -173,8 +179,11 @@ class EngineCore:
         """
         return self._limits.of(request, stop_after)
 
-    def abort(self, request_id: int) -> Sequence | None:
-        """End a request now, between commit and plan; None if it is not (or no longer) here."""
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
+        """End a request now, between commit and plan; None if it is not (or no longer) here.
+
+        reason: `stop` where a late look at its tokens says that its answer had been complete.
+        """
         self._check_at_rest("abort")
         seq = self._sequences.get(request_id)
         if seq is None:
@@ -182,15 +191,16 @@ class EngineCore:
         if seq._state is SequenceState.waiting:
             self.waiting.remove(seq)
             self._free_swapped(seq)
-            self._end(seq, FinishReason.aborted)
+            self._end(seq, reason)
         else:
-            self._finish(seq, FinishReason.aborted)
+            self._finish(seq, reason)
         return seq
 
     def export(self, request_id: int) -> Migrant | None:
         """Let a running sequence go on in another engine; None if it holds no KV here that could be copied.
 
-        Between commit and plan. Its blocks are free at once: they are to be copied before the next step.
+        Between commit and plan. Its blocks are free at once: they are to be copied before the next step, and
+        before its transfers. Named as in Transfer.
         """
         self._check_at_rest("export")
         seq = self.running.get(request_id)
@@ -198,7 +208,8 @@ class EngineCore:
             return None
         if seq.request.branching is not None:
             return None
-        migrant = Migrant(seq.request, seq.num_known, seq.num_computed)
+        blocks = () if self._naming is None else self._naming.blocks(seq, seq.num_computed)
+        migrant = Migrant(seq.request, seq.num_known, seq.num_computed, blocks)
         self._finish(seq, FinishReason.migrated)
         return migrant
 
@@ -269,13 +280,33 @@ class EngineCore:
     def take_transfers(self) -> list[Transfer]:
         """The transfers that plans have asked for since the last call, in order: to be run by the caller.
 
-        Stores of the last plan come before it is run: their blocks are its blocks.
+        Stores of the last plan come before it is run: their blocks are its blocks. More in `Transfer`.
         """
+        if self._naming is not None:
+            return self._naming.take()
         transfers, self._transfers = self._transfers, []
         if self.pool.stores:
             transfers[:0] = [Transfer(None, *store) for store in self.pool.stores]
             self.pool.stores = []
         return transfers
+
+    def reserve(self, plan: StepPlan, num_iterations: int) -> None:
+        """Hand out the KV blocks of num_iterations iterations of the plan in flight before they are run.
+
+        From then on `block_ids` knows those of seq.num_known + num_iterations - 1 tokens, and only a commit
+        of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, for a
+        second time, and beyond the plan's horizon.
+        """
+        if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
+            raise ValueError(
+                f"reserve for {num_iterations} iterations: not the plan in flight, or not within its horizon"
+            )
+        if plan.chunks or plan.branched:
+            raise ValueError("reserve: a plan with prompt chunks or branches is run once; do not reserve")
+        if self._num_reserved:
+            raise ValueError(f"reserve: done already, for {self._num_reserved} iterations of this plan")
+        self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
+        self._num_reserved = num_iterations
 
     def loaded(self, request_id: int) -> None:
         """A transfer that a sequence waits for is done; the last one lets it go on.
@@ -313,13 +344,18 @@ class EngineCore:
             raise ValueError(
                 f"commit of {num_iterations} iterations: not the plan in flight, or not within its horizon"
             )
+        num_reserved = self._num_reserved
+        if num_reserved and num_iterations != num_reserved:
+            raise ValueError(f"commit of {num_iterations} iterations: {num_reserved} were reserved")
         if not now >= self._now:
             self._refuse_past(now)
         self._now = self.pool.now = now
         self._in_flight = None
         if self._hooks.on_commit:
             self.scheduling.on_commit(plan, num_iterations, now)
-        if num_iterations > 1:
+        if num_reserved:
+            self._num_reserved = 0
+        elif num_iterations > 1:
             if plan.num_decodes:
                 self.pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
             if plan.chunks:
@@ -351,11 +387,24 @@ class EngineCore:
             finished.sort(key=lambda seq: seq._admission)
         for seq in finished:
             self._finish(seq, seq._end_reason)
-        if self._loaded_in_flight:
-            loaded, self._loaded_in_flight = self._loaded_in_flight, []
-            for request_id in loaded:
-                self.loaded(request_id)
+        self._take_loaded()
         return Progress(prefilled, finished)
+
+    def cancel(self, plan: StepPlan) -> list[Sequence]:
+        """Give up a plan in flight that could not be run: who took part ends, as aborted. Returns those.
+
+        What the plan would have computed is lost; no cache offers it.
+        """
+        if plan is not self._in_flight:
+            raise ValueError("cancel: not the plan in flight")
+        self._in_flight = None
+        num_planned = dict.fromkeys(plan.decodes, max(1, self._num_reserved))
+        num_planned |= {chunk.seq: chunk.num_tokens for chunk in plan.chunks}
+        self._num_reserved = 0
+        for seq, num_tokens in num_planned.items():
+            self._finish(seq, FinishReason.aborted, num_tokens)
+        self._take_loaded()
+        return list(num_planned)
 
     def _grow_chunks(self, chunks: list[Chunk], num_repeats: int) -> None:
         """Prompts side by side grow in turns, as in steps: of equal contents a cache offers the first."""
@@ -365,6 +414,12 @@ class EngineCore:
             for chunk in chunks:
                 first = chunk.num_cached + (1 + turn * per_turn) * chunk.num_tokens
                 self.pool.grow(chunk.seq, first, first + per_turn * chunk.num_tokens)
+
+    def _take_loaded(self) -> None:
+        """Transfers that were done while a plan was in flight."""
+        loaded, self._loaded_in_flight = self._loaded_in_flight, []
+        for request_id in loaded:
+            self.loaded(request_id)
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
@@ -435,6 +490,9 @@ class EngineCore:
         seq._num_loading = num_loaded
         self.pool.grow(seq, num_cached, seq._computed)
         self.loading[seq.request_id] = seq
+        if self._naming is not None:
+            seq._num_transfers = self._naming.load(seq, num_cached)
+            return
         loads = [(seq._swap_tier, num_loaded)] if seq._swapped else self.pool.loads(seq)
         assert sum(num_tokens for _, num_tokens in loads) == num_loaded
         self._transfers += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
@@ -444,8 +502,9 @@ class EngineCore:
         """From running back to waiting, its KV freed, or on its way to host memory."""
         num_branched = tokens_in_own_name(seq)
         self._leave(seq, SequenceState.waiting)
-        num_blocks = self.pool.blocks_for(seq._computed)
         seq._num_lost = seq._computed
+        if swap and not seq._dropped:
+            self._swap_out(seq, is_branched=num_branched is not None)
         if num_branched is None:
             self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)
         else:
@@ -454,10 +513,6 @@ class EngineCore:
             self.branched.give_back(seq)
         seq._num_preemptions += 1
         self.num_preemptions += 1
-        if swap and not seq._dropped and 0 < num_blocks <= self.num_free_swap_blocks:
-            self.num_free_swap_blocks -= num_blocks
-            seq._swapped = seq._computed
-            self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
         if seq.request.branching is not None:
             self.branched.stop(seq, had_joined=num_branched is not None)
         seq._computed = seq._dropped = 0
@@ -480,10 +535,30 @@ class EngineCore:
             candidates = [seq for seq in candidates if seq._state is not SequenceState.loading]
         return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
 
+    def _swap_out(self, seq: Sequence, is_branched: bool) -> None:
+        """Move what a sequence has computed to host memory, if there is room."""
+        num_blocks = self._num_swap_blocks(seq, seq._computed, is_branched)
+        if not 0 < num_blocks <= self.num_free_swap_blocks:
+            return
+        self.num_free_swap_blocks -= num_blocks
+        seq._swapped = seq._computed
+        if self._naming is None:
+            self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
+        else:
+            self._naming.store(seq, is_branched)
+
+    def _num_swap_blocks(self, seq: Sequence, num_tokens: int, is_branched: bool) -> int:
+        """Blocks of the num_tokens tokens that a sequence has computed; branches leave several part full."""
+        return self.branched.num_stored_blocks(seq) if is_branched else self.pool.blocks_for(num_tokens)
+
     def _free_swapped(self, seq: Sequence) -> None:
         """Give back the host memory of a sequence that was swapped out."""
         if seq._swapped and seq._swap_tier == "host":
-            self.num_free_swap_blocks += self.pool.blocks_for(seq._swapped)
+            is_branched = seq._branches is not None and seq._branches.is_swapped
+            num_blocks = self._num_swap_blocks(seq, seq._swapped, is_branched)
+            self.num_free_swap_blocks += num_blocks
+            if self._naming is not None:
+                self._naming.give_up(seq, num_blocks)
         seq._swapped = 0
         seq._swap_tier = "host"
 
@@ -520,12 +595,13 @@ class EngineCore:
         growth = self.pool.growth(seq)
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 
-    def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a running sequence that is at rest."""
+    def _finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
+        """End a running sequence; num_planned tokens of a plan in flight will not be computed."""
         num_branched = tokens_in_own_name(seq)
         self._leave(seq, SequenceState.ended)
         if num_branched is None:
-            self.pool.release(seq, seq._computed - seq._dropped, seq._num_loading)
+            num_lost = num_planned + seq._num_loading
+            self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_lost)
         else:
             self.pool.release(seq, num_branched)
         if seq._num_apart:

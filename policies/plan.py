@@ -32,6 +32,15 @@ class Migrant(NamedTuple):
     request: Request
     num_known: int
     num_computed: int
+    blocks: tuple[int, ...] = ()  # where its KV lies on the first one's GPU; see Transfer
+
+
+Content = tuple[int, int]
+"""What a KV block holds, as (whose, which block of it).
+
+whose >= 0: a place of policies/caching/content.py, shared by all sequences with these contents. Else: request
+-1 - whose, and what it had stored when it was swapped out, or when it left another engine.
+"""
 
 
 class Transfer(NamedTuple):
@@ -39,12 +48,33 @@ class Transfer(NamedTuple):
 
     seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that
     it reads are used again by the very step before which it was asked for.
+
+    An engine with `names_blocks` also says what lies where, for those who have bytes to copy:
+
+        source -> target   blocks: on the GPU          contents: one for each block, in this order
+        gpu -> host        which are read              what they hold; whole blocks, the last may be part full
+        gpu -> disk        (the same)
+        host -> gpu        which are written           what is wanted in them
+        disk -> gpu, remote -> gpu  (the same)
+        host -> disk       ()                          what is copied
+        host -> nowhere    ()                          what host memory need not keep any more
+        disk -> nowhere    ()                          (the same)
+
+    All of one `take_transfers` come before the step of its plan and take effect in their order: what is given
+    up, what is read from the GPU, what is written to it, what was kept for these writes only. So all reads of
+    the GPU may be made before all writes. Copies leave what they read where it was: contents stay until a
+    transfer to "nowhere", those of a sequence that was swapped out until it is loaded again or aborted. No
+    tier then holds more than its size, but for what the writes of the same list still read.
+    A load may take longer than the step; one whose sequence was aborted meanwhile has to be over before the
+    next step, which may use its blocks.
     """
 
     seq: Sequence | None
     source: str
     target: str
     num_tokens: int
+    blocks: tuple[int, ...] = ()
+    contents: tuple[Content, ...] = ()
 
 
 class Chunk(NamedTuple):

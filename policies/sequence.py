@@ -146,6 +146,11 @@ class Sequence:
         return self._slot
 
     @property
+    def slots(self) -> tuple[int, ...]:
+        """The rows of its branches while it holds KV: one, its slot, if it has none."""
+        return () if self._slot is None else (self._slot, *self._more_slots)
+
+    @property
     def width(self) -> int:
         """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
         if self._branches is not None:

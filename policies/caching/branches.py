@@ -97,6 +97,26 @@ class Branches:
         """The blocks of each branch. New lists."""
         return [self.trunk + table for table in self._tables]
 
+    def layout(self) -> list[tuple[int, int, int, int]]:
+        """What the blocks hold, in the order of `numbers`: number, a branch that has it, position, tokens.
+
+        Blocks of the last column are the newest of each table, so a block comes behind those before it.
+        """
+        size, rest = self._block_size, self.length % self._block_size
+        first = self.num_shared_tokens
+        held = [(number, 0, first + size * i, size) for i, number in enumerate(self.trunk)]
+        first += size * len(self.trunk)
+        found: dict[int, tuple[int, int]] = {}
+        for branch, table in enumerate(self._tables):
+            for column, number in enumerate(table):
+                found.setdefault(number, (branch, column))
+        last = len(self._tables[0]) - 1
+        for number in self._counts:
+            branch, column = found[number]
+            num_tokens = rest if rest and column == last else size
+            held.append((number, branch, first + size * column, num_tokens))
+        return held
+
     def blocks_to_append(self) -> int:
         """New blocks that a token more for each branch takes."""
         if self.length % self._block_size == 0:

@@ -7,12 +7,13 @@ others override what their idea changes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from policies.caching.eviction.future import FutureUses
 from policies.decode_set import PAGED, Growth
+from policies.plan import Content, Transfer
 from policies.sequence import Sequence
 
 
@@ -172,6 +173,21 @@ class BlockPool:
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
         """Where the KV lies that `num_loadable` has just found: tokens by tier, host or disk."""
         return []
+
+    def found_below(self, seq: Sequence) -> list[tuple[str, Content]]:
+        """The same block by block, to be asked first: the tier, and what is wanted from there."""
+        return []
+
+    def name_blocks(self) -> None:
+        """From the beginning, keep the names for `named_stores`."""
+
+    def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
+        """What `stores` says, with the blocks' names, for an engine that names them; and what is given up.
+
+        read: what the loads since the last call read, by tier. Returns what is to be done before these loads,
+        and after them.
+        """
+        return [], []
 
     def loaded(self, seq: Sequence) -> None:
         """The transfers of that KV are done."""

@@ -201,6 +201,8 @@ class PrefixPool(BlockPool):
         held: Held = seq._kv
         if num_full <= held.num_keyed:
             return
+        if held.tail_ids:  # a block that is partly filled must not get another name
+            held.tail_ids += self.draw(num_full - held.num_keyed - len(held.tail_ids))
         start = 0  # the sequence's first block of the stretch
         for place, end in held.path:
             if end > held.num_keyed:

@@ -122,7 +122,10 @@ class Runs:
         return other
 
     def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
-        """Make runs of the place's blocks first to end - 1: copies, where others offer those already."""
+        """Make runs of the place's blocks first to end - 1: copies, where others offer those already.
+
+        Of their ids held.tail_ids has all or none.
+        """
         offered = self._at.get(place)
         if offered is None and not held.tail_ids:
             run = Run(place, first, end - first, [])
@@ -138,9 +141,6 @@ class Runs:
             is_copy = other is not None and other.first <= first
             upto = end if other is None else min(end, other.end if is_copy else other.first)
             ids, held.tail_ids = held.tail_ids[: upto - first], held.tail_ids[upto - first :]
-            if len(ids) < upto - first:  # not asked for, or not all
-                self._free_ids.extend(ids)
-                ids = []
             run = Run(place, first, upto - first, ids, is_copy)
             held.add(run, owner)
             if is_copy:

@@ -14,11 +14,15 @@ copy, and so does a step with prompt chunks.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as SequenceOf
+from collections.abc import Set
 from dataclasses import dataclass
 
 from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.prefix import PrefixPool
 from policies.caching.runs import Held, Run
+from policies.caching.told import Told
+from policies.plan import Content, Transfer
 from policies.sequence import Sequence
 
 GIB = 2.0**30
@@ -112,6 +116,25 @@ class Tier:
                 return first
         return end
 
+    def missing(self, place: int, first: int, end: int) -> list[tuple[int, int]]:
+        """Which of a place's blocks first to end - 1 it does not have."""
+        missing = []
+        for one, other in self._at.get(place, ()):
+            if first < min(one, end):
+                missing.append((first, min(one, end)))
+            first = max(first, other)
+        return [*missing, (first, end)] if first < end else missing
+
+    def drop(self, place: int, first: int, end: int) -> None:
+        """Give up a place's blocks first to end - 1, as far as it has them."""
+        held = self._at.get(place, [])
+        kept = [part for f, e in held for part in ((f, min(e, first)), (max(f, end), e)) if part[0] < part[1]]
+        self.num_used -= sum(e - f for f, e in held) - sum(e - f for f, e in kept)
+        if kept:
+            self._at[place] = kept
+        elif held:
+            del self._at[place]
+
     def touch(self, place: int) -> None:
         """Contents were used."""
         if place in self._at:
@@ -183,7 +206,10 @@ class TieredPool(PrefixPool):
         self._tiers = tiers
         self._writes_through = writes_through
         self._min_load_tokens = min_load_tokens
-        self._found_below: dict[int, list[tuple[str, int, int]]] = {}  # request id -> tier, place, blocks
+        self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
+        self._promised: dict[int, tuple[int, list[Piece]]] = {}
+        """By request id: in which iteration it put what into the first tier that this iteration computes."""
+        self._told: Told | None = None
 
     @property
     def chunks_stand_alone(self) -> bool:
@@ -203,7 +229,7 @@ class TieredPool(PrefixPool):
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         block_size = self.block_size
         block, limit = num_cached // block_size, (seq._known - 1) // block_size
-        found: list[tuple[str, int, int]] = []
+        found: list[tuple[str, int, int, int]] = []
         num_found = start = 0
         for place, end in self._held(seq).path:
             if end > block:
@@ -217,7 +243,7 @@ class TieredPool(PrefixPool):
                         break
                     if reach > upto:
                         reach = upto
-                    found.append((tier.name, place, reach - at))
+                    found.append((tier.name, place, at, reach))
                     num_found += reach - at
                     at = reach
                 block = start + at
@@ -231,32 +257,74 @@ class TieredPool(PrefixPool):
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
         by_tier: dict[str, int] = {}
-        for name, place, num_blocks in self._found_below.pop(seq.request_id, ()):
-            by_tier[name] = by_tier.get(name, 0) + num_blocks * self.block_size
+        for name, place, first, end in self._found_below.pop(seq.request_id, ()):
+            by_tier[name] = by_tier.get(name, 0) + (end - first) * self.block_size
             for tier in self._tiers:
                 tier.touch(place)
         return list(by_tier.items())
 
+    def found_below(self, seq: Sequence) -> list[tuple[str, Content]]:
+        found = self._found_below.get(seq.request_id, ())
+        return [(name, (place, block)) for name, place, first, end in found for block in range(first, end)]
+
+    def name_blocks(self) -> None:
+        self._told = Told(self._tiers, self.block_size)
+
+    def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
+        assert self._told is not None
+        self.stores = []
+        return self._told.tell(read, self.num_iterations)
+
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         self._found_below.pop(seq.request_id, None)
+        iteration, promised = self._promised.pop(seq.request_id, (-1, []))
+        if num_planned and iteration == self.num_iterations:
+            self._withdraw(promised)
         super().release(seq, num_tokens, num_planned)
 
     def _used_places(self) -> set[int]:
         return super()._used_places().union(*(tier.places for tier in self._tiers))
 
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
+        if not (self._writes_through and self._tiers):
+            super()._offer_stretch(seq, held, place, first, end)
+            return
+        is_promise = held.num_keyed >= seq._computed // self.block_size
+        if self._told is not None:
+            held.tail_ids += self.draw(end - first - len(held.tail_ids))
+        ids = held.tail_ids[: end - first]
         super()._offer_stretch(seq, held, place, first, end)
-        if self._writes_through:
-            self._write(place, first, end)
+        if is_promise:
+            self._promise(seq, place, first, end)
+        self._write((place, first, end), ids, self.num_iterations + is_promise)
+
+    def _promise(self, seq: Sequence, place: int, first: int, end: int) -> None:
+        """Note what a sequence will have computed when the step is over that is being made."""
+        iteration, pieces = self._promised.get(seq.request_id, (-1, []))
+        if iteration != self.num_iterations:
+            pieces = []
+        pieces += [(place, *missing) for missing in self._tiers[0].missing(place, first, end)]
+        self._promised[seq.request_id] = self.num_iterations, pieces
+
+    def _withdraw(self, promised: list[Piece]) -> None:
+        """Contents that no step will compute are nowhere."""
+        for tier in self._tiers:
+            for piece in promised:
+                tier.drop(*piece)
 
     def _evicted(self, run: Run, num_blocks: int) -> None:
-        if not run.is_copy and not self._writes_through:
-            end = run.first + run.num_blocks
-            self._write(run.place, end - num_blocks, end)
+        if run.is_copy or self._writes_through or not self._tiers:
+            return
+        self._write((run.place, run.end - num_blocks, run.end), run.ids[-num_blocks:], self.num_iterations)
 
-    def _write(self, place: int, first: int, end: int) -> None:
-        """Copy blocks from the GPU down into the first tier, and what has to make way there into the next."""
-        source, pieces = "gpu", [(place, first, end)]
+    def _write(self, piece: Piece, ids: SequenceOf[int], ready: int) -> None:
+        """Copy blocks from the GPU down into the first tier, and what has to make way there into the next.
+
+        ids: of the blocks, if they have names; they have their contents from iteration `ready` on.
+        """
+        if self._told is not None:
+            self._told.written(piece, ids, ready, self.num_iterations)
+        source, pieces = "gpu", [piece]
         for tier in self._tiers:
             evicted: list[Piece] = []
             for piece in pieces:
@@ -267,4 +335,6 @@ class TieredPool(PrefixPool):
                         evicted += gone
             if not evicted:
                 return
+            if self._told is not None:
+                self._told.gone(evicted)
             source, pieces = tier.name, evicted
