@@ -3,9 +3,13 @@
     python -m kernels.ahead [--target sm_90] [--freeze] [module ...]
 
 A driver that only names a chip stands in for the real one; each launch of `cases()` is compiled by it with
-its real arguments. One JSON row a compiled kernel goes to stdout; the exit status is 1 where a limit is
-broken or a kernel does not compile. Limits: the chip's shared memory, no spills, and what `limits.json` says
-of a kernel. A case whose launcher refuses a chip with ValueError (fp8 on sm_80) is a row that says so.
+its real arguments. One JSON row a compiled kernel goes to stdout, under the first case that launches it; the
+exit status is 1 where a limit is broken or a kernel does not compile. Limits: the chip's shared memory, no
+spills, tensor-core instructions where the kernel has a dot of 8 or 16 bits (warpgroup ones on sm_90, where
+the dot has 64 rows), and the registers that `limits.json` gives a kernel. A case whose launcher refuses a
+chip with ValueError (fp8 on sm_80) is a row that says so.
+
+`realengine.ahead` does the same for the launches of whole steps.
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -31,24 +36,34 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 import kernels
-from kernels.case import Case
 from kernels.launch import Grid, compiling_for
 
+# Rows of dots that tensor cores compute as they are: ": tensor<128x64xbf16> * tensor<64x128xbf16> -> ..."
+DOT = re.compile(r"\btt\.dot [^:]*: tensor<(\d+)x\d+x(?:bf16|f16|f8\w+|i8)>")
 LIMITS = Path(__file__).with_name("limits.json")
+SLACK = 16
+"""Registers above what was seen: versions of Triton and ptxas differ by a few."""
+Limits = Mapping[str, Mapping[str, int]]
+"""Registers by kernel and chip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip:
-    """A compilation target and the shared memory that one block may have."""
+    """A compilation target and the shared memory that one block may have.
+
+    warpgroup_rows: the least rows of a dot that warpgroup instructions (HGMMA) compute; None: there are none,
+    or they are not asked for.
+    """
 
     target: GPUTarget
     shared_bytes: int
+    warpgroup_rows: int | None = None
 
 
 CHIPS = {
     "sm_80": Chip(target=GPUTarget("cuda", 80, 32), shared_bytes=163 << 10),
     "sm_89": Chip(target=GPUTarget("cuda", 89, 32), shared_bytes=99 << 10),
-    "sm_90": Chip(target=GPUTarget("cuda", 90, 32), shared_bytes=227 << 10),
+    "sm_90": Chip(target=GPUTarget("cuda", 90, 32), shared_bytes=227 << 10, warpgroup_rows=64),
     "sm_100": Chip(target=GPUTarget("cuda", 100, 32), shared_bytes=227 << 10),
     "gfx942": Chip(target=GPUTarget("hip", "gfx942", 64), shared_bytes=64 << 10),
     "gfx950": Chip(target=GPUTarget("hip", "gfx950", 64), shared_bytes=160 << 10),
@@ -58,15 +73,21 @@ DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One compiled kernel of one case. spills: bytes of stack and number of spilling instructions, added."""
+    """One compiled kernel.
+
+    spills: to memory: bytes of stack or scratch, and spilling instructions or spilled registers, added.
+    launch: its constexprs, warps and stages. dot_rows: the most of its dots of 8 and 16 bits; 0 without any.
+    """
 
     module: str
     case: str
     target: str
     kernel: str = ""
+    launch: str = ""
     registers: int = 0
     spills: int = 0
     shared_bytes: int = 0
+    dot_rows: int = 0
     tensor_ops: int = 0
     warpgroup_ops: int = 0
     compile_s: float = 0.0
@@ -107,32 +128,122 @@ class NamedDriver(DriverBase):
         raise RuntimeError(f"{self.name} is only compiled for: nothing runs here")
 
 
+class Compiler:
+    """Compiles what is launched for one chip, and holds it against limits.
+
+    rows: one a distinct kernel, in the order in which they came.
+    """
+
+    def __init__(self, chip: str, limits: Limits) -> None:
+        self.chip = chip
+        self.rows: list[Row] = []
+        self._limits = limits
+        self._met: set[str] = set()
+
+    @contextmanager
+    def compiling(self, module: str, case: str) -> Iterator[None]:
+        """Within, launches are compiled, not run. One that does not compile is a row; the next goes on."""
+        triton.runtime.driver.set_active(NamedDriver(self.chip))
+        try:
+            with compiling_for(
+                self.chip, partial(self._compile, Row(module=module, case=case, target=self.chip))
+            ):
+                yield
+        finally:
+            with suppress(RuntimeError):  # a machine without a GPU has no driver to go back to
+                triton.runtime.driver.reset_active()
+
+    def refuse(self, module: str, case: str, reason: str) -> None:
+        """A row that says why something is not for this chip."""
+        self.rows.append(Row(module=module, case=case, target=self.chip, unsupported=reason))
+
+    def _compile(
+        self, row: Row, kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]
+    ) -> None:
+        row = replace(
+            row, kernel=kernel.__name__, launch=" ".join(f"{name}={value}" for name, value in meta.items())
+        )
+        begin = time.perf_counter()
+        try:
+            binary = kernel.warmup(*args, grid=grid, **meta)
+        except Exception as error:  # whatever the compiler raises is the finding
+            said = f"does not compile: {type(error).__name__}: {str(error)[-600:]}"
+            if said not in self._met:
+                self._met.add(said)
+                self.rows.append(replace(row, broken=said))
+            return
+        if binary.hash in self._met:
+            return
+        self._met.add(binary.hash)
+        row = replace(
+            row,
+            compile_s=round(time.perf_counter() - begin, 2),
+            shared_bytes=int(binary.metadata.shared),
+            dot_rows=max((int(rows) for rows in DOT.findall(binary.asm["ttir"])), default=0),
+            **(_use_amd(binary) if "amdgcn" in binary.asm else _use_nvidia(binary))._asdict(),
+        )
+        most = self._limits.get(row.kernel, {}).get(self.chip)
+        self.rows.append(replace(row, broken="; ".join(_broken(row, most))))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Compile, print the rows, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.ahead", description=__doc__.split("\n", 1)[0])
+    parser = argument_parser("kernels.ahead", __doc__)
     parser.add_argument("modules", nargs="*", metavar="module", help="kernel modules; default: all")
-    parser.add_argument("--target", action="append", choices=list(CHIPS), help=f"default: {DEFAULT_CHIPS}")
     parser.add_argument("--case", default="", help="only cases whose name holds this")
-    parser.add_argument(
-        "--freeze", action="store_true", help="write what was seen, with slack, to limits.json"
-    )
     asked = parser.parse_args(argv)
-    if triton.knobs.runtime.interpret:
-        parser.error("TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it")
     known = kernel_modules()
     for name in asked.modules:
         if name not in known:
             parser.error(f"no kernel module {name!r}; there are: {', '.join(known)}")
-    limits = {} if asked.freeze else json.loads(LIMITS.read_text())
+    limits = {} if asked.freeze else read_limits(LIMITS)
     rows = []
-    for row in compiled(asked.modules or known, asked.target or DEFAULT_CHIPS, limits, asked.case):
-        print(json.dumps({key: value for key, value in asdict(row).items() if value != ""}), flush=True)
-        rows.append(row)
+    for chip in asked.target or DEFAULT_CHIPS:
+        for row in _case_rows(asked.modules or known, asked.case, Compiler(chip, limits)):
+            print_row(row)
+            rows.append(row)
     if not rows:
         parser.error("no case was compiled")
     if asked.freeze:
-        freeze(rows)
+        freeze(rows, LIMITS)
     return int(any(row.broken for row in rows))
+
+
+def argument_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """What the programs that compile ahead of time share; an error where kernels are interpreted."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}", description=(description or "").split("\n", 1)[0]
+    )
+    parser.add_argument("--target", action="append", choices=list(CHIPS), help=f"default: {DEFAULT_CHIPS}")
+    parser.add_argument(
+        "--freeze", action="store_true", help="write what was seen, with slack, to limits.json"
+    )
+    if triton.knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it")
+    return parser
+
+
+def print_row(row: Row) -> None:
+    """As a line of JSON, without what is empty."""
+    print(json.dumps({key: value for key, value in asdict(row).items() if value != ""}), flush=True)
+
+
+def read_limits(path: Path) -> dict[str, dict[str, int]]:
+    """Registers by kernel and chip; none where nothing was frozen yet."""
+    limits: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
+    return limits
+
+
+def freeze(rows: Iterable[Row], path: Path) -> None:
+    """Take the rows' registers as the limits of their kernels on their chips; limits of others stay."""
+    limits = read_limits(path)
+    most: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row.registers:
+            most[row.kernel, row.target] = max(most.get((row.kernel, row.target), 0), row.registers)
+    for (kernel, chip), registers in most.items():
+        limits.setdefault(kernel, {})[chip] = registers + SLACK
+    path.write_text(json.dumps(limits, indent=1, sort_keys=True) + "\n")
 
 
 def kernel_modules() -> list[str]:
@@ -141,140 +252,75 @@ def kernel_modules() -> list[str]:
     return [name for name in names if hasattr(importlib.import_module(f"kernels.{name}"), "cases")]
 
 
-def compiled(
-    modules: Iterable[str], chips: Iterable[str], limits: dict[str, Any], part_of_name: str = ""
-) -> Iterator[Row]:
-    """A row for every kernel that the cases of `modules` launch, compiled for each of `chips`."""
-    for chip in chips:
-        triton.runtime.driver.set_active(NamedDriver(chip))
-        try:
-            for module in modules:
-                for case in importlib.import_module(f"kernels.{module}").cases():
-                    if part_of_name in case.name:
-                        yield from _case_rows(module, case, chip, limits)
-        finally:
-            with suppress(RuntimeError):  # a machine without a GPU has no driver to go back to
-                triton.runtime.driver.reset_active()
+def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) -> Iterator[Row]:
+    """Rows as they come, of the cases whose names hold this."""
+    for module in modules:
+        for case in importlib.import_module(f"kernels.{module}").cases():
+            if part_of_name not in case.name:
+                continue
+            first = len(compiler.rows)
+            with compiler.compiling(module, case.name):
+                try:
+                    case.make(torch.device("cpu"))()
+                except ValueError as error:
+                    compiler.refuse(module, case.name, str(error))
+            yield from compiler.rows[first:]
 
 
-def freeze(rows: list[Row]) -> None:
-    """Take the rows as the limits of their kernels on their chips; limits of others stay.
-
-    Registers get 16 of slack, as Triton and ptxas versions differ by a few; a kernel seen to use the tensor
-    cores in all its cases must go on doing so.
-    """
-    limits: dict[str, Any] = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.kernel:
-            groups.setdefault((row.kernel, row.target), []).append(row)
-    for (kernel, chip), seen in groups.items():
-        limits.setdefault(kernel, {})[chip] = {
-            "registers": min(max(row.registers for row in seen) + 16, 512),
-            "spills": max(row.spills for row in seen),
-            "tensor_ops": int(all(row.tensor_ops for row in seen)),
-            "warpgroup_ops": int(all(row.warpgroup_ops for row in seen)),
-        }
-    LIMITS.write_text(json.dumps(limits, indent=1, sort_keys=True) + "\n")
+def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
+    """Which limits a kernel breaks, in words."""
+    chip = CHIPS[row.target]
+    if row.spills:
+        yield f"spills {row.spills}, limit 0"
+    if most_registers is not None and row.registers > most_registers:
+        yield f"registers {row.registers}, limit {most_registers}"
+    if row.shared_bytes > chip.shared_bytes:
+        yield f"shared memory {row.shared_bytes} bytes, the chip has {chip.shared_bytes}"
+    if row.dot_rows and not row.tensor_ops:
+        yield f"a dot of {row.dot_rows} rows without tensor-core instructions"
+    elif chip.warpgroup_rows and row.dot_rows >= chip.warpgroup_rows and not row.warpgroup_ops:
+        yield f"a dot of {row.dot_rows} rows without warpgroup instructions"
 
 
-_uses: dict[str, dict[str, int]] = {}  # by the hash of the compiled kernel: cases share them
+class _Use(NamedTuple):
+    """What a kernel takes, and the matrix instructions in it, as rows have them."""
+
+    registers: int
+    spills: int
+    tensor_ops: int
+    warpgroup_ops: int = 0
 
 
-def _case_rows(module: str, case: Case, chip: str, limits: dict[str, Any]) -> list[Row]:
-    rows: dict[str, Row] = {}
-    launching = ""
-
-    def compile_one(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        nonlocal launching
-        launching = kernel.__name__
-        begin = time.perf_counter()
-        binary = kernel.warmup(*args, grid=grid, **meta)
-        compile_s = round(time.perf_counter() - begin, 2)
-        if binary.hash not in rows:
-            if binary.hash not in _uses:
-                _uses[binary.hash] = _use_amd(binary) if "amdgcn" in binary.asm else _use_nvidia(binary)
-            use = _uses[binary.hash]
-            shared = int(binary.metadata.shared)
-            row = Row(
-                module=module,
-                case=case.name,
-                target=chip,
-                kernel=launching,
-                shared_bytes=shared,
-                compile_s=compile_s,
-                registers=use["registers"],
-                spills=use["spills"],
-                tensor_ops=use["tensor_ops"],
-                warpgroup_ops=use["warpgroup_ops"],
-                broken=_broken(use, shared, chip, limits.get(launching, {}).get(chip, {})),
-            )
-            rows[binary.hash] = row
-
-    try:
-        with compiling_for(chip, compile_one):
-            case.make(torch.device("cpu"))()
-    except ValueError as error:
-        return [*rows.values(), Row(module=module, case=case.name, target=chip, unsupported=str(error))]
-    except Exception as error:  # whatever the compiler raises is the finding
-        said = f"{type(error).__name__}: {str(error)[-600:]}"
-        return [
-            *rows.values(),
-            Row(
-                module=module,
-                case=case.name,
-                target=chip,
-                kernel=launching,
-                broken=f"does not compile: {said}",
-            ),
-        ]
-    return list(rows.values())
-
-
-def _broken(use: dict[str, int], shared_bytes: int, chip: str, limits: dict[str, int]) -> str:
-    """Which limits a kernel breaks, in words; empty where it keeps them all."""
-    most = {"spills": limits.get("spills", 0), "registers": limits.get("registers", 512)}
-    found = [f"{name} {use[name]}, limit {limit}" for name, limit in most.items() if use[name] > limit]
-    found += [
-        f"{name} {use[name]}, at least {limits[name]}"
-        for name in ("tensor_ops", "warpgroup_ops")
-        if use[name] < limits.get(name, 0)
-    ]
-    if shared_bytes > CHIPS[chip].shared_bytes:
-        found.append(f"shared memory {shared_bytes} bytes, the chip has {CHIPS[chip].shared_bytes}")
-    return "; ".join(found)
-
-
-def _use_nvidia(binary: Any) -> dict[str, int]:
-    """Registers a thread, spills and tensor-core instructions, read back from the machine code."""
+def _use_nvidia(binary: Any) -> _Use:
+    """Read back from the machine code; registers are a thread's."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(binary.asm["cubin"])
         cubin.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        usage, sass = (
-            subprocess.run([tool, option, cubin.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
-    spilling = len(re.findall(r"\b(?:LDL|STL)\b", sass))
-    warpgroup = len(re.findall(r"\b(?:HGMMA|IGMMA|QGMMA|UTC\w*MMA)\b", sass))
-    return {
-        "registers": _most(r"\bREG:(\d+)", usage),
-        "spills": _most(r"\bSTACK:(\d+)", usage) + spilling,
-        "tensor_ops": warpgroup + len(re.findall(r"\b(?:HMMA|IMMA|QMMA)\b", sass)),
-        "warpgroup_ops": warpgroup,
-    }
+        command = [tool, "-res-usage", "-sass", cubin.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    warpgroup = len(re.findall(r"\b(?:HGMMA|IGMMA|QGMMA|UTC\w*MMA)\b", text))
+    return _Use(
+        registers=_most(r"\bREG:(\d+)", text),
+        spills=_most(r"\bSTACK:(\d+)", text) + len(re.findall(r"\b(?:LDL|STL)\b", text)),
+        tensor_ops=warpgroup + len(re.findall(r"\b(?:HMMA|IMMA|QMMA)\b", text)),
+        warpgroup_ops=warpgroup,
+    )
 
 
-def _use_amd(binary: Any) -> dict[str, int]:
-    """The same, from the metadata in the assembly: vector registers, and matrix instructions."""
+def _use_amd(binary: Any) -> _Use:
+    """The same, from the metadata in the assembly; registers are vector ones.
+
+    Scalar registers that do not suffice go to lanes of vector ones, not to memory: no spills. (Where
+    prefill attention has any, up to 26, they are set aside before a loop and fetched after it.)
+    """
     text = binary.asm["amdgcn"]
-    spilled = [r"\.vgpr_spill_count:\s*(\d+)", r"\.sgpr_spill_count:\s*(\d+)"]
-    return {
-        "registers": _most(r"\.vgpr_count:\s*(\d+)", text),
-        "spills": sum(_most(pattern, text) for pattern in spilled),
-        "tensor_ops": len(re.findall(r"\bv_(?:s?mfma|wmma)", text)),
-        "warpgroup_ops": 0,
-    }
+    return _Use(
+        registers=_most(r"\.vgpr_count:\s*(\d+)", text),
+        spills=_most(r"\.vgpr_spill_count:\s*(\d+)", text)
+        + _most(r"\.private_segment_fixed_size:\s*(\d+)", text),
+        tensor_ops=len(re.findall(r"\bv_(?:s?mfma|wmma)", text)),
+    )
 
 
 def _most(pattern: str, text: str) -> int:

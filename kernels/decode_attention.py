@@ -40,6 +40,9 @@ MAX_HEAD_DIM = 256
 MAX_SPLITS = 64
 MIN_SPLIT_TOKENS = 256
 SM_COUNTS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, INTERPRETER: 4}
+MAX_GATHERED = 8192  # tokens that the reference copies together, padding included
+# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+STEP_ARGS = ["block_tables_ptr", "context_lens_ptr", "stride_tb", "num_splits"]
 NO_FP8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_87")
 
 
@@ -172,24 +175,34 @@ def decode_attention_reference(
     num_splits: int | None = None,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`decode_attention` in torch; one sequence at a time, so that none depends on its batch."""
+    """`decode_attention` in torch: sequences of like lengths together, padded to the longest of them."""
     out = torch.zeros_like(q_BHD) if out_BHD is None else out_BHD.zero_()
-    for seq, length in enumerate(context_lens_B.tolist()):
-        start = 0 if window is None else max(0, length - window)
-        if length == 0:
-            continue
-        table = block_tables_BM[seq]
-        out[seq] = attend(
-            q_BHD[seq : seq + 1],
-            gather_tokens(key_cache_NPKD, key_scales_NPK, table, start, length, q_BHD.dtype),
-            gather_tokens(value_cache_NPKD, value_scales_NPK, table, start, length, q_BHD.dtype),
+    seen = [length if window is None else min(length, window) for length in context_lens_B.tolist()]
+    for group in _alike(seen):
+        # All of them: views, as indexing costs as much as a short context does.
+        of = slice(None) if len(group) == len(seen) else torch.tensor(group, device=q_BHD.device)
+        last_B1 = context_lens_B[of].unsqueeze(1) - 1
+        tokens_BL = torch.arange(seen[group[0]], device=q_BHD.device).unsqueeze(0)
+        if window is not None:
+            tokens_BL = tokens_BL + (last_B1 - (window - 1)).clamp(min=0)
+        distance_BL = tokens_BL - last_B1
+        mask_BTL = None
+        if seen[group[-1]] < seen[group[0]]:
+            mask_BTL = (distance_BL <= 0).unsqueeze(1)
+            # Padding reads the last token once more: memory that belongs to no token may hold NaN.
+            tokens_BL = torch.minimum(tokens_BL, last_B1)
+        slots_BL = slots_of(block_tables_BM[of], tokens_BL, key_cache_NPKD.shape[1])
+        out[of] = attend(
+            q_BHD[of].unsqueeze(1),
+            gather_slots(key_cache_NPKD, key_scales_NPK, slots_BL, q_BHD.dtype),
+            gather_slots(value_cache_NPKD, value_scales_NPK, slots_BL, q_BHD.dtype),
             scale=q_BHD.shape[-1] ** -0.5 if scale is None else scale,
-            mask_TL=None,
-            distance_TL=torch.arange(start - length + 1, 1, device=q_BHD.device)[None],
+            mask_TL=mask_BTL,
+            distance_TL=distance_BL.unsqueeze(1),
             softcap=softcap,
             sinks_H=sinks_H,
             alibi_slopes_H=alibi_slopes_H,
-        )[0]
+        ).squeeze(1)
     return out
 
 
@@ -366,6 +379,41 @@ def check_num_splits(num_splits: int) -> None:
         raise ValueError(f"num_splits of {num_splits}: 1 to {MAX_SPLITS} are supported")
 
 
+def _alike(lengths: list[int]) -> list[list[int]]:
+    """Sequences in groups, longest first: none is half as long as its group's first; length 0 is in none."""
+    groups: list[list[int]] = []
+    longest = 0
+    for seq in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if not lengths[seq]:
+            break
+        full = (len(groups[-1]) + 1) * longest > MAX_GATHERED if groups else True
+        if full or 2 * lengths[seq] < longest:
+            groups.append([])
+            longest = lengths[seq]
+        groups[-1].append(seq)
+    return groups
+
+
+def slots_of(tables_BM: torch.Tensor, tokens_BL: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Where the cache holds tokens [B, L], or [1, L] of every sequence: block * block_size + place in it."""
+    places_BL = (tokens_BL // block_size).expand(len(tables_BM), -1)
+    return tables_BM.gather(1, places_BL) * block_size + tokens_BL % block_size
+
+
+def gather_slots(
+    cache_NPKD: torch.Tensor, scales_NPK: torch.Tensor | None, slots: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Slots [...] of the cache, multiplied by their scales: [..., K, D]."""
+
+    def rows(stored: torch.Tensor) -> torch.Tensor:
+        return stored.flatten(0, 1).index_select(0, slots.flatten()).view(*slots.shape, *stored.shape[2:])
+
+    if scales_NPK is None:
+        return rows(cache_NPKD)
+    codes = rows(cache_NPKD.view(torch.uint8)).view(cache_NPKD.dtype)  # fp8 cannot be indexed everywhere
+    return (codes.float() * rows(scales_NPK)[..., None]).to(dtype)
+
+
 def gather_tokens(
     cache_NPKD: torch.Tensor,
     scales_NPK: torch.Tensor | None,
@@ -375,14 +423,9 @@ def gather_tokens(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Tokens start to end of one sequence out of the cache, [L, K, D], multiplied by their scales."""
-    block_size = cache_NPKD.shape[1]
-    first = start // block_size
-    blocks = table_M[first : -(-end // block_size)].long()
-    tokens = slice(start - first * block_size, end - first * block_size)
-    gathered = cache_NPKD[blocks].flatten(0, 1)[tokens]
-    if scales_NPK is None:
-        return gathered
-    return (gathered.float() * scales_NPK[blocks].flatten(0, 1)[tokens, :, None]).to(dtype)
+    tokens_L = torch.arange(start, end, device=table_M.device)
+    slots_L = slots_of(table_M[None], tokens_L[None], cache_NPKD.shape[1])[0]
+    return gather_slots(cache_NPKD, scales_NPK, slots_L, dtype)
 
 
 def attend(
@@ -397,31 +440,39 @@ def attend(
     sinks_H: torch.Tensor | None,
     alibi_slopes_H: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of one sequence. mask: True where seen. distance: the key's position less the query's."""
-    num_tokens, num_heads, head_dim = q_THD.shape
-    num_kv_heads = k_LKD.shape[1]
-    group = num_heads // num_kv_heads
-    # The heads of a group are rows, as in the kernels: row t * group + g.
-    q = q_THD.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
-    k, v = k_LKD.transpose(0, 1), v_LKD.transpose(0, 1)
-    mask = None if mask_TL is None else mask_TL.repeat_interleave(group, 0)
+    """Attention of one sequence, or of several in a dimension before all others (torch's fused way wants it).
+
+    mask: True where seen. distance: the key's position less the query's.
+    """
+    *seqs, num_tokens, num_heads, head_dim = q_THD.shape
+    num_kv_heads, group = k_LKD.shape[-2], num_heads // k_LKD.shape[-2]
+
+    def rows(of_tokens: torch.Tensor) -> torch.Tensor:
+        """What holds for tokens [..., T, L] for the rows of every KV head; one token's is broadcast."""
+        return (of_tokens if num_tokens == 1 else of_tokens.repeat_interleave(group, -2)).unsqueeze(-3)
+
+    def rows_of_heads(of_heads: torch.Tensor) -> torch.Tensor:
+        return of_heads.view(num_kv_heads, group).repeat(1, num_tokens)[..., None]
+
+    # The heads of a KV head are rows, as in the kernels: row t * group + g.
+    q = q_THD.reshape(*seqs, num_tokens, num_kv_heads, group, head_dim).transpose(-4, -3).flatten(-3, -2)
+    k, v = k_LKD.transpose(-3, -2), v_LKD.transpose(-3, -2)
+    mask = None if mask_TL is None else rows(mask_TL)
     if softcap is None and sinks_H is None and alibi_slopes_H is None:
-        out = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     else:
-        scores = torch.matmul(q.float(), k.float().transpose(1, 2)) * scale
+        scores = torch.matmul(q.float(), k.float().transpose(-2, -1)) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if alibi_slopes_H is not None and distance_TL is not None:
-            slopes = alibi_slopes_H.view(num_kv_heads, 1, group, 1)
-            scores = scores + (slopes * distance_TL[None, :, None, :]).flatten(1, 2)
+            scores = scores + rows_of_heads(alibi_slopes_H) * rows(distance_TL)
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         if sinks_H is not None:
-            sinks = sinks_H.view(num_kv_heads, 1, group, 1).expand(-1, num_tokens, -1, -1).flatten(1, 2)
-            scores = torch.cat([scores, sinks], dim=2)
-        out = torch.matmul(scores.softmax(-1)[:, :, : k.shape[1]], v.float()).to(q.dtype)
-    out = out.view(num_kv_heads, num_tokens, group, -1)
-    return out.transpose(0, 1).reshape(num_tokens, num_heads, -1)
+            scores = torch.cat([scores, rows_of_heads(sinks_H).expand_as(scores[..., :1])], dim=-1)
+        out = torch.matmul(scores.softmax(-1)[..., : k.shape[-2]], v.float()).to(q.dtype)
+    out = out.view(*seqs, num_kv_heads, num_tokens, group, -1)
+    return out.transpose(-4, -3).flatten(-3, -2)
 
 
 class Dimensions(NamedTuple):
@@ -538,7 +589,7 @@ def widened(tile, dtype: tl.constexpr):
     return tile.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
 def decode_attention_kernel(
     out_ptr,
     partial_ptr,
@@ -656,7 +707,7 @@ def decode_attention_kernel(
         tl.store(out_ptr + out_row[:, None] + d[None, :], acc.to(out_ptr.dtype.element_ty), mask=row_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
 def combine_splits_kernel(
     out_ptr,
     partial_ptr,

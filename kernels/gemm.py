@@ -24,6 +24,9 @@ PROGRAMS = {"sm_80": 216, "sm_90": 264, "gfx942": 608, INTERPRETER: 4}
 # K-blocks that a program must at least have, so that its pipeline of loads fills.
 MIN_BLOCKS = {"sm_80": 4, "sm_90": 4, "gfx942": 4, INTERPRETER: 1}
 MAX_SPLITS = 16
+# Arguments that change from step to step: a kernel compiled for one step must serve the next. (One row is a
+# case of its own: there is a graph for it.)
+STEP_ARGS = ["m", "blocks_per_split"]
 SUM_TILE = 1024
 
 
@@ -176,7 +179,7 @@ def swizzled(pid, grid_m, grid_n, GROUP: tl.constexpr):
     return first_m + (pid % per_group) % rows_here, (pid % per_group) // rows_here
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP_ARGS)
 def scaled_gemm_kernel(
     x_ptr,
     weight_ptr,

@@ -27,11 +27,14 @@ import triton.language as tl
 from kernels.case import Case
 from kernels.gemm import Tile, for_rows, for_target, random_tensor, swizzled
 from kernels.launch import INTERPRETER, launch
+from kernels.w8a16 import Int8Weight
 
 DTYPES = (torch.bfloat16, torch.float16)
 LOGIT_DTYPES = (*DTYPES, torch.float32)
 MAX_EXPERTS = 512
 MAX_CHOICES = 32
+# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+STEP_ARGS = ["num_tokens", "num_entries", "num_blocks", "num_chunks"]
 # Tile by target and by the mean rows of an expert; the gated GEMM has two accumulators of this size.
 TILES = {
     "sm_80": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 3), 1 << 30: Tile(128, 64, 64, 8, 3)},
@@ -39,6 +42,7 @@ TILES = {
     "gfx942": {16: Tile(16, 64, 64, 4, 2), 64: Tile(64, 64, 64, 4, 2), 1 << 30: Tile(128, 64, 32, 8, 2)},
     INTERPRETER: {4: Tile(16, 32, 32, 4, 1), 1 << 30: Tile(32, 32, 64, 4, 1)},
 }
+ExpertWeight = torch.Tensor | Int8Weight  # [E, N, K], or int8 with scales [E, N]
 ONE_HOT_ELEMENTS = 8192  # of the matrix that counts a chunk's entries by expert: chunk * experts
 COMBINE_TILE = 1024
 
@@ -170,17 +174,19 @@ def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: 
 
 
 def moe_gemm(
-    x_RK: torch.Tensor, weight_ENK: torch.Tensor, alignment: Alignment, num_entries: int, *, gated: bool
+    x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
 ) -> torch.Tensor:
     """Each entry's row of x by its expert's weight: [num_entries, N], or silu(gate) * up [num_entries, N /
     2].
 
     x_RK: bf16 or fp16, contiguous: one row a token, or one an entry; which, its length tells: num_entries is
-    a multiple of it. weight_ENK: of x's dtype, contiguous; gated: gate's outputs first, then up's. Entries
-    without a row are not written. Raises ValueError on other dtypes and shapes.
+    a multiple of it. weight: [E, N, K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; gated:
+    gate's outputs first, then up's. Entries without a row are not written. Raises ValueError on other dtypes
+    and shapes.
     """
+    weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     num_experts, n, k = weight_ENK.shape
-    _check_gemm(x_RK, weight_ENK, num_entries, gated)
+    _check_gemm(x_RK, weight_ENK, scales_EN, num_entries, gated)
     if gated:
         n //= 2
     out = torch.empty(num_entries, n, dtype=x_RK.dtype, device=x_RK.device)
@@ -195,6 +201,7 @@ def moe_gemm(
         (num_blocks * triton.cdiv(n, tile.cols),),
         x_RK,
         weight_ENK,
+        weight_ENK if scales_EN is None else scales_EN,
         alignment.rows,
         alignment.ends_E,
         out,
@@ -204,6 +211,7 @@ def moe_gemm(
         num_experts,
         num_entries // len(x_RK),
         GATED=gated,
+        HAS_SCALES=scales_EN is not None,
         ROWS=tile.rows,
         COLS=tile.cols,
         DEPTH=tile.depth,
@@ -216,19 +224,22 @@ def moe_gemm(
 
 
 def moe_gemm_reference(
-    x_RK: torch.Tensor, weight_ENK: torch.Tensor, alignment: Alignment, num_entries: int, *, gated: bool
+    x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
 ) -> torch.Tensor:
     """As moe_gemm, any float type; entries without a row get zeros."""
+    weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     out_size = weight_ENK.shape[1] // (2 if gated else 1)
     out = torch.zeros(num_entries, out_size, dtype=x_RK.dtype, device=x_RK.device)
     choices = num_entries // max(len(x_RK), 1)
     first = 0
-    for weight_NK, end in zip(weight_ENK, alignment.ends_E.tolist(), strict=True):
+    for expert, end in enumerate(alignment.ends_E.tolist()):
         entries = alignment.rows[first:end].long()
         entries = entries[entries >= 0]
         first = end
         if len(entries):
-            product = x_RK[entries // choices].float() @ weight_NK.float().T
+            product = x_RK[entries // choices].float() @ weight_ENK[expert].float().T
+            if scales_EN is not None:
+                product *= scales_EN[expert]
             if gated:
                 gate, up = product.chunk(2, dim=-1)
                 product = F.silu(gate) * up
@@ -271,30 +282,30 @@ def moe_combine_reference(y: torch.Tensor, routing: Routing) -> torch.Tensor:
     return (y_TJH * weights_TJ[..., None]).sum(1).to(y.dtype)
 
 
-def moe_mlp(
-    x_TH: torch.Tensor, w13_EJH: torch.Tensor, w2_EHI: torch.Tensor, routing: Routing
-) -> torch.Tensor:
+def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing) -> torch.Tensor:
     """The experts' SwiGLU MLPs of each token, weighted and added: [T, H] in x's dtype.
 
-    x_TH: bf16 or fp16, contiguous. w13_EJH: [E, 2 * I, H], gate before up; w2_EHI: [E, H, I]; of x's dtype,
-    contiguous. Raises ValueError on other dtypes and shapes.
+    x_TH: bf16 or fp16, contiguous. w13: [E, 2 * I, H], gate before up; w2: [E, H, I]; of x's dtype or int8
+    with scales, contiguous. Raises ValueError on other dtypes and shapes.
     """
-    num_experts, num_entries = len(w13_EJH), routing.experts_TJ.numel()
+    num_experts, num_entries = _num_experts(w13), routing.experts_TJ.numel()
     alignment = moe_align(routing.experts_TJ, num_experts, _tile(num_entries, num_experts).rows)
-    hidden = moe_gemm(x_TH, w13_EJH, alignment, num_entries, gated=True)
-    return moe_combine(moe_gemm(hidden, w2_EHI, alignment, num_entries, gated=False), routing)
+    hidden = moe_gemm(x_TH, w13, alignment, num_entries, gated=True)
+    return moe_combine(moe_gemm(hidden, w2, alignment, num_entries, gated=False), routing)
 
 
 def moe_mlp_reference(
-    x_TH: torch.Tensor, w13_EJH: torch.Tensor, w2_EHI: torch.Tensor, routing: Routing
+    x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing
 ) -> torch.Tensor:
     """As moe_mlp, any float type."""
     num_entries = routing.experts_TJ.numel()
-    alignment = moe_align_reference(routing.experts_TJ, len(w13_EJH), 1)
-    hidden = moe_gemm_reference(x_TH, w13_EJH, alignment, num_entries, gated=True)
-    return moe_combine_reference(
-        moe_gemm_reference(hidden, w2_EHI, alignment, num_entries, gated=False), routing
-    )
+    alignment = moe_align_reference(routing.experts_TJ, _num_experts(w13), 1)
+    hidden = moe_gemm_reference(x_TH, w13, alignment, num_entries, gated=True)
+    return moe_combine_reference(moe_gemm_reference(hidden, w2, alignment, num_entries, gated=False), routing)
+
+
+def _num_experts(weight: ExpertWeight) -> int:
+    return len(weight.values_NK if isinstance(weight, Int8Weight) else weight)
 
 
 def _tile(num_entries: int, num_experts: int) -> Tile:
@@ -314,10 +325,28 @@ def _check_numbers(num_experts: int, num_choices: int) -> None:
         )
 
 
-def _check_gemm(x_RK: torch.Tensor, weight_ENK: torch.Tensor, num_entries: int, gated: bool) -> None:
+def _check_gemm(
+    x_RK: torch.Tensor,
+    weight_ENK: torch.Tensor,
+    scales_EN: torch.Tensor | None,
+    num_entries: int,
+    gated: bool,
+) -> None:
     _, n, k = weight_ENK.shape
-    if x_RK.dtype not in DTYPES or weight_ENK.dtype != x_RK.dtype:
-        raise ValueError(f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; supported: both bfloat16 or float16")
+    if x_RK.dtype not in DTYPES or weight_ENK.dtype != (x_RK.dtype if scales_EN is None else torch.int8):
+        raise ValueError(
+            f"x is {x_RK.dtype}, weight {weight_ENK.dtype}; supported: both bfloat16 or float16, or an int8 "
+            "weight with scales"
+        )
+    if scales_EN is not None and (
+        scales_EN.dtype != torch.float32
+        or scales_EN.shape != weight_ENK.shape[:2]
+        or not scales_EN.is_contiguous()
+    ):
+        raise ValueError(
+            f"scales are {scales_EN.dtype} {list(scales_EN.shape)}; supported: contiguous float32 "
+            f"{list(weight_ENK.shape[:2])}"
+        )
     if not x_RK.is_contiguous() or not weight_ENK.is_contiguous():
         raise ValueError("x and weight must be contiguous")
     if x_RK.shape[1] != k or (gated and n % 2):
@@ -336,12 +365,13 @@ def cases() -> Iterator[Case]:
         for num_tokens in (1, 32, 1024, 4096):
             shape = (num_tokens, experts, choices, hidden, inner)
             used = min(experts, num_tokens * choices)
-            yield Case(
-                f"{name}_t{num_tokens}",
-                partial(_mlp_case, *shape),
-                6 * used * hidden * inner + 4 * num_tokens * hidden,
-                6 * num_tokens * choices * hidden * inner,
-            )
+            for dtype in (torch.bfloat16, torch.int8) if name == "qwen3" else (torch.bfloat16,):
+                yield Case(
+                    f"{name}_t{num_tokens}{'_int8' if dtype == torch.int8 else ''}",
+                    partial(_mlp_case, *shape, dtype),
+                    3 * dtype.itemsize * used * hidden * inner + 4 * num_tokens * hidden,
+                    6 * num_tokens * choices * hidden * inner,
+                )
             yield Case(
                 f"{name}_route_t{num_tokens}",
                 partial(_route_case, *shape[:3]),
@@ -350,11 +380,21 @@ def cases() -> Iterator[Case]:
 
 
 def _mlp_case(
-    num_tokens: int, experts: int, choices: int, hidden: int, inner: int, device: torch.device
+    num_tokens: int,
+    experts: int,
+    choices: int,
+    hidden: int,
+    inner: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Callable[[], object]:
     x_TH = random_tensor((num_tokens, hidden), torch.bfloat16, device)
-    w13 = random_tensor((experts, 2 * inner, hidden), torch.bfloat16, device)
-    w2 = random_tensor((experts, hidden, inner), torch.bfloat16, device)
+    w13, w2 = (
+        random_tensor(shape, dtype, device)
+        if dtype != torch.int8
+        else Int8Weight(random_tensor(shape, dtype, device), random_tensor(shape[:2], torch.float32, device))
+        for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
+    )
     routing = moe_route_reference(torch.rand(num_tokens, experts, device=device), choices)
     return lambda: moe_mlp(x_TH, w13, w2, routing)
 
@@ -364,7 +404,7 @@ def _route_case(num_tokens: int, experts: int, choices: int, device: torch.devic
     return lambda: moe_route(logits_TE, choices)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS)
 def moe_route_kernel(
     logits_ptr,
     weights_ptr,
@@ -410,7 +450,7 @@ def entries_by_expert(experts_ptr, chunk, num_entries, CHUNK: tl.constexpr, EXPE
     return o_i, (b_expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS)
 def moe_count_kernel(
     experts_ptr, counts_ptr, num_entries, num_experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
 ):
@@ -420,7 +460,7 @@ def moe_count_kernel(
     tl.store(counts_ptr + chunk * num_experts + o_e, tl.sum(b_hot, 0), mask=o_e < num_experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS)
 def moe_place_kernel(
     experts_ptr,
     counts_ptr,
@@ -460,10 +500,11 @@ def moe_place_kernel(
             tl.store(rows_ptr + o_pad, tl.full([EXPERTS], -1, tl.int32), mask=o_pad < b_end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEP_ARGS)
 def moe_gemm_kernel(
     x_ptr,
     weight_ptr,
+    scales_ptr,
     rows_ptr,
     ends_ptr,
     out_ptr,
@@ -473,6 +514,7 @@ def moe_gemm_kernel(
     num_experts,
     entries_per_x,
     GATED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -501,10 +543,15 @@ def moe_gemm_kernel(
         at = start + o_k
         b_x = tl.load(p_x + at[None, :], mask=m_r[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
         m_w = (at < k)[:, None] & m_n[None, :]
-        b_acc = tl.dot(b_x, tl.load(p_w + at[:, None], mask=m_w, other=0.0), b_acc)
+        b_acc = tl.dot(b_x, tl.load(p_w + at[:, None], mask=m_w, other=0.0).to(b_x.dtype), b_acc)
         if GATED:
             p_up = p_w + at[:, None] + tl.cast(n, tl.int64) * k
-            b_up_acc = tl.dot(b_x, tl.load(p_up, mask=m_w, other=0.0), b_up_acc)
+            b_up_acc = tl.dot(b_x, tl.load(p_up, mask=m_w, other=0.0).to(b_x.dtype), b_up_acc)
+    if HAS_SCALES:
+        p_scales = scales_ptr + expert * stride_e + o_n
+        b_acc *= tl.load(p_scales, mask=m_n, other=0.0)[None, :]
+        if GATED:
+            b_up_acc *= tl.load(p_scales + n, mask=m_n, other=0.0)[None, :]
     if GATED:
         b_acc = b_acc / (1.0 + tl.exp(-b_acc)) * b_up_acc
     p_out = out_ptr + b_entry[:, None].to(tl.int64) * n + o_n[None, :]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -187,9 +188,7 @@ def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What rms_norm must compute."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return _into(out, normed.to(x.dtype))
+    return _into(out, F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype))
 
 
 def add_rms_norm_reference(

@@ -16,6 +16,7 @@ lines: one kernel and its many arguments.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from kernels.decode_attention import (
     LOG2E,
     MIN_SPLIT_TOKENS,
     MODELS,
+    STEP_ARGS,
     Dimensions,
     attend,
     capped,
@@ -37,6 +39,7 @@ from kernels.decode_attention import (
     check_sequences,
     choose_num_splits,
     combine_splits,
+    decode_attention_reference,
     gather_tokens,
     made,
     made_cache,
@@ -49,6 +52,7 @@ from kernels.decode_attention import (
 from kernels.launch import INTERPRETER, launch, target
 
 MAX_PARTIAL_BYTES = 64 << 20
+CHUNK_STEP_ARGS = [*STEP_ARGS, "query_start_loc_ptr", "num_seqs"]
 
 
 class Tile(NamedTuple):
@@ -208,46 +212,64 @@ def prefill_attention_reference(
     num_splits: int | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` in torch; one sequence at a time, so that none depends on its batch."""
+    """`prefill_attention` in torch: sequences one by one, but those of one token together, as in decode."""
     out = torch.zeros_like(q_THD) if out_THD is None else out_THD
     starts, lengths = query_start_loc.tolist(), context_lens_B.tolist()
+    counts = [end - start for start, end in itertools.pairwise(starts)]
+    options: dict[str, Any] = {
+        "scale": q_THD.shape[-1] ** -0.5 if scale is None else scale,
+        "softcap": softcap,
+        "sinks_H": sinks_H,
+        "alibi_slopes_H": alibi_slopes_H,
+    }
+    single = [seq for seq, count in enumerate(counts) if count == 1] if tree_mask is None else []
+    if single:
+        seqs = torch.tensor(single, device=q_THD.device)
+        rows = query_start_loc[seqs].long()
+        out[rows] = decode_attention_reference(
+            q_THD[rows],
+            key_cache_NPKD,
+            value_cache_NPKD,
+            block_tables_BM[seqs],
+            context_lens_B[seqs],
+            max_context_len=max_context_len,
+            window=window,
+            key_scales_NPK=key_scales_NPK,
+            value_scales_NPK=value_scales_NPK,
+            **options,
+        )
     tree_starts = None if tree_mask_start_B is None else tree_mask_start_B.tolist()
-    for seq, length in enumerate(lengths):
-        tokens = slice(starts[seq], starts[seq + 1])
-        num_queries = tokens.stop - tokens.start
-        if num_queries == 0:
+    for seq, (length, num_queries) in enumerate(zip(lengths, counts, strict=True)):
+        if num_queries == 0 or (num_queries == 1 and tree_mask is None):
             continue
+        tokens = slice(starts[seq], starts[seq + 1])
         prefix = length - num_queries
-        chunk = None
-        if tree_mask is not None and tree_starts is not None:
-            chunk = tree_mask[tree_starts[seq] :][: num_queries**2].view(num_queries, num_queries)
         first = 0 if window is None else max(0, prefix - window + 1)
         key_pos = torch.arange(first, length, device=q_THD.device)
         query_pos = key_pos[prefix - first :]
-        if chunk is not None and positions_T is not None:
+        if tree_mask is not None and positions_T is not None:
             query_pos = positions_T[tokens].long()
             key_pos = torch.cat([key_pos[: prefix - first], query_pos])
         distance = key_pos - query_pos[:, None]
-        mask = None
-        if chunk is not None:
+        if tree_mask is not None and tree_starts is not None:
+            chunk = tree_mask[tree_starts[seq] :][: num_queries**2].view(num_queries, num_queries)
             mask = torch.ones_like(distance, dtype=torch.bool)
             mask[:, prefix - first :] = chunk
-        elif num_queries > 1:
+        else:
             mask = distance <= 0
-        if window is not None and num_queries > 1:
-            mask = (distance > -window) if mask is None else mask & (distance > -window)
+        if window is not None:
+            mask &= distance > -window
         table = block_tables_BM[seq]
+        keys = gather_tokens(key_cache_NPKD, key_scales_NPK, table, first, length, q_THD.dtype)
+        values = gather_tokens(value_cache_NPKD, value_scales_NPK, table, first, length, q_THD.dtype)
         out[tokens] = attend(
-            q_THD[tokens],
-            gather_tokens(key_cache_NPKD, key_scales_NPK, table, first, length, q_THD.dtype),
-            gather_tokens(value_cache_NPKD, value_scales_NPK, table, first, length, q_THD.dtype),
-            scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
-            mask_TL=mask,
-            distance_TL=distance,
-            softcap=softcap,
-            sinks_H=sinks_H,
-            alibi_slopes_H=alibi_slopes_H,
-        )
+            q_THD[None, tokens],
+            keys[None],
+            values[None],
+            mask_TL=mask[None],
+            distance_TL=distance[None],
+            **options,
+        )[0]
     return out
 
 
@@ -480,7 +502,7 @@ def _attend_tiles(
     return acc, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHUNK_STEP_ARGS, do_not_specialize_on_alignment=CHUNK_STEP_ARGS)
 def prefill_attention_kernel(
     out_ptr,
     partial_ptr,

@@ -332,24 +332,20 @@ def rope_and_write_kv_reference(
     interleaved: bool = False,
 ) -> torch.Tensor:
     """What rope_and_write_kv must do, in place as well."""
-    at = cos_sin[positions.long()]
-    written = slots >= 0
-    if not bool(written.all()):
-        kept_k, kept_v, to = k[written], v[written], slots[written].long()
-        rotated_k = rotated(kept_k, at[written], interleaved)
-    else:
-        kept_v, to = v, slots.long()
-        rotated_k = rotated(k, at, interleaved)
-    for x, cache, scales in ((rotated_k, key_cache, key_scales), (kept_v.float(), value_cache, value_scales)):
+    at = cos_sin.index_select(0, positions)
+    new_k, new_v, to = rotated(k, at, interleaved), v, slots.long()
+    if slots.numel() and slots.min() < 0:
+        written = slots >= 0
+        new_k, new_v, to = new_k[written], new_v[written], to[written]
+    for x, cache, scales in ((new_k, key_cache, key_scales), (new_v, value_cache, value_scales)):
         codes = x
         if scales is not None:
             codes, scale = quantise_heads(x, cache.dtype)
-            scales.view(-1, scales.shape[-1])[to] = scale
-        rows = cache.view(-1, *cache.shape[2:])
+            scales.view(-1, scales.shape[-1]).index_copy_(0, to, scale)
+        rows, codes = cache.view(-1, *cache.shape[2:]), codes.to(cache.dtype)
         if cache.dtype.itemsize == 1:  # fp8 has no indexed assignment everywhere
-            rows.view(torch.uint8)[to] = codes.to(cache.dtype).view(torch.uint8)
-        else:
-            rows[to] = codes.to(cache.dtype)
+            rows, codes = rows.view(torch.uint8), codes.view(torch.uint8)
+        rows.index_copy_(0, to, codes)
     return q.copy_(rotated(q, at, interleaved))
 
 
@@ -361,7 +357,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -
         first, second = wide[..., 0:size:2], wide[..., 1:size:2]
     else:
         first, second = wide[..., : size // 2], wide[..., size // 2 : size]
-    pair = (first * cos - second * sin, second * cos + first * sin)
+    pair = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
     turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return turned if size == x.shape[-1] else torch.cat([turned, wide[..., size:]], dim=-1)
 

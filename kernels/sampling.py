@@ -33,6 +33,9 @@ from kernels.launch import INTERPRETER, launch, target
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_VOCAB = 1 << 20
 IN_PROMPT = 1 << 30  # bit of a token's count; the bits below say how often it was generated
+# Where they lie among a step's words depends on its size: a kernel compiled for one step must serve the next.
+STEP_ARGS = ["temperature_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "count_row_ptr"]
+STEP_ARGS += ["top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "request_ptr", "position_ptr"]
 LOWEST = tl.constexpr(-2139095042)  # one below the ordered bits of minus infinity
 
 
@@ -121,7 +124,7 @@ def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor)
     counts.index_put_((rows.long(), tokens.long()), counts.new_ones(()), accumulate=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP_ARGS)
 def scale_kernel(
     logits_ptr,
     scaled_ptr,
@@ -222,7 +225,7 @@ def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.c
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP_ARGS)
 def draw_kernel(
     scaled_ptr,
     maxima_ptr,
@@ -266,7 +269,7 @@ def draw_kernel(
                     key, weight = weighed(row_ptr, start, largest, vocab, TILE)
                     total += tl.where(key > low, weight, 0.0)
                 # All tokens further below the largest than this weigh less than 1 - top_p together.
-                reach = tl.log(vocab.to(tl.float32) / (1.0 - top_p)) + 1.0
+                reach = tl.log(tl.cast(vocab, tl.float32) / (1.0 - top_p)) + 1.0
                 low = tl.maximum(low, ordered(largest - reach).to(tl.int64) - 1)
                 low = cut(row_ptr, low, high, top_p * tl.sum(total), largest, vocab, True, TILE)
 
@@ -327,7 +330,9 @@ def sample_reference(
 
 def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """What greedy must give."""
-    tokens = _without_nan(logits).argmax(dim=-1)
+    tokens = logits.argmax(dim=-1)
+    if bool(logits.gather(1, tokens[:, None]).isnan().any()):  # argmax finds a NaN where there is one
+        tokens = _without_nan(logits).argmax(dim=-1)
     return tokens if out is None else out.copy_(tokens)
 
 

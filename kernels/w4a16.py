@@ -28,6 +28,7 @@ import triton.language as tl
 
 from kernels.case import Case
 from kernels.gemm import (
+    STEP_ARGS,
     Tile,
     check_gemm,
     for_rows,
@@ -398,7 +399,7 @@ def nibbles_as_floats(b_words, RUN_INDEX: tl.constexpr, DTYPE: tl.constexpr):
     return (b_pairs >> (RUN_INDEX % 2 * 16)).to(tl.int16).to(DTYPE, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=STEP_ARGS)
 def w4a16_kernel(
     x_ptr,
     words_ptr,

@@ -29,7 +29,8 @@ TILES = {
 
 
 class Int8Weight(NamedTuple):
-    """A linear layer's weight: values int8 [N, K], contiguous; scales float32 [N]."""
+    """A linear layer's weight: values int8 [N, K], contiguous; scales float32 [N]. Of experts: [E, N, K] and
+    [E, N]."""
 
     values_NK: torch.Tensor
     scales_N: torch.Tensor

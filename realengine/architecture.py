@@ -18,6 +18,7 @@ from hwmodels.checks import check_finite, check_whole, is_finite, is_whole
 from hwmodels.hf.fields import Fields, wrong
 from hwmodels.hf_config import read_hf_config
 from realengine.weights.gguf import GgufFile
+from realengine.weights.packed_format import PackedFormat
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 GGUF_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
@@ -91,6 +92,8 @@ class Architecture:
     """Layers without experts."""
     dtype: torch.dtype = torch.bfloat16
     """Of the checkpoint; bf16 where it does not say."""
+    packed: PackedFormat | None = None
+    """How the checkpoint holds its linear layers in 4 bits (AWQ, GPTQ); None: in plain floats."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -193,6 +196,7 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "sliding_window": sliding_window,
         "full_attention_layers": full_attention_layers,
         "dtype": _dtype(fields),
+        "packed": PackedFormat.from_config(fields.value("quantization_config")),
         "bos_token_id": fields.value("bos_token_id"),
         "eos_token_ids": _token_ids(fields, "eos_token_id"),
         **(_experts(fields) if model_type == "qwen3_moe" else {}),
@@ -205,8 +209,6 @@ def _refuse_what_is_not_computed(fields: Fields) -> None:
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name, default=False):
             raise wrong(name, True, "biases are computed on Qwen2's query, key and value projections only")
-    if fields.value("quantization_config"):
-        raise wrong("quantization_config", fields.value("quantization_config"), "only plain weights are read")
     if fields.value("partial_rotary_factor") not in (None, 1, 1.0):
         raise wrong("partial_rotary_factor", fields.value("partial_rotary_factor"), "whole heads are rotated")
 

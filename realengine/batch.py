@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from realengine.lora import Segments
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """B rows, T tokens one behind the other. The first `num_decodes` rows bring one token, the rest chunks.
 
-    tokens_T   | d | d | d | c c c c c c | c c |      query_start_loc [0, 1, 2, 3, 9, 11]
+    tokens_T   | d | d | d | c c c c c c | c c |      chunk_starts [0, 6, 8]
     """
 
     tokens_T: torch.Tensor
@@ -22,8 +24,8 @@ class Batch:
     """int64; where each token's KV goes: block id * block size + place in the block."""
     block_tables_BM: torch.Tensor
     """int32"""
-    query_start_loc: torch.Tensor
-    """int32 [B + 1]"""
+    chunk_starts: torch.Tensor
+    """int32 [B - num_decodes + 1]; counted from the first token of the first chunk."""
     context_lens_B: torch.Tensor
     """int32; the step's own tokens included."""
     sampled_rows_S: torch.Tensor | None
@@ -33,6 +35,8 @@ class Batch:
     """Of the chunks; 0 without any."""
     max_context_len: int
     """Of all rows; at least that."""
+    adapters: Segments | None = None
+    """Which tokens use which LoRA adapter; None: none."""
 
     @property
     def num_rows(self) -> int:

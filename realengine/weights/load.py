@@ -1,7 +1,8 @@
-"""Weights from a checkpoint, or random: checked against the architecture, fused, on the device.
+"""Weights from a checkpoint, or random: checked against the architecture, fused, rounded, on the device.
 
 Nothing is converted before every tensor is known to be there with the right shape, and no weight is held
-twice: each checkpoint tensor is read, memory-mapped, straight into its place.
+twice: each checkpoint tensor is read, memory-mapped, straight into its place. Of a model that is rounded to 4
+or 8 bits only one fused weight exists unrounded at a time.
 """
 
 from __future__ import annotations
@@ -14,8 +15,18 @@ from typing import Protocol
 import torch
 
 from realengine.architecture import Architecture
+from realengine.quantization import (
+    QuantisedWeight,
+    Weights,
+    check_int4_inputs,
+    check_quantization,
+    joined,
+    quantised,
+)
 from realengine.weights.gguf import GgufFile
-from realengine.weights.random import random_weights
+from realengine.weights.packed import is_packed, read_packed
+from realengine.weights.packed_format import PackedFormat, stored_as
+from realengine.weights.random import random_weight
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import GGUF, HUGGING_FACE, Part, Weight, expected, shard
 
@@ -32,7 +43,7 @@ class Checkpoint(Protocol):
 
     def where(self, name: str) -> Path: ...
 
-    def read(self, name: str, take: Sequence[slice]) -> torch.Tensor: ...
+    def read(self, name: str, take: Sequence[slice], *, integers: bool = False) -> torch.Tensor: ...
 
 
 class _GgufCheckpoint:
@@ -43,7 +54,8 @@ class _GgufCheckpoint:
     def where(self, name: str) -> Path:
         return self.file.path
 
-    def read(self, name: str, take: Sequence[slice]) -> torch.Tensor:
+    def read(self, name: str, take: Sequence[slice], *, integers: bool = False) -> torch.Tensor:
+        assert not integers, "GGUF has no words"
         return self.file.read(name, take)
 
 
@@ -53,30 +65,49 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     *,
+    quantization: str | None = None,
     rank: int = 0,
     world_size: int = 1,
     seed: int = 0,
-) -> dict[str, torch.Tensor]:
+) -> Weights:
     """Every weight by its own name (`realengine.weights.table`), and head.weight, tied or not.
 
     source: a safetensors file or folder, a .gguf file (or one already open), or None: random, drawn with the
-    seed. rank, world_size: this tensor parallel rank's share. Raises ValueError, naming file and tensor, on
-    missing, misshapen, truncated, non-finite and unknown tensors, and where world_size does not divide a
-    number of the architecture.
+    seed. quantization: what linear layers are rounded to (`realengine.quantization`); what a checkpoint holds
+    in 4 bits stays in them. rank, world_size: this tensor parallel rank's share. Raises ValueError, naming
+    file and tensor, on missing, misshapen, truncated, non-finite and unknown tensors, on shapes that the
+    quantization does not take, and where world_size does not divide a number of the architecture.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: weights are float32, float16 or bfloat16")
+    check_quantization(quantization)
     device = torch.device(device)
     if source is None:
-        tensors = random_weights(architecture, dtype, device, seed=seed, rank=rank, world_size=world_size)
+        weights = expected(architecture)
+        quantization = "w4a16" if architecture.packed is not None else quantization
+
+        def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
+            return quantised(
+                weight.name, random_weight(weight, share, dtype, device, seed=seed), quantization
+            )
     else:
         checkpoint, names = _open(source)
         weights = expected(architecture, names)
-        _check(weights, checkpoint, ignored=[names["head"]] if architecture.tie_word_embeddings else [])
-        shares = shard(weights, rank, world_size)
-        tensors = {weight.name: _assemble(weight, checkpoint, dtype, device) for weight in shares}
+        packed = architecture.packed
+        _check(
+            weights, checkpoint, packed, ignored=[names["head"]] if architecture.tie_word_embeddings else []
+        )
+
+        def made(weight: Weight, share: Weight) -> torch.Tensor | QuantisedWeight:
+            if packed is not None and is_packed(weight, checkpoint):
+                return joined(read_packed(weight, share, checkpoint, packed, device))
+            return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
+
+    shares = shard(weights, rank, world_size)
+    tensors = {weight.name: made(weight, share) for weight, share in zip(weights, shares, strict=True)}
     if architecture.tie_word_embeddings:
         embedding = tensors["embedding.weight"]
+        assert isinstance(embedding, torch.Tensor)
         rows = architecture.vocab_size // world_size
         tensors["head.weight"] = embedding if world_size == 1 else embedding[rank * rows : (rank + 1) * rows]
     return tensors
@@ -93,17 +124,30 @@ def _open(source: Path | str | GgufFile) -> tuple[Checkpoint, Mapping[str, str]]
     return SafetensorsCheckpoint(path), HUGGING_FACE
 
 
-def _check(weights: Sequence[Weight], checkpoint: Checkpoint, ignored: Collection[str]) -> None:
+def _check(
+    weights: Sequence[Weight], checkpoint: Checkpoint, packed: PackedFormat | None, ignored: Collection[str]
+) -> None:
     """Missing and misshapen tensors, and those that nothing here computes with."""
-    parts = [part for weight in weights for part in weight.parts]
-    if missing := [part.name for part in parts if part.name not in checkpoint.shapes]:
+    stored: dict[str, tuple[int, ...]] = {}
+    optional: set[str] = set()
+    for weight in weights:
+        if packed is None or not is_packed(weight, checkpoint):
+            stored.update({part.name: part.shape for part in weight.parts})
+            continue
+        check_int4_inputs(weight.name, weight.shape[-1])
+        for part in weight.parts:
+            stored.update(packed.shapes(part.name, part.shape))
+            optional.add(stored_as(part.name, "g_idx"))
+            bias = stored_as(part.name, "bias")
+            # Some of GPTQ's tools write a bias of zeros for layers that have none.
+            if bias in checkpoint.shapes and not checkpoint.read(bias, [slice(None)]).any():
+                optional.add(bias)
+    if missing := [name for name in stored if name not in checkpoint.shapes]:
         raise ValueError(f"{checkpoint.where(missing[0])}: missing: {_some(missing)}")
-    for part in parts:
-        if (found := checkpoint.shapes[part.name]) != part.shape:
-            raise ValueError(
-                f"{checkpoint.where(part.name)}: {part.name} is {list(found)}, must be {list(part.shape)}"
-            )
-    known = {part.name for part in parts}.union(ignored)
+    for name, shape in stored.items():
+        if (found := checkpoint.shapes[name]) != shape:
+            raise ValueError(f"{checkpoint.where(name)}: {name} is {list(found)}, must be {list(shape)}")
+    known = optional.union(stored, ignored)
     extra = [name for name in checkpoint.shapes if name not in known and not COMPUTED.fullmatch(name)]
     if extra:
         raise ValueError(

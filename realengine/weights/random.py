@@ -10,29 +10,17 @@ import hashlib
 
 import torch
 
-from realengine.architecture import Architecture
-from realengine.weights.table import Weight, expected, shard
+from realengine.weights.table import Weight
 
 STANDARD_DEVIATION = 0.02
 
 
-def random_weights(
-    architecture: Architecture,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    seed: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-) -> dict[str, torch.Tensor]:
-    """Normal with standard deviation 0.02; norms are ones."""
-    whole = expected(architecture)
-    shares = shard(whole, rank, world_size)
-    tensors = {}
-    for weight, share in zip(whole, shares, strict=True):
-        drawn = _drawn(weight, seed, dtype, device)
-        tensors[weight.name] = drawn if share is weight else _share_of(drawn, weight, share)
-    return tensors
+def random_weight(
+    weight: Weight, share: Weight, dtype: torch.dtype, device: torch.device, *, seed: int = 0
+) -> torch.Tensor:
+    """A rank's share of one weight: normal with standard deviation 0.02; norms are ones."""
+    drawn = _drawn(weight, seed, dtype, device)
+    return drawn if share is weight else _share_of(drawn, weight, share)
 
 
 def _drawn(weight: Weight, seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,8 @@ from hwmodels.hf_config import load_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("I32",)
 
 
 class SafetensorsCheckpoint:
@@ -39,12 +40,14 @@ class SafetensorsCheckpoint:
         """The file that holds, or should hold, a tensor."""
         return self._files.get(name, self.path)
 
-    def read(self, name: str, take: Sequence[slice]) -> torch.Tensor:
-        """The part of a tensor, as stored."""
+    def read(self, name: str, take: Sequence[slice], *, integers: bool = False) -> torch.Tensor:
+        """The part of a tensor, as stored. integers: words of packed weights, not floats."""
         stored = self._handles[self._files[name]].get_slice(name)
-        if stored.get_dtype() not in DTYPES:
+        dtypes = INTEGERS if integers else FLOATS
+        if stored.get_dtype() not in dtypes:
             raise ValueError(
-                f"{self.where(name)}: {name} is {stored.get_dtype()}; read: {', '.join(DTYPES)}, unquantised"
+                f"{self.where(name)}: {name} is {stored.get_dtype()}; read: {', '.join(dtypes)} (4-bit "
+                "weights of AWQ and GPTQ with their quantization_config)"
             )
         part: torch.Tensor = stored[tuple(take)]
         return part

@@ -1,10 +1,14 @@
-"""Kernels run in Triton's interpreter: its bf16 and fp8 mended, poisoned memory, one tolerance table."""
+"""Kernels run in Triton's interpreter: its bf16 and fp8 mended, poisoned memory, one tolerance table.
+
+With KERNELS_DEVICE=cuda all tensors of these tests are on the GPU, and compiled kernels must hold the same.
+"""
 
 from __future__ import annotations
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, whoever imports it first
+# Before triton is imported, whoever imports it first.
+os.environ["TRITON_INTERPRET"] = "0" if "KERNELS_DEVICE" in os.environ else "1"
 
 from collections.abc import Callable, Iterator
 
@@ -15,6 +19,9 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
 torch.set_num_threads(1)  # two threads on a busy machine: ten times slower
+DEVICE = os.environ.get("KERNELS_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 
 GUARD = 1 << 14  # elements on each side of a guarded tensor
 # (relative, absolute for a sum of one term); the absolute part grows with the root of the reduction's length.
@@ -122,13 +129,25 @@ def _poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+    _end_where_the_gpu_is_lost()
     _guards.check()
+
+
+def _end_where_the_gpu_is_lost() -> None:
+    """After an illegal access every call of this process fails: it ends, and a new one runs what is left."""
+    if DEVICE == "cpu":
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        os.write(2, f"the GPU is lost to this process: {error}\n".encode())
+        os._exit(70)
 
 
 @pytest.fixture(scope="session")
 def generator() -> Callable[[int], torch.Generator]:
     """generator(seed): a torch generator of its own."""
-    return lambda seed: torch.Generator().manual_seed(seed)
+    return lambda seed: torch.Generator(DEVICE).manual_seed(seed)
 
 
 @pytest.fixture(scope="session")

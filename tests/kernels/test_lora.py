@@ -27,7 +27,7 @@ def segments_of(lengths, adapters):
     k=st.sampled_from([16, 48, 80]),
     n=st.sampled_from([8, 33]),
     rank=st.sampled_from([8, 16, 24, 64]),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
     tight=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -46,7 +46,8 @@ def test_equals_reference(guarded, generator, assert_close, segments, k, n, rank
     x = guarded(torch.randn(num_tokens, k, generator=random).to(dtype))
     parts = lora_shrink(x, a, starts, used, max_segment_tokens=most)
     expected = lora_shrink_reference(x, a, starts, used)
-    assert_close(parts.sum(0), expected.sum(0), terms=k, dtype=torch.float16)
+    summed_as = torch.float32 if dtype == torch.float32 else torch.float16
+    assert_close(parts.sum(0), expected.sum(0), terms=k, dtype=summed_as)
     out = torch.randn(num_tokens, n, generator=random).to(dtype)
     actual = guarded(out)
     lora_expand(guarded(parts), b, scaling, starts, used, actual, max_segment_tokens=most)
@@ -54,25 +55,31 @@ def test_equals_reference(guarded, generator, assert_close, segments, k, n, rank
     assert_close(actual, out, terms=rank * k)
 
 
-def test_stacked_slices_reach_their_columns_only(guarded, generator, assert_close):
-    """q and v of a fused qkv: A stacked, each slice its own ranks and columns."""
-    random = generator(0)
+@pytest.mark.parametrize("slices", [(40, 40), (40, 8, 72), (33, 1, 7)])
+def test_stacked_slices_reach_their_columns_only(guarded, generator, assert_close, slices):
+    """A fused projection: A stacked along ranks, B along outputs; adapters are views of one buffer."""
+    random, rank, width = generator(0), 16, sum(slices)
     starts, used = segments_of([2, 3], [1, 0])
-    a = torch.randn(2, 32, 32, generator=random).half()
+    memory = torch.randn(2, len(slices) * rank * 32 + width * rank, generator=random).half()
+    a = memory[:, : len(slices) * rank * 32].unflatten(1, (-1, 32))
+    b = memory[:, len(slices) * rank * 32 :].unflatten(1, (width, rank))
     x = torch.randn(5, 32, generator=random).half()
-    b_q, b_v = (torch.randn(2, 40, 16, generator=random).half() for _ in range(2))
     scaling = torch.tensor([2.0, 0.5])
-    out = torch.zeros(5, 120, dtype=torch.float16)
+    out, whole = torch.zeros(5, width, dtype=torch.float16), torch.zeros(5, width, dtype=torch.float16)
     actual = guarded(out)
     parts = lora_shrink(x, a, starts, used)
-    lora_expand(parts, b_q, scaling, starts, used, actual, first_rank=0, first_output=0)
-    lora_expand(parts, b_v, scaling, starts, used, actual, first_rank=16, first_output=80)
+    lora_expand(parts, b, scaling, starts, used, actual, slices=slices)
+    lora_expand_reference(
+        lora_shrink_reference(x, a, starts, used), b, scaling, starts, used, whole, slices=slices
+    )
+    ends = torch.tensor(slices).cumsum(0).tolist()
     for token, adapter in enumerate([1, 1, 0, 0, 0]):
-        for b, first, to in ((b_q, 0, 0), (b_v, 16, 80)):
-            shrunk = x[token].float() @ a[adapter, first : first + 16].float().T
-            out[token, to : to + 40] = (scaling[adapter] * b[adapter].float() @ shrunk).half()
+        for s, end in enumerate(ends):
+            columns = slice(end - slices[s], end)
+            shrunk = (a[adapter, s * rank : (s + 1) * rank].float() @ x[token].float()).half().float()
+            out[token, columns] = (scaling[adapter] * b[adapter, columns].float() @ shrunk).half()
     assert_close(actual, out, terms=512)
-    assert bool((actual[:, 40:80] == 0).all())
+    assert_close(whole, out, terms=512)
 
 
 def test_tokens_without_an_adapter_stay_as_they_are(generator):
@@ -107,7 +114,13 @@ def test_refusals():
     parts, out = torch.zeros(1, 2, 8), torch.zeros(2, 8)
     with pytest.raises(ValueError, match="rank 65 is not supported; supported: up to 64"):
         lora_expand(parts, torch.zeros(1, 8, 65).half(), torch.ones(1), starts, used, out)
-    with pytest.raises(ValueError, match="out of range"):
-        lora_expand(parts, b, torch.ones(1), starts, used, out, first_output=1)
+    with pytest.raises(ValueError, match=r"out is \[2, 9\]; needed: \[2, 8\]"):
+        lora_expand(parts, b, torch.ones(1), starts, used, torch.zeros(2, 9))
+    with pytest.raises(ValueError, match=r"slices=\[4, 5\]: must be up to 3 that sum to 8 outputs"):
+        lora_expand(parts, b, torch.ones(1), starts, used, out, slices=(4, 5))
+    with pytest.raises(ValueError, match=r"slices=.*must be up to 3"):
+        lora_expand(parts, b, torch.ones(1), starts, used, out, slices=(2, 2, 2, 2))
+    with pytest.raises(ValueError, match="parts have 8 ranks; 2 slices of 8"):
+        lora_expand(parts, b, torch.ones(1), starts, used, out, slices=(4, 4))
     with pytest.raises(ValueError, match="scaling is"):
         lora_expand(parts, b, torch.ones(2), starts, used, out)

@@ -262,7 +262,11 @@ def test_rows_may_be_apart_and_none_is_fine(generator):
         (lambda: sample(torch.ones(2, 3), make_sampling(1)), r"temperature.*\[2\]"),
         (lambda: sample(torch.ones(1, 3), replace(make_sampling(1), top_k=torch.ones(1))), "top_k.*int32"),
         (
-            lambda: sample(torch.ones(1, 3), make_sampling(1), make_penalties(1, 4, torch.Generator())),
+            lambda: sample(
+                torch.ones(1, 3),
+                make_sampling(1),
+                make_penalties(1, 4, torch.Generator(torch.get_default_device())),
+            ),
             r"counts.*\[rows, 3\]",
         ),
     ],

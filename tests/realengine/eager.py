@@ -3,16 +3,17 @@
 import torch
 
 from kernels.rope import rope_frequencies
+from kernels.w4a16 import Int4Weight, dense_reference
 
 
-def eager_logits(spec, weights, tokens):
-    """Logits [T, V] of one sequence's tokens [T]."""
-    w = {name: tensor.double() for name, tensor in weights.items()}
+def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x):
+    """Logits [T, V] of one sequence's tokens [T].
+
+    rounded: what becomes of the input of a block's linear layer; stored: of a head's key or value, [..., D].
+    """
+    w = {name: dense(weight) for name, weight in weights.items()}
     length = len(tokens)
     places = torch.arange(length)
-    mask = places[None, :] <= places[:, None]
-    if spec.sliding_window is not None:
-        mask &= places[None, :] > places[:, None] - spec.sliding_window
     frequencies, factor = rope_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling)
     angles = torch.outer(places.double(), frequencies.double())
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -24,24 +25,64 @@ def eager_logits(spec, weights, tokens):
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
 
+    def seen(window):
+        mask = places[None, :] <= places[:, None]
+        return mask if window is None else mask & (places[None, :] > places[:, None] - window)
+
     x = w["embedding.weight"][tokens]
     for i in range(spec.num_layers):
         p = f"layers.{i}."
         h = normed(x, w[p + "attention_norm.weight"])
-        qkv = h @ w[p + "qkv.weight"].T + w.get(p + "qkv.bias", 0)
+        qkv = rounded(h) @ w[p + "qkv.weight"].T + w.get(p + "qkv.bias", 0)
         q, k, v = qkv.view(length, -1, spec.head_dim).split(
             [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1
         )
         if spec.qk_norm:
             q, k = normed(q, w[p + "q_norm.weight"]), normed(k, w[p + "k_norm.weight"])
-        q, k = turned(q), turned(k)
+        q, k, v = turned(q), stored(turned(k)), stored(v)
         group = spec.num_heads // spec.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / spec.head_dim**0.5
-        probabilities = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        probabilities = scores.masked_fill(~seen(spec.window(i)), float("-inf")).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", probabilities, v)
-        x = x + attended.reshape(length, -1) @ w[p + "o.weight"].T
+        x = x + rounded(attended.reshape(length, -1)) @ w[p + "o.weight"].T
         h = normed(x, w[p + "mlp_norm.weight"])
-        gate, up = (h @ w[p + "gate_up.weight"].T).chunk(2, dim=-1)
-        x = x + (gate * torch.sigmoid(gate) * up) @ w[p + "down.weight"].T
+        if spec.has_experts(i):
+            router, gate_up, down = (
+                w[f"{p}{of}.weight"] for of in ("router", "experts_gate_up", "experts_down")
+            )
+            x = x + mixture(spec, h, router, gate_up, down)
+        else:
+            x = x + mlp(h, w[p + "gate_up.weight"], w[p + "down.weight"], rounded)
     return normed(x, w["norm.weight"]) @ w["head.weight"].T
+
+
+def mlp(h, gate_up, down, rounded=lambda x: x):
+    gate, up = (rounded(h) @ gate_up.T).chunk(2, dim=-1)
+    return rounded(gate * torch.sigmoid(gate) * up) @ down.T
+
+
+def mixture(spec, h, router, gate_up, down):
+    """Token by token, expert by expert."""
+    out = torch.zeros_like(h)
+    for token, shares in enumerate((h @ router.T).softmax(-1)):
+        chosen = shares.argsort(descending=True)[: spec.num_experts_per_tok]
+        total = shares[chosen].sum() if spec.norm_topk_prob else 1.0
+        for e in chosen.tolist():
+            out[token] += shares[e] / total * mlp(h[token], gate_up[e], down[e])
+    return out
+
+
+def dense(weight):
+    """A weight in float64, what is quantised multiplied out."""
+    if isinstance(weight, Int4Weight):
+        in_order = dense_reference(weight, torch.float64)
+        if weight.order_K is None:
+            return in_order
+        out = torch.empty_like(in_order)
+        out[:, weight.order_K] = in_order
+        return out
+    if isinstance(weight, tuple):
+        values, scales = weight
+        return values.double() * scales.double()[..., None]
+    return weight.double()

@@ -1,0 +1,149 @@
+"""Tensor parallelism over torch.distributed: collectives of the model, and rank 0's steps to the others.
+
+Every rank holds its share of the heads, the MLPs and the output head's rows (`realengine.weights.table`) and
+of the KV cache, and runs every step. The ranks' outputs are summed twice a block (Shoeybi et al. 2019), after
+`o` and after `down`; logits are gathered. Rank 0 alone runs EngineCore. The others wait for its steps in
+`follow`; as all of them have all logits, they draw the same tokens with the same seeds: nothing is sent back.
+
+Two groups: NCCL for tensors on GPUs (gloo on CPUs), and gloo for what the hosts tell each other. For NCCL in
+CUDA graphs (documented by its makers, not tried here): run each captured shape once before, and capture with
+capture_error_mode="thread_local", as torch's watchdog thread asks for events while the capture runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+CONNECT_TIMEOUT = timedelta(minutes=10)
+# An idle engine sends no steps. A rank that dies closes its connections, which ends the others at once.
+IDLE_TIMEOUT = timedelta(days=30)
+STEP_WORDS = 4096
+STOP = -1
+# Its name from torch 2.13 on, which warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Group:
+    """One rank's place among the ranks; of one rank, each collective gives back what it was given."""
+
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, tensors: Any | None = None, hosts: Any | None = None
+    ) -> None:
+        """tensors, hosts: process groups; None where there is one rank. Made by `connect`."""
+        self.rank = rank
+        self.world_size = world_size
+        self._tensors = tensors
+        self._hosts = hosts
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(x, group=self._tensors)
+        return x
+
+    def all_gather(self, x_SN: torch.Tensor) -> torch.Tensor:
+        """[S, world_size * N]: the ranks' columns in order of rank."""
+        if self.world_size == 1:
+            return x_SN
+        num_rows, num_columns = x_SN.shape
+        gathered = x_SN.new_empty(self.world_size * num_rows, num_columns)
+        _all_gather(gathered, x_SN.contiguous(), group=self._tensors)
+        return gathered.view(self.world_size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
+
+    def broadcast(self, words: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor into everybody's, in place, on the CPU."""
+        if self.world_size > 1:
+            dist.broadcast(words, src=0, group=self._hosts)
+        return words
+
+    def smallest(self, number: int) -> int:
+        """The least of the ranks' numbers: so many KV blocks fit on all of them."""
+        if self.world_size == 1:
+            return number
+        least = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._hosts)
+        return int(least)
+
+
+def connect(rank: int, world_size: int, device: torch.device, address: str) -> Group:
+    """Join the ranks of one model, each in a process of its own; returns when all are there.
+
+    device: this rank's (cuda:rank, or cpu). address: where they meet, "tcp://host:port" or "file:///path" of
+    a file that does not exist yet. Raises ValueError on a rank outside the world, RuntimeError after 10
+    minutes without all of them.
+    """
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={world_size}")
+    if world_size == 1:
+        return Group()
+    on_gpu = device.type == "cuda"
+    if on_gpu and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=address,
+        rank=rank,
+        world_size=world_size,
+        timeout=CONNECT_TIMEOUT,
+        device_id=device if on_gpu else None,
+    )
+    hosts = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+    return Group(rank, world_size, dist.group.WORLD, hosts)
+
+
+def disconnect() -> None:
+    """Leave the ranks; every rank calls it, when its last collective is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class StepChannel:
+    """Rank 0's steps, each a run of int32 words on the host, to all other ranks.
+
+    One broadcast for a step of up to `first_words` - 1 words, two for a longer one:
+    | number of words | the first words of the step ... |   | the rest |
+    """
+
+    def __init__(self, group: Group, first_words: int = STEP_WORDS) -> None:
+        self._group = group
+        self._first = torch.zeros(first_words, dtype=torch.int32)
+
+    def send(self, step_words: torch.Tensor) -> None:
+        """Rank 0: a step, int32 [words] on the CPU; nothing to do where it is alone."""
+        if self._group.world_size == 1:
+            return
+        size, room = len(step_words), len(self._first) - 1
+        self._first[0] = size
+        self._first[1 : 1 + min(size, room)] = step_words[:room]
+        self._group.broadcast(self._first)
+        if size > room:
+            self._group.broadcast(step_words[room:].contiguous())
+
+    def stop(self) -> None:
+        """Rank 0: no more steps."""
+        self._first[0] = STOP
+        self._group.broadcast(self._first)
+
+    def receive(self) -> torch.Tensor | None:
+        """Other ranks: wait for the next step; None: there are no more."""
+        self._group.broadcast(self._first)
+        size, room = int(self._first[0]), len(self._first) - 1
+        if size == STOP:
+            return None
+        step_words = torch.empty(size, dtype=torch.int32)
+        step_words[:room] = self._first[1 : 1 + min(size, room)]
+        if size > room:
+            rest = torch.empty(size - room, dtype=torch.int32)
+            step_words[room:] = self._group.broadcast(rest)
+        return step_words
+
+
+def follow(channel: StepChannel, run: Callable[[torch.Tensor], object]) -> None:
+    """Ranks above 0: run each step as it comes, until rank 0 stops."""
+    while (step_words := channel.receive()) is not None:
+        run(step_words)

@@ -1,0 +1,101 @@
+"""Weights of the blocks' linear layers in 4 or 8 bits, rounded when they are loaded.
+
+| quantization | weights | activations | of experts |
+| --- | --- | --- | --- |
+| w4a16 | 4 bits in groups of up to 128 inputs, asymmetric (as AWQ and GPTQ store them) | as they are | no |
+| w8a16 | int8, a scale a channel | as they are | yes |
+| int8 | int8, a scale a channel | int8, a scale a token (W8A8) | no |
+| fp8 | float8_e4m3fn, a scale a channel | float8_e4m3fn, a scale a token (W8A8) | no |
+
+Embedding, output head, norms, biases and router stay in the model's dtype. Rounding is to the nearest; rows
+(outputs) are rounded a slice at a time, so that a layer needs little memory beside itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from kernels.w4a16 import GROUP_SIZES, RUN, Int4Weight, quantise_int4
+from kernels.w8a8 import FP8, ScaledTensor, quantise_tokens_reference
+from kernels.w8a16 import Int8Weight, quantise_int8
+
+QUANTIZATIONS = ("w4a16", "w8a16", "int8", "fp8")
+OF_EXPERTS = ("w8a16",)
+LINEARS = ("qkv", "o", "gate_up", "down")
+EXPERTS = ("experts_gate_up", "experts_down")
+ELEMENTS_AT_ONCE = 1 << 26  # of a weight in fp32 while it is rounded: 256 MiB, and a few times that
+
+QuantisedWeight: TypeAlias = Int4Weight | Int8Weight | ScaledTensor
+Weights: TypeAlias = dict[str, torch.Tensor | QuantisedWeight]
+
+
+def check_quantization(quantization: str | None) -> None:
+    """ValueError on a name that is not of QUANTIZATIONS."""
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization={quantization}: must be None or one of {', '.join(QUANTIZATIONS)}")
+
+
+def is_linear(name: str) -> bool:
+    """Whether a weight's own name is that of a linear layer of a block."""
+    return _kind(name) in LINEARS
+
+
+def quantised(name: str, weight: torch.Tensor, quantization: str | None) -> torch.Tensor | QuantisedWeight:
+    """A weight in the given form, or as it is where that leaves it alone.
+
+    name: its own name (`realengine.weights.table`); weight: [N, K], of experts [E, N, K]. Raises ValueError,
+    naming the layer, where the kernels do not take its shape.
+    """
+    if quantization is None or not name.endswith(".weight"):
+        return weight
+    if _kind(name) in EXPERTS and quantization in OF_EXPERTS:
+        experts = [quantise_int8(expert) for expert in weight]
+        return Int8Weight(*(torch.stack(tensors) for tensors in zip(*experts, strict=True)))
+    if not is_linear(name):
+        return weight
+    num_inputs = weight.shape[1]
+    if quantization == "w4a16":
+        check_int4_inputs(name, num_inputs)
+    rows = max(1, ELEMENTS_AT_ONCE // num_inputs)
+    rounding = _rounding(quantization, num_inputs)
+    return joined([rounding(part) for part in torch.split(weight, rows)])
+
+
+def check_int4_inputs(name: str, num_inputs: int) -> None:
+    """ValueError unless the 4-bit kernel takes a layer of so many inputs."""
+    if num_inputs % RUN:
+        raise ValueError(
+            f"{name}: {num_inputs} inputs; quantization=w4a16 takes multiples of {RUN}, w8a16 any number"
+        )
+
+
+def joined(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of the same inputs, one below the other. The order of inputs must be the same in all."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Int4Weight):
+        return first._replace(
+            words_BNI=torch.cat([part[0] for part in parts], dim=1),
+            scales_GN=torch.cat([part[1] for part in parts], dim=1),
+            zeros_GN=torch.cat([part[2] for part in parts], dim=1),
+        )
+    return type(first)(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _kind(name: str) -> str:
+    """ "layers.3.qkv.weight" -> "qkv"."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _rounding(quantization: str, num_inputs: int) -> Callable[[torch.Tensor], QuantisedWeight]:
+    if quantization == "w4a16":
+        fitting = [size for size in GROUP_SIZES if num_inputs % size == 0]
+        return partial(quantise_int4, group_size=max(fitting, default=min(GROUP_SIZES)))
+    if quantization == "w8a16":
+        return partial(quantise_int8)
+    return partial(quantise_tokens_reference, dtype=FP8 if quantization == "fp8" else torch.int8)

@@ -1,0 +1,74 @@
+"""Linear layers that a checkpoint holds in 4 bits: AWQ (Lin et al. 2024) and GPTQ (Frantar et al. 2023).
+
+In place of a projection's `weight` [N, K] there are, with G groups of inputs (K / group_size, or one):
+
+    | tensor  | AWQ "gemm"       | GPTQ             |                                               |
+    | qweight | int32 [K, N / 8] | int32 [K / 8, N] | eight weights a word                          |
+    | qzeros  | int32 [G, N / 8] | int32 [G, N / 8] | zero points; GPTQ's first format holds them less one |
+    | scales  | [G, N]           | [G, N]           |                                               |
+    | g_idx   |                  | int32 [K]        | each input's group, where it is stored        |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hwmodels.hf.fields import wrong
+from kernels.w4a16 import GROUP_SIZES
+
+CONFIG = "quantization_config"
+METHODS = ("awq", "gptq")
+BITS = 4
+PER_WORD = 32 // BITS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedFormat:
+    """How a checkpoint packs its linear layers."""
+
+    quant_method: str
+    """awq or gptq."""
+    group_size: int
+    """Inputs that share a scale; -1: all."""
+    zeros_less_one: bool = False
+    """GPTQ's first format stores zero points less one."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> PackedFormat | None:
+        """Of a config.json's quantization_config; None: there is none. Raises ValueError on what is not
+        read."""
+        if not config:
+            return None
+        method = config.get("quant_method") if isinstance(config, Mapping) else None
+        if method not in METHODS:
+            raise wrong(f"{CONFIG}.quant_method", method, f"read: plain weights, {', '.join(METHODS)}")
+        bits = config.get("bits", config.get("w_bit"))
+        if bits != BITS:
+            raise wrong(f"{CONFIG}.bits", bits, f"must be {BITS}")
+        group_size = config.get("group_size", config.get("q_group_size"))
+        if group_size not in (-1, *GROUP_SIZES):
+            raise wrong(f"{CONFIG}.group_size", group_size, "must be 32, 64, 128 or -1 (one group)")
+        if method == "awq":
+            version = str(config.get("version", "gemm")).lower()
+            if version != "gemm" or not config.get("zero_point", True):
+                raise wrong(f"{CONFIG}.version", version, "must be gemm, with zero_point=true")
+            return cls(quant_method=method, group_size=group_size)
+        kind = config.get("checkpoint_format", "gptq")
+        if kind not in ("gptq", "gptq_v2"):
+            raise wrong(f"{CONFIG}.checkpoint_format", kind, "must be gptq or gptq_v2")
+        return cls(quant_method=method, group_size=group_size, zeros_less_one=kind == "gptq")
+
+    def shapes(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """What the checkpoint must hold in place of a weight [N, K]; g_idx may be there, too."""
+        n, k = shape
+        groups = 1 if self.group_size == -1 else -(-k // self.group_size)
+        words = (k, n // PER_WORD) if self.quant_method == "awq" else (k // PER_WORD, n)
+        shapes = {"qweight": words, "qzeros": (groups, n // PER_WORD), "scales": (groups, n)}
+        return {stored_as(name, kind): shape for kind, shape in shapes.items()}
+
+
+def stored_as(name: str, kind: str) -> str:
+    """The tensor of that kind in place of a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
+    return name.removesuffix("weight") + kind

@@ -1,0 +1,128 @@
+"""Logits and greedy tokens of transformers' own models: small, random, saved by it and loaded by us.
+
+Whatever our textbook model has wrong in common with our engine, these have not.
+"""
+
+import pytest
+import torch
+
+hf = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from policies.batching.chunked import Chunked  # noqa: E402
+from realengine.architecture import Architecture  # noqa: E402
+from realengine.backend import TORCH  # noqa: E402
+from realengine.build import Model, build_engine  # noqa: E402
+from realengine.kv_cache import KvCache  # noqa: E402
+from realengine.model import Decoder  # noqa: E402
+from realengine.sampling_params import SamplingParams  # noqa: E402
+from realengine.settings import EngineSettings  # noqa: E402
+from realengine.weights.load import load_weights  # noqa: E402
+from tests.realengine.steps import all_logits, prompts  # noqa: E402
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+VOCAB = 97
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.2,  # attention far from uniform
+}
+# Short enough for the prompts to reach the wavelengths that are stretched.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0],
+}
+MODELS = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama, tied, llama3 rope": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "mistral, window": ("Mistral", {"sliding_window": 7, "tie_word_embeddings": False}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True, "head_dim": 8}),
+    "qwen2, window from layer 1": (
+        "Qwen2",
+        {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "qwen3-moe, weights as routed": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def saved(request, tmp_path_factory):
+    """(transformers' model, the folder it was saved to)."""
+    family, settings = MODELS[request.param]
+    torch.manual_seed(1)
+    config = getattr(hf, f"{family}Config")(**COMMON | settings)
+    model = getattr(hf, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("norm.weight", ".bias")):  # ones and zeros, as they are made
+                weight.add_(torch.randn_like(weight), alpha=0.3)
+    folder = tmp_path_factory.mktemp("saved")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def test_logits_of_mixed_batches_are_those_of_transformers(saved):
+    model, folder = saved
+    spec = Architecture.from_path(folder)
+    decoder = Decoder(spec, load_weights(folder, spec, torch.float32, CPU), TORCH, 128)
+    sequences = prompts(VOCAB)
+    found = all_logits(decoder, KvCache(spec, 70, 4, torch.float32, CPU), sequences)
+    for tokens, logits in zip(sequences, found, strict=True):
+        torch.testing.assert_close(logits, logits_of(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_tokens_are_those_of_transformers(saved):
+    """Of requests served together, their prompts in chunks, by an engine that runs out of memory."""
+    model, folder = saved
+    settings = EngineSettings(device="cpu", num_kv_blocks=7, batching=Chunked(max_num_batched_tokens=24))
+    engine = build_engine(Model(Architecture.from_path(folder), folder, None), settings)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    answers = [engine.add(tokens, params) for tokens in prompts(VOCAB)]
+    engine.run()
+    assert engine.core.num_preemptions
+    for answer in answers:
+        made = model.generate(
+            torch.tensor([answer.prompt_tokens]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        assert answer.outputs[0].tokens == made[0, len(answer.prompt_tokens) :].tolist()
+
+
+def test_logits_are_far_from_those_of_a_model_with_another_rope(saved):
+    """The tolerance above can tell: one setting of the rotation is worth a thousand times as much."""
+    model, folder = saved
+    spec = Architecture.from_path(folder)
+    other = Architecture.from_hf({**model.config.to_dict(), "rope_parameters": {"rope_theta": 500.0}})
+    weights = load_weights(folder, spec, torch.float32, CPU)
+    tokens = prompts(VOCAB)[2]
+    found = all_logits(
+        Decoder(other, weights, TORCH, 128), KvCache(spec, 70, 4, torch.float32, CPU), [tokens]
+    )[0]
+    assert (found - logits_of(model, tokens)).abs().max() > 0.1
