@@ -2,43 +2,72 @@
 
 Nothing here chooses what runs: queues, batches, preemptions and cache hits are decided by EngineCore and its
 policies.
+
+overlap: a step is launched before the tokens of the one before it are read, so that the device need not wait
+for Python. What then comes late is the news that an answer has ended: its sequence takes part in one step
+more, whose token nobody sees.
+
+    plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
+    device:   ---- step 1 ------------------- step 2 --------------------- step 3 -----
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from policies.engine import EngineCore
 from policies.limits import RejectedError
-from policies.plan import StepOutcome
-from policies.request import Prompt, Request, Segment
-from policies.sequence import FinishReason, Sequence
+from policies.plan import StepOutcome, StepPlan, Transfer
+from policies.request import Branching, Prompt, Request, Segment
+from policies.sequence import FinishReason, Sequence, SequenceState
+from realengine.lora import AdapterBank
 from realengine.names import ContentNames
-from realengine.runner import Runner
+from realengine.runner import Launch, Runner, TokenLogprobs
 from realengine.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
+class Output:
+    """One answer to a request, as far as it has come. finish_reason: None until its end."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(slots=True)
 class Answer:
-    """One request and what has come of it so far. finish_reason: None until its end; "error": see `error`."""
+    """One request and what has come of it so far: `params.n` outputs. error: why it ended with none."""
 
     request_id: int
     prompt_tokens: list[int]
     params: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    outputs: list[Output]
+    lora: str | None = None
     error: str | None = None
     segments: tuple[Segment, ...] = ()
     answer_id: int = 0
+    stop_tokens: frozenset[int] = frozenset()
+    alive: list[Output] = field(default_factory=list)
+    """By branch: those that go on."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return not self.alive
 
 
 class Engine:
     """Requests in, tokens out, a step at a time.
 
     eos_token_ids: end an answer, unless its request ignores them. vocab_size: token ids are below.
-    clock: seconds, never going backwards.
+    overlap: see above. max_iterations: of one plan in one launch, where the plan holds for so many; tokens
+    come in lumps of as many, and requests from outside wait for that long. clock: seconds, never going
+    backwards.
     """
 
     def __init__(
@@ -48,85 +77,264 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        adapters: AdapterBank | None = None,
+        overlap: bool = False,
+        max_iterations: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if core.swaps:
-            raise ValueError(
-                "scheduling.preemption_mode=swap: the engine does not move KV to host memory yet; "
-                "choose recompute"
-            )
+        if max_iterations < 1:
+            raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
         self.core = core
         self._runner = runner
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._adapters = adapters
+        self._overlap = overlap
+        self._max_iterations = max_iterations
         self._clock = clock
-        self._answers: dict[int, Answer] = {}
+        self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.pool.block_size)
         self._next_id = 0
+        self._held: deque[tuple[Answer, Request]] = deque()  # until a slot is free for their adapters
+        self._pending: Launch | None = None  # launched, its tokens not read yet
+        self._ended: list[Sequence] = []  # by tokens that have been read; the core does not know yet
+        self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as StepOutcome wants them
 
     @property
     def num_unfinished(self) -> int:
         """Requests taken in that have not ended."""
-        return self.core.num_unfinished
+        return len(self._answer_of) + len(self._held)
 
     def add(
-        self, prompt_tokens: list[int], params: SamplingParams, priority: int = 0, tenant: str = ""
+        self,
+        prompt_tokens: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        tenant: str = "",
+        lora: str | None = None,
     ) -> Answer:
-        """Take a request in. One that cannot be served comes back ended, with the reason as its error."""
-        answer = Answer(self._next_id, list(prompt_tokens), params)
+        """Take a request in. One that cannot be served comes back ended, with the reason as its error.
+
+        lora: the adapter that answers it, by name.
+        """
+        outputs = [Output(index) for index in range(params.n)]
+        answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
+        if params.logprobs is not None:
+            for output in outputs:
+                output.logprobs = []
+        answer.alive = list(outputs)
+        answer.stop_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            answer.stop_tokens |= self._eos_token_ids
         self._next_id += 1
         try:
             self._check_tokens(answer.prompt_tokens)
-            answer.segments = self._names.name(answer.prompt_tokens)
+            self._check_adapter(lora)
+            if params.n > 1 and not self.core.pool.shares_branches:
+                raise ValueError(f"n={params.n}: caching.shares_branches=false is for simulation only")
+            answer.segments = self._names.name(answer.prompt_tokens, lora)
             answer.answer_id = self._names.new_id()
-            prompt = Prompt(len(answer.prompt_tokens), answer.segments)
             request = Request(
                 request_id=answer.request_id,
                 arrival_s=self._clock(),
-                prompt=prompt,
+                prompt=Prompt(len(answer.prompt_tokens), answer.segments),
                 max_tokens=params.max_tokens,
                 priority=priority,
                 tenant=tenant,
-                answer_id=answer.answer_id,
+                answer_id=answer.answer_id if params.n == 1 else None,
+                branching=Branching(params.n) if params.n > 1 else None,
             )
-            self.core.add(request)
+            self.core.bounds_of(request)
         except (RejectedError, ValueError) as error:
-            answer.finish_reason, answer.error = "error", str(error)
+            answer.error = str(error)
+            _end(answer, "error")
             return answer
-        self._answers[answer.request_id] = answer
+        if not self._enqueue(answer, request):
+            self._held.append((answer, request))
         return answer
 
     def abort(self, request_id: int) -> None:
         """Give a request up; nothing happens if it has ended."""
-        if self.core.abort(request_id) is not None:
-            self._end(request_id, "aborted")
+        seq = self.core.abort(request_id)
+        if seq in self._answer_of:
+            self._end_all(seq, "aborted")
+        for held in [held for held in self._held if held[0].request_id == request_id]:
+            self._held.remove(held)
+            _end(held[0], "aborted")
 
     def step(self) -> list[Answer]:
-        """One iteration; the answers that got a token or ended. Nothing where there is nothing to do."""
+        """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
         plan = self.core.plan(self._clock())
+        self._move(self.core.take_transfers())
         if plan is None:
-            self._wait()
-            return []
+            return self._step_without_plan()
         for seq in plan.admitted:
-            answer = self._answers[seq.request_id]
-            self._runner.enter(seq, answer.prompt_tokens + answer.tokens, answer.params)
-        drawn = self._runner.run(plan)
-        changed, ended = [], []
-        for seq, token in drawn:
-            answer = self._answers[seq.request_id]
-            answer.tokens.append(token)
-            changed.append(answer)
-            if self._stops(answer, token):
-                ended.append(seq)
-        progress = self.core.commit(plan, StepOutcome(1, tuple(ended)), self._clock())
-        for seq in progress.finished:
-            self._finish(seq)
+            self._enter(seq)
+        num_iterations = self._num_iterations(plan)
+        previous, self._pending = self._pending, None
+        try:
+            launch = self._runner.launch(plan, num_iterations)
+            changed = [] if previous is None else self._read(previous)
+            if self._overlap and not _has_branches(plan):
+                self._pending = launch
+            else:
+                changed += self._read(launch)
+        except RuntimeError as error:  # the device's: out of memory, say
+            return self._fail(plan, previous, error)
+        self._commit(plan, num_iterations)
         return changed
 
     def run(self) -> None:
         """Step until all requests have ended."""
         while self.num_unfinished:
             self.step()
+
+    def _step_without_plan(self) -> list[Answer]:
+        changed = []
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            changed = self._read(pending)
+            self._tell_late_ends()
+        elif not self.core.arrived:
+            self._wait()
+        return changed
+
+    def _move(self, transfers: list[Transfer]) -> None:
+        """Copy KV between the tiers. In the device's order, so that it is there for the next launch."""
+        if not transfers:
+            return
+        self._runner.move(transfers)
+        for transfer in transfers:
+            if transfer.seq is not None:
+                self.core.loaded(transfer.seq.request_id)
+
+    def _num_iterations(self, plan: StepPlan) -> int:
+        """How often to run a plan before the next is made."""
+        if self._max_iterations == 1 or plan.chunks or plan.branched or not self._runner.may_repeat(plan):
+            return 1
+        num_iterations = min(plan.horizon, self._max_iterations)
+        if num_iterations > 1:
+            self.core.reserve(plan, num_iterations)
+        return num_iterations
+
+    def _enter(self, seq: Sequence) -> None:
+        """A sequence has got slots, the first time or again."""
+        answer = self._answer_of[seq]
+        for branch, output in enumerate(answer.alive):
+            tokens = answer.prompt_tokens + output.tokens
+            self._runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+
+    def _read(self, launch: Launch) -> list[Answer]:
+        """Enter a launch's tokens, once they are there."""
+        logprobs = launch.logprobs()
+        changed: list[Answer] = []
+        stopped: dict[Sequence, Answer] = {}
+        for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, launch.tokens(), strict=True)):
+            answer = self._answer_of.get(seq)
+            if answer is None:
+                continue  # aborted, or nobody knew yet that it had ended when this was launched
+            if not branch:
+                changed.append(answer)
+            output = answer.alive[branch]
+            for token in tokens:
+                output.tokens.append(token)
+                if token in answer.stop_tokens:
+                    output.finish_reason = "stop"
+                    stopped[seq] = answer
+                    break
+            if logprobs is not None and output.logprobs is not None:
+                output.logprobs.append(logprobs[place])
+        for seq, answer in stopped.items():
+            going = tuple(branch for branch, output in enumerate(answer.alive) if not output.finish_reason)
+            if going:
+                self._parents[seq.request_id] = going
+            else:
+                self._ended.append(seq)
+                self._finish(seq, "stop")
+        for seq in launch.finished:
+            self._finish(seq, "length")
+        return changed
+
+    def _commit(self, plan: StepPlan, num_iterations: int) -> None:
+        """Tell the core what has happened, as far as it is known."""
+        running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
+        outcome = StepOutcome(num_iterations, running, self._parents)
+        progress = self.core.commit(plan, outcome, self._clock())
+        self._tell_late_ends()
+        parents, self._parents = self._parents, {}
+        if self._pending is not None:
+            self._pending.finished = progress.finished
+            return
+        for seq in progress.finished:
+            self._finish(seq, "length")
+        for request_id, going in parents.items():
+            self._prune(request_id, going)
+
+    def _tell_late_ends(self) -> None:
+        """Sequences that turned out to have ended after they had been preempted."""
+        for seq in self._ended:
+            self.core.abort(seq.request_id, FinishReason.stop)
+        self._ended.clear()
+
+    def _prune(self, request_id: int, going: tuple[int, ...]) -> None:
+        """Some branches of a sequence have ended; the others move up to its first slots."""
+        seq = self.core.find(request_id)
+        assert seq is not None
+        answer = self._answer_of[seq]
+        answer.alive = [answer.alive[branch] for branch in going]
+        for branch, before in enumerate(going):
+            if branch != before:
+                output = answer.alive[branch]
+                tokens = answer.prompt_tokens + output.tokens
+                self._runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+
+    def _finish(self, seq: Sequence, reason: str) -> None:
+        """The last outputs of a request have ended; nothing happens if that is known."""
+        answer = self._answer_of.get(seq)
+        if answer is None:
+            return
+        if len(answer.outputs) == 1:
+            # The newest token's KV was never computed, so nobody can find it.
+            known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]
+            self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
+        self._end_all(seq, reason)
+
+    def _fail(self, plan: StepPlan, previous: Launch | None, error: RuntimeError) -> list[Answer]:
+        """A launch has failed: who took part ends with the error, the others go on."""
+        hit = dict.fromkeys(self.core.cancel(plan))
+        if previous is not None:
+            hit |= dict.fromkeys(seq for seq, _ in previous.rows)
+        failed = []
+        for seq in hit:
+            self.core.abort(seq.request_id)
+            if seq in self._answer_of:
+                failed.append(self._answer_of[seq])
+                failed[-1].error = str(error)
+                self._end_all(seq, "error")
+        return failed
+
+    def _end_all(self, seq: Sequence, reason: str) -> None:
+        answer = self._answer_of.pop(seq)
+        _end(answer, reason)
+        if answer.lora is not None:
+            assert self._adapters is not None
+            self._adapters.unpin(answer.lora)
+            while self._held and self._enqueue(*self._held[0]):
+                self._held.popleft()
+
+    def _enqueue(self, answer: Answer, request: Request) -> bool:
+        """Hand a request to the policies; not before its adapter has a slot, which it then keeps."""
+        if answer.lora is not None:
+            assert self._adapters is not None
+            if self._adapters.pin(answer.lora) is None:
+                return False
+        self._answer_of[self.core.add(request)] = answer
+        return True
+
+    def _check_adapter(self, lora: str | None) -> None:
+        known = () if self._adapters is None else self._adapters.names
+        if lora is not None and lora not in known:
+            raise ValueError(f"lora={lora}: not loaded; loaded are: {', '.join(known) or 'none'}")
 
     def _wait(self) -> None:
         """The policies want to wait: until the time they named."""
@@ -141,19 +349,14 @@ class Engine:
                     f"token {token} at place {place} of the prompt: must be >= 0 and < {self._vocab_size}"
                 )
 
-    def _stops(self, answer: Answer, token: int) -> bool:
-        params = answer.params
-        if token in params.stop_token_ids:
-            return True
-        return token in self._eos_token_ids and not params.ignore_eos
 
-    def _finish(self, seq: Sequence) -> None:
-        answer = self._answers[seq.request_id]
-        # The newest token's KV was never computed, so nobody can find it.
-        self._names.learn(answer.prompt_tokens + answer.tokens[:-1], answer.segments, answer.answer_id)
-        reason = "stop" if seq.finish_reason is FinishReason.stop else "length"
-        self._end(seq.request_id, reason)
+def _end(answer: Answer, reason: str) -> None:
+    """Whatever of an answer has not ended yet ends."""
+    for output in answer.alive:
+        output.finish_reason = output.finish_reason or reason
+    answer.alive = []
 
-    def _end(self, request_id: int, reason: str) -> None:
-        self._answers.pop(request_id).finish_reason = reason
-        self._runner.forget(request_id)
+
+def _has_branches(plan: StepPlan) -> bool:
+    """Whether who goes on must be known before the plan is committed."""
+    return bool(plan.branched) or any(chunk.completes and chunk.seq.width > 1 for chunk in plan.chunks)

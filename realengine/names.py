@@ -16,8 +16,6 @@ import numpy as np
 
 from policies.request import Segment
 
-_ROOT = b""
-
 
 class ContentNames:
     """Texts seen so far, the least recently used forgotten first. block_size: tokens, the grain of reuse."""
@@ -32,9 +30,12 @@ class ContentNames:
         """A content id that nobody else has."""
         return next(self._ids)
 
-    def name(self, tokens: Sequence[int]) -> tuple[Segment, ...]:
-        """The segments of a prompt: what is known as far as it goes, then one new name a block."""
-        chain = self._chain(tokens)
+    def name(self, tokens: Sequence[int], lora: str | None = None) -> tuple[Segment, ...]:
+        """The segments of a prompt: what is known as far as it goes, then one new name a block.
+
+        lora: the adapter under which their KV is computed.
+        """
+        chain = self._chain(tokens, lora)
         pieces: list[Segment] = []
         num_named = 0
         for link in chain:
@@ -50,15 +51,21 @@ class ContentNames:
         self._learn(chain, segments)
         return segments
 
-    def learn(self, tokens: Sequence[int], prompt: tuple[Segment, ...], answer_id: int) -> None:
+    def learn(
+        self,
+        tokens: Sequence[int],
+        prompt: tuple[Segment, ...],
+        answer_id: int,
+        lora: str | None = None,
+    ) -> None:
         """A request has ended: `tokens`, its prompt and answer, are known from now on."""
         num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
         if num_answer > 0:
-            self._learn(self._chain(tokens), (*prompt, Segment(answer_id, num_answer)))
+            self._learn(self._chain(tokens, lora), (*prompt, Segment(answer_id, num_answer)))
 
-    def _chain(self, tokens: Sequence[int]) -> list[bytes]:
+    def _chain(self, tokens: Sequence[int], lora: str | None) -> list[bytes]:
         """A hash of the text up to the end of each full block."""
-        chain, link = [], _ROOT
+        chain, link = [], b"" if lora is None else b"lora:" + lora.encode()
         array = np.asarray(tokens, np.int64)
         for end in range(self._block_size, len(array) + 1, self._block_size):
             link = blake2b(link + array[end - self._block_size : end].tobytes(), digest_size=16).digest()

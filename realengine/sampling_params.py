@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_LOGPROBS = 100
+ALLOWED_LOGPROBS = f">= 0 and <= {MAX_LOGPROBS}, or None"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
@@ -18,6 +21,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    n: int = 1
+    """Answers to draw; each has its own random numbers."""
+    logprobs: int | None = None
+    """Likeliest tokens to tell with their log-probabilities beside each token drawn; None: tell none."""
     max_tokens: int | None = 16
     """Output tokens at most; None: until the model's context is full."""
     ignore_eos: bool = False
@@ -33,6 +40,8 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "> 0 and <= 1"),
             ("min_p", 0 <= self.min_p <= 1, ">= 0 and <= 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
+            ("n", self.n >= 1, ">= 1"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, ALLOWED_LOGPROBS),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, ">= 1, or None"),
         )
         for name, holds, allowed in checks:

