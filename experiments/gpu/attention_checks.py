@@ -1,0 +1,219 @@
+"""Attention, RoPE and the copies of KV blocks at real models' sizes, against references in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from experiments.gpu.comparison import Check, Random, compared
+from experiments.gpu.record import UnavailableError
+from kernels.block_copy import CacheSet, copy_blocks, gather_blocks, scatter_blocks
+from kernels.decode_attention import MODELS, QUANTISED, decode_attention, decode_attention_reference
+from kernels.mla_decode import mla_decode, mla_decode_reference
+from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from kernels.rope import cos_sin_table, rope_and_write_kv, rope_and_write_kv_reference
+
+BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
+KINDS = (
+    ("llama_8b", BF16, BF16),
+    ("llama_8b", FP16, FP16),
+    ("llama_8b", BF16, INT8),
+    ("llama_8b", BF16, FP8),
+    ("gpt_oss_20b", BF16, BF16),
+    ("gemma2_9b", BF16, BF16),
+    ("mpt_7b", BF16, BF16),
+    ("falcon_7b", BF16, BF16),
+)
+BEYOND_BLOCKS = 140_000  # of 16 tokens, 8 heads of 128: 2.3e9 elements, more than 32 bits count
+
+
+def attention_checks(random: Random) -> Iterator[Check]:
+    """The most used kernels first."""
+    kinds = KINDS[1:3] if random.quick else KINDS
+    for model, dtype, kv_dtype in kinds:
+        name = f"{model}-{_word(dtype)}-kv-{_word(kv_dtype)}"
+        yield f"decode_attention/{name}", partial(_decode, random, model, dtype, kv_dtype)
+        yield f"prefill_attention/{name}", partial(_prefill, random, model, dtype, kv_dtype)
+    for num_heads in (16,) if random.quick else (16, 128):
+        yield f"mla_decode/heads{num_heads}", partial(_mla, random, num_heads)
+    for kv_dtype in (BF16, INT8, FP8):
+        yield f"rope/{_word(kv_dtype)}", partial(_rope, random, kv_dtype)
+    yield "block_copy/exact", partial(_blocks, random)
+    yield "decode_attention/beyond-2^31-elements", partial(_beyond, random)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _caches(
+    random: Random, lens: tuple[int, ...], model: str, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Keys, values, tables, lengths, and the scales of a quantised cache."""
+    sizes, kv_dtype = MODELS[model], random.dtype(kv_dtype)
+    keys, tables, context_lens = random.paged(lens, sizes.num_kv_heads, sizes.head_dim, dtype)
+    values = random.filled_like(keys)
+    if kv_dtype not in QUANTISED:
+        return keys, values, tables, context_lens, {}
+    stored, scales = [], {}
+    for name, cache in (("key_scales_NPK", keys), ("value_scales_NPK", values)):
+        wide = cache.float()
+        scale = wide.nan_to_num().abs().amax(-1).clamp(min=1e-6) / (127.0 if kv_dtype == INT8 else 448.0)
+        codes = (wide.nan_to_num() / scale[..., None]).clamp(-448, 448)
+        stored.append((codes.round() if kv_dtype == INT8 else codes).to(kv_dtype))
+        scales[name] = torch.where(wide.isnan().all(-1), torch.nan, scale).contiguous()
+    return stored[0], stored[1], tables, context_lens, scales
+
+
+def _decode(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> Mapping[str, Any]:
+    sizes = MODELS[model]
+    lens = random.sizes((1, 17, 1023, 4096, 4097, 9000), (1, 17, 40))
+    keys, values, tables, context_lens, scales = _caches(random, lens, model, dtype, kv_dtype)
+    q = random.normal(len(lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
+    options: dict[str, Any] = {**_options(random, model), **scales, "max_context_len": max(lens)}
+    wide = [x if x.dtype in QUANTISED else x.double() for x in (keys, values)]
+    reference = decode_attention_reference(q.double(), *wide, tables, context_lens, **options)
+    pairs = {}
+    for num_splits in (None, 1, 5):
+        out = torch.full_like(q, torch.nan)
+        decode_attention(q, keys, values, tables, context_lens, out_BHD=out, num_splits=num_splits, **options)
+        pairs[f"splits {num_splits}"] = out, reference
+    return compared(pairs, random.dtype(dtype))
+
+
+def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> Mapping[str, Any]:
+    sizes = MODELS[model]
+    query_lens = random.sizes((1, 37, 512, 1000), (1, 11))
+    prefixes = random.sizes((4095, 0, 777, 3000), (16, 0))
+    lens = tuple(q + p for q, p in zip(query_lens, prefixes, strict=True))
+    keys, values, tables, context_lens, scales = _caches(random, lens, model, dtype, kv_dtype)
+    q = random.normal(sum(query_lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
+    starts = random.tensor([0, *query_lens], torch.int32).cumsum(0).int()
+    options: dict[str, Any] = {
+        **_options(random, model),
+        **scales,
+        "max_query_len": max(query_lens),
+        "max_context_len": max(lens),
+    }
+    wide = [x if x.dtype in QUANTISED else x.double() for x in (keys, values)]
+    reference = prefill_attention_reference(q.double(), *wide, tables, starts, context_lens, **options)
+    pairs = {}
+    for num_splits in (None, 1, 3):
+        out = torch.full_like(q, torch.nan)
+        prefill_attention(
+            q, keys, values, tables, starts, context_lens, out_THD=out, num_splits=num_splits, **options
+        )
+        pairs[f"splits {num_splits}"] = out, reference
+    return compared(pairs, random.dtype(dtype))
+
+
+def _options(random: Random, model: str) -> dict[str, Any]:
+    """The options of a model's layers, with random sinks and slopes."""
+    sizes = MODELS[model]
+    return {
+        "window": sizes.window,
+        "softcap": sizes.softcap,
+        "sinks_H": random.normal(sizes.num_heads, dtype=torch.float32) if sizes.sinks else None,
+        "alibi_slopes_H": random.uniform(sizes.num_heads) * 0.1 if sizes.alibi else None,
+    }
+
+
+def _mla(random: Random, num_heads: int) -> Mapping[str, Any]:
+    lens = random.sizes((1, 63, 1024, 4097), (1, 33))
+    cache, tables, context_lens = random.paged(lens, 1, 576, BF16, block_size=64)
+    q = random.normal(len(lens), num_heads, 576)
+    options: dict[str, Any] = {"scale": 192**-0.5, "max_context_len": max(lens)}
+    reference = mla_decode_reference(q.double(), cache[:, :, 0].double(), tables, context_lens, **options)
+    pairs = {}
+    for num_splits in (None, 1, 3):
+        out = torch.full((len(lens), num_heads, 512), torch.nan, dtype=q.dtype, device=random.device)
+        mla_decode(
+            q,
+            cache[:, :, 0].contiguous(),
+            tables,
+            context_lens,
+            out_BHV=out,
+            num_splits=num_splits,
+            **options,
+        )
+        pairs[f"splits {num_splits}"] = out, reference
+    return compared(pairs, random.dtype(BF16))
+
+
+def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
+    """Queries, and what the caches stand for, against float32 on the same inputs."""
+    num_tokens, num_heads = random.sizes((333, 32), (5, 4))
+    merged = random.normal(num_tokens, num_heads + 16, 128)
+    positions = random.ints(0, 8192, num_tokens, dtype=torch.int64)
+    table = cos_sin_table(128, 8192, base=5e5, device=random.device)
+    slots = torch.randperm(4 * num_tokens, device=random.device)[:num_tokens] + 16
+    shape = (4 * num_tokens // 16 + 2, 16, 8, 128)
+    stored = random.dtype(kv_dtype)
+    found = {}
+    for kind, function in (("out", rope_and_write_kv), ("reference", rope_and_write_kv_reference)):
+        quantised = stored in QUANTISED
+        dtype = stored if kind == "out" or quantised else torch.float32
+        x = merged.clone() if kind == "out" else merged.float()
+        q, k, v = x.split([num_heads, 8, 8], dim=1)
+        caches = [torch.zeros(shape, device=random.device).to(dtype) for _ in range(2)]
+        scales = [torch.zeros(shape[:3], device=random.device) for _ in range(2)] if quantised else [None] * 2
+        function(q, k, v, positions, table, *caches, slots, key_scales=scales[0], value_scales=scales[1])
+        values = [
+            cache.float() if scale is None else cache.float() * scale[..., None]
+            for cache, scale in zip(caches, scales, strict=True)
+        ]
+        found[kind] = {"queries": q, "keys": values[0], "values": values[1]}
+    pairs = {name: (found["out"][name], found["reference"][name]) for name in found["out"]}
+    return compared(pairs, stored)
+
+
+def _blocks(random: Random) -> Mapping[str, Any]:
+    """Copies, and the way through a staging buffer and back, are exact."""
+    num_blocks, layers, count = random.sizes((300, 32, 100), (9, 2, 3))
+    tensors = [random.normal(num_blocks, 16, 8, 128) for _ in range(2 * layers)]
+    before = [x.clone() for x in tensors]
+    caches = CacheSet.of(tensors)
+    order = torch.randperm(num_blocks, device=random.device)[: 2 * count].int()
+    copy_blocks(caches, torch.stack([order[:count], order[count:]], dim=1).contiguous())
+    staging = caches.staging(count)
+    gather_blocks(caches, order[count:].contiguous(), staging)
+    back = order[:count].flip(0).contiguous()
+    scatter_blocks(staging, back, caches)
+    right = True
+    for x, old in zip(tensors, before, strict=True):
+        old[order[count:].long()] = old[order[:count].long()]
+        old[back.long()] = old[order[count:].long()]
+        right &= bool(torch.equal(x, old))
+    return {"ok": right, "why": "" if right else "blocks differ"}
+
+
+def _beyond(random: Random) -> Mapping[str, Any]:
+    """Blocks whose elements 32 bits do not count: read by attention, written by RoPE."""
+    if random.device.type == "cpu" or torch.cuda.mem_get_info()[0] < 24 << 30:
+        raise UnavailableError("needs a GPU with 24 GiB free")
+    shape = BEYOND_BLOCKS, 16, 8, 128
+    keys, values = (torch.full(shape, torch.nan, dtype=BF16, device=random.device) for _ in range(2))
+    lens = 100
+    tables = (BEYOND_BLOCKS - 8 + torch.randperm(8, device=random.device)).int()[None]
+    at = torch.arange(lens, device=random.device)
+    slots = tables[0].long()[at // 16] * 16 + at % 16
+    merged = random.normal(lens, 48, 128)
+    table = cos_sin_table(128, 128, device=random.device)
+    q, k, v = merged.split([32, 8, 8], dim=1)
+    rope_and_write_kv(q, k, v, at, table, keys, values, slots)
+    context_lens = random.tensor([lens], torch.int32)
+    out = decode_attention(q[-1:], keys, values, tables, context_lens, max_context_len=lens)
+    near = slice(BEYOND_BLOCKS - 8, BEYOND_BLOCKS)
+    reference = decode_attention_reference(
+        q[-1:].double(),
+        keys[near].double(),
+        values[near].double(),
+        tables - (BEYOND_BLOCKS - 8),
+        context_lens,
+        max_context_len=lens,
+    )
+    written = values[near].flatten(0, 1)[slots - (BEYOND_BLOCKS - 8) * 16]
+    return compared({"attention": (out, reference), "values": (written, v)}, BF16)

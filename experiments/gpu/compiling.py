@@ -1,0 +1,79 @@
+"""Every kernel's cases compiled for the chip at hand, a process a module: registers, spills, shared memory.
+
+What is compiled lies in Triton's cache afterwards, so that the parts that time kernels do not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from experiments.gpu.record import Record, UnavailableError
+from kernels.ahead import CHIPS, kernel_modules
+from kernels.launch import target
+
+REHEARSED = ("activation", "--case=-1x1536")
+
+
+def run(record: Record) -> None:
+    """A row a compiled kernel; `ok`: it compiles, fits, does not spill where it must not."""
+    chip = target() if record.device.type == "cuda" else "sm_90"
+    if chip not in CHIPS:
+        record.measure("chip", lambda: _refuse(chip))
+        return
+    commands = [REHEARSED] if record.quick else [(module,) for module in kernel_modules()]
+    found: list[dict[str, Any]] = []
+    lock = threading.Lock()
+
+    def compile_one(words: Sequence[str]) -> None:
+        rows = _compiled(words, chip, record.left_s - 2)
+        with lock:
+            found.extend(rows)
+            for row in rows:
+                record.add(row)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1)) as pool:
+        list(pool.map(compile_one, commands))
+    spilling = [row["name"] for row in found if row.get("spills")]
+    said = f"{len(found)} kernels in {time.perf_counter() - begin:.0f} s, {len(spilling)} spill"
+    record.measure("all", lambda: {"spilling": spilling, "said": said}, least_s=0.0)
+
+
+def _compiled(words: Sequence[str], chip: str, left_s: float) -> list[dict[str, Any]]:
+    """The rows of `python -m kernels.ahead` for one module."""
+    command = [sys.executable, "-m", "kernels.ahead", "--target", chip, *words]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=max(left_s, 1.0), check=False
+        )
+        output = done.stdout
+        has_ended_well = done.returncode in (0, 1) and "{" in output  # 1: a row says which limit is broken
+        failure = "" if has_ended_well else f"ended with {done.returncode}: {done.stderr[-1500:]}"
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or ""
+        output = said.decode(errors="replace") if isinstance(said, bytes) else said
+        failure = "not all compiled: no time left"
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
+    named = [
+        {
+            "name": f"{row['module']}/{row['case']}/{row.get('kernel', '')}",
+            "ok": "broken" not in row,
+            "why": row.get("broken", ""),
+            **row,
+        }
+        for row in rows
+    ]
+    return named + ([{"name": words[0], "error": failure}] if failure else [])
+
+
+def _refuse(chip: str) -> dict[str, Any]:
+    raise UnavailableError(f"{chip} is not among those compiled for ahead: {', '.join(CHIPS)}")

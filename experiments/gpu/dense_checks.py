@@ -1,0 +1,212 @@
+"""Norms, gates, sampling and products by quantised, adapted and routed weights, at real models' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from experiments.gpu.comparison import Check, Random, compared
+from kernels import activation, lora, moe, norm, sampling, w4a16, w8a8, w8a16
+
+BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
+
+
+def dense_checks(random: Random) -> Iterator[Check]:
+    """By module."""
+    for dtype in (BF16, FP16):
+        word = str(dtype).removeprefix("torch.")
+        yield f"norm/{word}", partial(_norms, random, dtype)
+        yield f"activation/{word}", partial(_gates, random, dtype)
+        for group_size in (128, 32):
+            yield f"w4a16/{word}-group{group_size}", partial(_w4a16, random, dtype, group_size)
+        yield f"w8a16/{word}", partial(_w8a16, random, dtype)
+        yield f"lora/{word}", partial(_lora, random, dtype)
+    for dtype in (FP8, INT8):
+        yield f"w8a8/{str(dtype).removeprefix('torch.')}", partial(_w8a8, random, dtype)
+    yield "sampling/greedy", partial(_greedy, random)
+    yield "sampling/sample", partial(_sample, random)
+    for experts, choices, hidden, inner in (
+        ((8, 2, 64, 48),)
+        if random.quick
+        else (
+            (128, 8, 2048, 768),
+            (8, 2, 4096, 14336),
+        )
+    ):
+        yield f"moe/{experts}experts", partial(_moe, random, experts, choices, hidden, inner)
+
+
+def _norms(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
+    tokens, hidden = random.sizes((37, 4096), (3, 100))
+    x, residual = (random.normal(tokens, hidden, dtype=dtype, scale=3.0) for _ in range(2))
+    weight = random.normal(hidden, dtype=dtype)
+    heads = random.normal(tokens, 48, 128, dtype=dtype)
+    q, k, _ = heads.clone().split([32, 8, 8], dim=1)
+    head_weight = random.normal(128, dtype=dtype)
+    norm.qk_norm(q, k, head_weight, head_weight, 1e-6)
+    normed, total = norm.add_rms_norm(x, residual, weight, 1e-5)
+    return compared(
+        {
+            "rms_norm": (norm.rms_norm(x, weight, 1e-5), _rms(x, weight, 1e-5)),
+            "sum": (total, x.double() + residual.double()),
+            "add_rms_norm": (normed, _rms(total, weight, 1e-5)),
+            "q": (q, _rms(heads[:, :32], head_weight, 1e-6)),
+            "k": (k, _rms(heads[:, 32:40], head_weight, 1e-6)),
+        },
+        random.dtype(dtype),
+    )
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.double()
+
+
+def _gates(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
+    tokens, size = random.sizes((37, 14336), (3, 70))
+    x = random.normal(tokens, 2 * size, dtype=dtype, scale=3.0)
+    gate, up = x.double().chunk(2, dim=-1)
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+    return compared(
+        {
+            "silu_mul": (activation.silu_mul(x), torch.nn.functional.silu(gate) * up),
+            "gelu_tanh_mul": (activation.gelu_tanh_mul(x), gelu * up),
+        },
+        random.dtype(dtype),
+    )
+
+
+def _products(
+    random: Random,
+    k: int,
+    dtype: torch.dtype,
+    call: Callable[[torch.Tensor], torch.Tensor],
+    dense_NK: torch.Tensor,
+) -> Mapping[str, Any]:
+    """One weight, by many numbers of rows, each of which has launch settings of its own."""
+    pairs = {}
+    for m in random.sizes((1, 5, 16, 17, 64, 129, 300), (1, 17)):
+        x_MK = random.normal(m, k, dtype=dtype)
+        pairs[f"m{m}"] = call(x_MK), x_MK.double() @ dense_NK.double().T
+    return compared(pairs, random.dtype(dtype))
+
+
+def _w4a16(random: Random, dtype: torch.dtype, group_size: int) -> Mapping[str, Any]:
+    n, k = random.sizes((6144, 4096), (40, 256))
+    weight = w4a16.quantise_int4(random.normal(n, k, dtype=torch.float32), group_size)
+    exact = w4a16.dense_reference(weight, torch.float64)
+    return _products(random, k, dtype, lambda x: w4a16.w4a16_gemm(x, weight), exact)
+
+
+def _w8a16(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
+    n, k = random.sizes((4096, 14336), (40, 200))
+    weight = w8a16.quantise_int8(random.normal(n, k, dtype=torch.float32))
+    exact = weight.values_NK.double() * weight.scales_N.double()[:, None]
+    return _products(random, k, dtype, lambda x: w8a16.w8a16_gemm(x, weight), exact)
+
+
+def _w8a8(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Of what the codes stand for, which the quantiser's own check is apart from."""
+    n, k, dtype = *random.sizes((6144, 4096), (40, 256)), random.dtype(dtype)
+    weight = w8a8.quantise_tokens_reference(random.normal(n, k, dtype=torch.float32), dtype)
+    dense_NK = weight.values_RK.double() * weight.scales_R.double()[:, None]
+    pairs = {}
+    for m in random.sizes((1, 5, 16, 17, 64, 129, 300), (1, 17)):
+        x_MK = random.normal(m, k)
+        x = w8a8.quantise_tokens(x_MK, dtype)
+        meant = x.values_RK.double() * x.scales_R.double()[:, None]
+        pairs[f"m{m}"] = w8a8.w8a8_gemm(x, weight, out_dtype=torch.float16), meant @ dense_NK.T
+        pairs[f"tokens m{m}"] = meant, x_MK
+    row = compared({name: pair for name, pair in pairs.items() if "tokens" not in name}, FP16)
+    tokens = compared({name: pair for name, pair in pairs.items() if "tokens" in name}, dtype)
+    return {
+        "ok": row["ok"] and tokens["ok"],
+        "why": row["why"] + tokens["why"],
+        "relative_errors": row["relative_errors"] | tokens["relative_errors"],
+        "limits": [row["limit"], tokens["limit"]],
+    }
+
+
+def _lora(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
+    """Adapters that no token uses are NaN."""
+    k, n, rank = random.sizes((4096, 4096, 64), (64, 48, 8))
+    lengths = random.sizes((1, 0, 17, 200), (1, 0, 5))
+    users = random.sizes((2, 1, -1, 0), (2, 1, 0))
+    starts = random.tensor([0, *lengths], torch.int32).cumsum(0).int()
+    adapters = random.tensor(users, torch.int32)
+    a = random.normal(4, rank, k, dtype=dtype, scale=k**-0.5)
+    b = random.normal(4, n, rank, dtype=dtype)
+    a[3] = b[3] = torch.nan
+    scaling = random.uniform(4) + 0.5
+    x = random.normal(sum(lengths), k, dtype=dtype)
+    base = random.normal(sum(lengths), n, dtype=dtype)
+    out = base.clone()
+    parts = lora.lora_shrink(x, a, starts, adapters)
+    lora.lora_expand(parts, b, scaling, starts, adapters, out)
+    exact, first = base.double(), 0
+    shrunk = torch.zeros(sum(lengths), rank, dtype=torch.float64, device=random.device)
+    for length, user in zip(lengths, users, strict=True):
+        rows = slice(first, first + length)
+        first += length
+        if user >= 0:
+            shrunk[rows] = x[rows].double() @ a[user].double().T
+            exact[rows] += scaling[user].double() * (shrunk[rows] @ b[user].double().T)
+    return compared({"shrink": (parts.sum(0), shrunk), "expand": (out, exact)}, random.dtype(dtype))
+
+
+def _greedy(random: Random) -> Mapping[str, Any]:
+    logits = random.normal(*random.sizes((64, 128256), (2, 5000)), dtype=torch.float32)
+    right = torch.equal(sampling.greedy(logits), logits.argmax(-1))
+    return {"ok": right, "why": "" if right else "tokens differ from argmax"}
+
+
+def _sample(random: Random) -> Mapping[str, Any]:
+    """The same draws as the reference's but where a sum's last bits decide: at most one row in fifty."""
+    num_seqs, vocab = random.sizes((256, 128256), (3, 5000))
+    logits = random.normal(num_seqs, vocab, dtype=torch.float32, scale=3.0)
+    number = torch.arange(num_seqs, device=random.device)
+    settings = sampling.Sampling(
+        temperature=random.uniform(num_seqs) + 0.3,
+        top_k=torch.where(number % 3 == 0, 50, 0).int(),
+        top_p=torch.where(number % 2 == 0, 0.95, 1.0).float(),
+        min_p=torch.where(number % 5 == 0, 0.05, 0.0).float(),
+        seed=number * 7919,
+        request=number,
+        position=number + 100,
+    )
+    counts = random.ints(0, 2, num_seqs, vocab)
+    penalties = sampling.Penalties(
+        repetition=random.uniform(num_seqs) + 0.7,
+        presence=random.uniform(num_seqs),
+        frequency=random.uniform(num_seqs),
+        counts=counts,
+        row=number,
+    )
+    same = 0
+    for given in (None, penalties):
+        drawn = sampling.sample(logits, settings, given)
+        same += int((drawn == sampling.sample_reference(logits, settings, given)).sum())
+    share = same / (2 * num_seqs)
+    return {"ok": share >= 0.98, "why": f"{share:.1%} of the draws are the reference's", "same_share": share}
+
+
+def _moe(random: Random, experts: int, choices: int, hidden: int, inner: int) -> Mapping[str, Any]:
+    w13 = random.normal(experts, 2 * inner, hidden, scale=hidden**-0.5)
+    w2 = random.normal(experts, hidden, inner, scale=inner**-0.5)
+    pairs, right = {}, True
+    for tokens in random.sizes((1, 33, 500), (1, 9)):
+        x = random.normal(tokens, hidden)
+        logits = random.normal(tokens, experts, dtype=torch.float32)
+        routing = moe.moe_route(logits, choices)
+        wanted = moe.moe_route_reference(logits, choices)
+        right &= bool(torch.equal(routing.experts_TJ, wanted.experts_TJ))
+        pairs[f"weights t{tokens}"] = routing.weights_TJ, wanted.weights_TJ
+        pairs[f"mlp t{tokens}"] = (
+            moe.moe_mlp(x, w13, w2, wanted),
+            moe.moe_mlp_reference(x.float(), w13, w2, wanted),
+        )
+    row = compared(pairs, random.dtype(BF16))
+    return row | {"ok": row["ok"] and right, "why": row["why"] + ("" if right else "; other experts chosen")}

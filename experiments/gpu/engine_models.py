@@ -1,0 +1,155 @@
+"""The models that the engine is measured on, with random weights, and the requests it serves."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from realengine.architecture import Architecture
+from realengine.llm import LLM
+from realengine.sampling_params import SamplingParams
+
+LLAMA_8B = Architecture(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
+QWEN3_0_6B = Architecture(
+    model_type="qwen3",
+    vocab_size=151936,
+    hidden_size=1024,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1000000.0,
+    tie_word_embeddings=True,
+    qk_norm=True,
+)
+TINY = Architecture(
+    model_type="llama",
+    vocab_size=512,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate_size=96,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+)
+SMALL = Architecture(
+    model_type="qwen3",
+    vocab_size=4096,
+    hidden_size=512,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=1024,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-6,
+    qk_norm=True,
+)
+
+
+class Request(NamedTuple):
+    """A prompt in token ids, and how many tokens to answer with, whatever they are."""
+
+    prompt: list[int]
+    num_output_tokens: int
+
+
+def read_once_bytes(architecture: Architecture, itemsize: int) -> int:
+    """Weights that a decode step reads: all but the input embedding, which gives a row a token."""
+    return itemsize * (layer_weights(architecture) + architecture.vocab_size * architecture.hidden_size)
+
+
+def layer_weights(architecture: Architecture) -> int:
+    """Numbers in the linear layers of all blocks. Llama-3.1-8B: 32 * 218,103,808 = 6,979,321,856."""
+    spec = architecture
+    attention = spec.hidden_size * spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
+    return spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+
+
+def kv_token_bytes(architecture: Architecture, itemsize: int) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * itemsize
+
+
+def prefill_flops(architecture: Architecture, num_tokens: int) -> float:
+    """Of one prompt: two a weight and token, four a visible pair and head dimension, one row of logits."""
+    spec = architecture
+    pairs = num_tokens * (num_tokens + 1) / 2
+    attention = 4.0 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
+    return 2.0 * layer_weights(spec) * num_tokens + attention + 2.0 * spec.vocab_size * spec.hidden_size
+
+
+def public_workload(num_requests: int = 256) -> list[Request]:
+    """nano-vllm's: in and out uniform 100 to 1,024, seed 0; 133,966 output tokens, as it publishes.
+
+    Its draws in its order: all prompts, then all lengths of answers.
+    """
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(num_requests)]
+    return [Request(prompt, draw.randint(100, 1024)) for prompt in prompts]
+
+
+def random_requests(
+    seed: int, num_requests: int, lengths: tuple[int, int], num_output_tokens: int, vocab_size: int
+) -> list[Request]:
+    """Prompts of lengths from the first to the second."""
+    draw = random.Random(seed)
+    return [
+        Request([draw.randrange(vocab_size) for _ in range(draw.randint(*lengths))], num_output_tokens)
+        for _ in range(num_requests)
+    ]
+
+
+def params_of(request: Request, **others: Any) -> SamplingParams:
+    """Greedy, to the end of its length."""
+    return SamplingParams(
+        **{"temperature": 0.0, "max_tokens": request.num_output_tokens, "ignore_eos": True, **others}
+    )
+
+
+@contextmanager
+def served(architecture: Architecture, device: torch.device, **settings: Any) -> Iterator[LLM]:
+    """An engine; its memory is free afterwards."""
+    llm = LLM(architecture, device=device.type, **settings)
+    try:
+        yield llm
+    finally:
+        del llm.engine
+        free(device)
+
+
+def free(device: torch.device) -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

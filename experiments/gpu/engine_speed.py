@@ -1,0 +1,214 @@
+"""The engine's speed with random weights: decode, prefill, the host's gaps, and a public workload.
+
+Shares are of this run's limits: MBU is bytes that a decode step must read (weights once, each sequence's KV
+once) over its time over the measured read bandwidth; MFU is operations of a prompt over its time over the
+measured bf16 GEMM rate.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+from experiments.gpu.engine_models import (
+    LLAMA_8B,
+    QWEN3_0_6B,
+    TINY,
+    Request,
+    kv_token_bytes,
+    params_of,
+    prefill_flops,
+    public_workload,
+    random_requests,
+    read_once_bytes,
+    served,
+)
+from experiments.gpu.gaps import idle_between_steps
+from experiments.gpu.limits import Limits
+from experiments.gpu.record import Record, Row
+from experiments.gpu.timing import synchronize
+from policies.batching.chunked import Chunked
+from realengine.architecture import Architecture
+from realengine.llm import LLM
+
+ITEM_BYTES = 2
+MODELS = {"engine_llama_8b": LLAMA_8B, "engine_qwen3_0_6b": QWEN3_0_6B}
+TARGETS = {"decode_batch1": 0.80, "decode_batch64": 0.75, "prefill": 0.60}
+GAP_TARGET_S = 100e-6
+MAX_MODEL_LEN = 8448
+PROMPT = 8192
+STEPS = 64  # that a decode rate is measured over
+PROFILED = 12
+
+
+def run(record: Record) -> None:
+    """One engine for all rows of a model; the rows with a number to reach first."""
+    limits = Limits.of(record.folder)
+    spec = TINY if record.quick else MODELS[record.name]
+    aims = TARGETS if record.name == "engine_llama_8b" else {}
+    settings: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "num_kv_blocks": 200}
+    if not record.quick:
+        settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 256, "dtype": "bfloat16"}
+    settings["batching"] = Chunked(max_num_batched_tokens=256 if record.quick else PROMPT)
+    begin = time.perf_counter()
+    with served(spec, record.device, **settings) as llm:
+        built_s = time.perf_counter() - begin
+        record.measure(
+            "build", lambda: {"seconds": built_s, "said": f"{built_s:.1f} s with weights and graphs"}
+        )
+        sizes = ((1, 20), (3, 24)) if record.quick else ((1, 128), (64, 960))
+        for num_seqs, prompt_len in sizes:
+            record.measure(
+                f"decode_batch{num_seqs}",
+                partial(_decode, record, llm, spec, num_seqs, prompt_len, limits, aims),
+            )
+        length = 64 if record.quick else PROMPT
+        record.measure("prefill", lambda: _prefill(record, llm, spec, length, limits, aims))
+        record.measure("public_workload", lambda: _workload(record, llm, 4 if record.quick else 256))
+
+
+def _decode(
+    record: Record,
+    llm: LLM,
+    spec: Architecture,
+    num_seqs: int,
+    prompt_len: int,
+    limits: Limits,
+    aims: dict[str, float],
+) -> dict[str, Any]:
+    """Time of a step in which all sequences decode, and how long the device waits between steps."""
+    steps = 4 if record.quick else STEPS
+    requests = random_requests(
+        record.seed, num_seqs, (prompt_len, prompt_len), 3 * steps + 2 * PROFILED, spec.vocab_size
+    )
+    decoding = Decoding(llm, requests)
+    decoding.until(steps)  # prompts computed, graphs warm
+    synchronize(record.device)
+    tokens, begin = decoding.num_tokens, time.perf_counter()
+    decoding.until(2 * steps)
+    synchronize(record.device)
+    rate = (decoding.num_tokens - tokens) / (time.perf_counter() - begin)
+    idle = idle_between_steps(llm.engine.step, 2 if record.quick else PROFILED, record.device)
+    decoding.abort()
+    context = prompt_len + 1.5 * steps
+    step_s = num_seqs / rate
+    moved = read_once_bytes(spec, ITEM_BYTES) + num_seqs * context * kv_token_bytes(spec, ITEM_BYTES)
+    share = moved / step_s / limits.read_bytes_per_s if limits.read_bytes_per_s else None
+    row: dict[str, Any] = {
+        "num_seqs": num_seqs,
+        "mean_context": context,
+        "step_s": step_s,
+        "tokens_per_s": rate,
+        "bytes_per_step": moved,
+        "mbu": share,
+        "idle": None if idle is None else idle._asdict(),
+    }
+    said = f"{step_s * 1e3:.3f} ms a step, {rate:.0f} tok/s, "
+    said += "bandwidth not measured" if share is None else f"MBU {share:.2f}"
+    row |= _judged(share, aims.get(f"decode_batch{num_seqs}"))
+    if idle is not None:
+        row["gap_target_s"], row["gap_met"] = GAP_TARGET_S, idle.gap_s <= GAP_TARGET_S
+        said += f", gap between steps {idle.gap_s * 1e6:.0f} us (target {GAP_TARGET_S * 1e6:.0f})"
+    return row | {"said": said + _verdict(row)}
+
+
+class Decoding:
+    """Requests that an engine decodes together."""
+
+    def __init__(self, llm: LLM, requests: list[Request]) -> None:
+        self._engine = llm.engine
+        self._answers = [self._engine.add(request.prompt, params_of(request)) for request in requests]
+        for answer in self._answers:
+            if answer.error is not None:
+                raise RuntimeError(f"refused: {answer.error}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Read so far, of all."""
+        return sum(len(answer.outputs[0].tokens) for answer in self._answers)
+
+    def until(self, num_tokens: int) -> None:
+        """Step until each has so many tokens."""
+        while min(len(answer.outputs[0].tokens) for answer in self._answers) < num_tokens:
+            self._engine.step()
+            failed = next((answer.error for answer in self._answers if answer.error is not None), None)
+            if failed is not None:
+                raise RuntimeError(f"ended: {failed}")
+
+    def abort(self) -> None:
+        """Give the requests up; the engine is empty afterwards."""
+        for answer in self._answers:
+            self._engine.abort(answer.request_id)
+        self._engine.step()
+
+
+def _prefill(
+    record: Record, llm: LLM, spec: Architecture, length: int, limits: Limits, aims: dict[str, float]
+) -> dict[str, Any]:
+    """Time to the first token of a prompt that nobody has seen, alone."""
+    times = []
+    for i in range(2 if record.quick else 6):
+        (request,) = random_requests(record.seed + i + 1, 1, (length, length), 1, spec.vocab_size)
+        synchronize(record.device)
+        begin = time.perf_counter()
+        (output,) = llm.generate([request.prompt], [params_of(request)])
+        synchronize(record.device)
+        times.append(time.perf_counter() - begin)
+        if output.error is not None:
+            raise RuntimeError(f"ended: {output.error}")
+    seconds = statistics.median(times[1:])
+    flops = prefill_flops(spec, length)
+    share = flops / seconds / limits.bf16_flops_per_s if limits.bf16_flops_per_s else None
+    row: dict[str, Any] = {
+        "num_tokens": length,
+        "seconds": seconds,
+        "times_s": times,
+        "flops": flops,
+        "mfu": share,
+    }
+    row |= _judged(share, aims.get("prefill"))
+    said = f"{seconds * 1e3:.1f} ms for {length} tokens, "
+    said += "GEMM rate not measured" if share is None else f"MFU {share:.2f}"
+    return row | {"said": said + _verdict(row)}
+
+
+def _workload(record: Record, llm: LLM, num_requests: int) -> dict[str, Any]:
+    """nano-vllm's requests, at its temperature; all there at the start."""
+    requests = public_workload(num_requests)
+    if record.quick:
+        requests = [Request([token % 512 for token in r.prompt[:30]], 5) for r in requests]
+    return throughput(record, llm, requests, temperature=0.6)
+
+
+def throughput(record: Record, llm: LLM, requests: list[Request], **params: Any) -> dict[str, Any]:
+    """Output tokens a second of all requests together, prompts included in the time."""
+    synchronize(record.device)
+    begin = time.perf_counter()
+    outputs = llm.generate([r.prompt for r in requests], [params_of(r, **params) for r in requests])
+    synchronize(record.device)
+    seconds = time.perf_counter() - begin
+    failed = next((output.error for output in outputs if output.error is not None), None)
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    wanted = sum(request.num_output_tokens for request in requests)
+    return {
+        "num_requests": len(requests),
+        "num_prompt_tokens": sum(len(request.prompt) for request in requests),
+        "num_output_tokens": num_tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": num_tokens / seconds,
+        "ok": failed is None and num_tokens == wanted,
+        "why": failed or f"{num_tokens} tokens of {wanted}",
+        "said": f"{num_tokens / seconds:.0f} output tok/s ({len(requests)} requests in {seconds:.1f} s)",
+    }
+
+
+def _judged(share: float | None, at_least: float | None) -> Row:
+    if at_least is None or share is None:
+        return {}
+    return {"target": at_least, "reached": share, "met": share >= at_least}
+
+
+def _verdict(row: Row) -> str:
+    return f"; target {row['target']:.2f}: {'met' if row['met'] else 'NOT met'}" if "target" in row else ""

@@ -1,0 +1,102 @@
+"""The parts of the GPU run, in their order, and how the time of a call is shared among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One part: `run(record)` of experiments.gpu.<module>.
+
+    share: of a call's time, relative to the other parts' shares; what one leaves, the later ones get.
+    least_s: with less time than this it is not begun. needs: parts that go before it where the folder of
+    results has none of them.
+    """
+
+    module: str
+    about: str
+    share: float
+    least_s: float
+    needs: tuple[str, ...] = ()
+
+
+PARTS: Mapping[str, Part] = {
+    "limits": Part(
+        module="limits",
+        about="what the chip can do: copies, reads, matrix products, launches, transfers",
+        share=40,
+        least_s=15,
+    ),
+    "compile": Part(
+        module="compiling",
+        about="every kernel compiled on all processors: registers, spills; later parts find them compiled",
+        share=55,
+        least_s=15,
+    ),
+    "kernels_correct": Part(
+        module="kernels_correct",
+        about="kernels against their references: tests/kernels on the device, and at real models' sizes",
+        share=125,
+        least_s=30,
+    ),
+    "kernels_speed": Part(
+        module="kernels_speed",
+        about="kernels against the limits of this run and against the library's own",
+        share=110,
+        least_s=30,
+        needs=("limits", "compile"),
+    ),
+    "tiles": Part(
+        module="tiles",
+        about="other launch tables than the present ones",
+        share=50,
+        least_s=30,
+        needs=("limits",),
+    ),
+    "engine_correct": Part(
+        module="engine_correct",
+        about="the engine's tokens: kernels against torch, graphs and overlap on and off",
+        share=45,
+        least_s=30,
+    ),
+    "engine_llama_8b": Part(
+        module="engine_speed",
+        about="decode, prefill, gaps and a public workload at Llama-3.1-8B's sizes",
+        share=75,
+        least_s=40,
+        needs=("limits",),
+    ),
+    "engine_qwen3_0_6b": Part(
+        module="engine_speed",
+        about="the same at Qwen3-0.6B's",
+        share=45,
+        least_s=30,
+        needs=("limits",),
+    ),
+    "engine_peer": Part(
+        module="engine_peer",
+        about="transformers' continuous batching beside the engine",
+        share=60,
+        least_s=40,
+    ),
+}
+
+
+def named(word: str) -> list[str]:
+    """The parts of that name, or of that family: `engine` means every part that begins with `engine_`."""
+    return [name for name in PARTS if name == word or name.startswith(f"{word}_")]
+
+
+def in_order(words: Sequence[str], done: Sequence[str] = ()) -> list[str]:
+    """The parts asked for (none: all) and those they need that are not `done`, in the order of PARTS."""
+    wanted = {name for word in words for name in named(word)} if words else set(PARTS)
+    wanted |= {need for name in wanted for need in PARTS[name].needs if need not in done}
+    return [name for name in PARTS if name in wanted]
+
+
+def limit_s(name: str, later: Sequence[str], left_s: float) -> float:
+    """What a part may take of the time left, when the `later` ones are still to come."""
+    shares = PARTS[name].share + sum(PARTS[other].share for other in later)
+    return left_s * PARTS[name].share / shares

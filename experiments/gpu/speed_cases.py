@@ -1,0 +1,179 @@
+"""What is timed: the sizes of the numbers to reach first, then the cases of every kernel module."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any
+
+import torch
+
+from experiments.gpu.timing import Call
+from kernels.activation import silu_mul
+from kernels.ahead import kernel_modules
+from kernels.case import Case
+from kernels.decode_attention import MODELS, decode_attention, made_cache
+from kernels.norm import add_rms_norm, qk_norm, rms_norm
+from kernels.prefill_attention import prefill_attention
+from kernels.rope import cos_sin_table, rope_and_write_kv
+from kernels.w4a16 import BLOCK, RUN, Int4Weight, w4a16_gemm
+
+BF16 = torch.bfloat16
+SPEEDUP_ROWS = (1, 2, 4, 8)
+W4_LAYERS = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
+GROUP_SIZE = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A number to reach. share_of: copy (bytes a second) or bf16 (operations a second)."""
+
+    share_of: str
+    at_least: float
+
+
+DECODE = Target(share_of="copy", at_least=0.85)
+DECODE_ALONE = Target(share_of="copy", at_least=0.60)
+PREFILL = Target(share_of="bf16", at_least=0.60)
+FUSED = Target(share_of="copy", at_least=0.80)
+
+
+def targeted(quick: bool) -> Iterator[tuple[Case, Target]]:
+    """The sizes that have a number to reach, module/size as their names."""
+    if quick:
+        yield decode_case(2, 40), DECODE
+        yield prefill_case(24), PREFILL
+        yield from ((case, FUSED) for case in _fused(3, 64, 96))
+        return
+    for num_seqs, context_len in ((16, 4096), (64, 4096), (32, 16384)):
+        yield decode_case(num_seqs, context_len), DECODE
+    yield decode_case(1, 32768), DECODE_ALONE
+    yield prefill_case(8192), PREFILL
+    yield from ((case, FUSED) for case in _fused(8192, 4096, 14336))
+
+
+def others(quick: bool) -> Iterator[Case]:
+    """The modules' own cases, the first of each module, then the second of each, and so on."""
+    by_module = [
+        [
+            case._replace(name=f"{module}/{case.name}")
+            for case in importlib.import_module(f"kernels.{module}").cases()
+        ]
+        for module in (["activation", "norm"] if quick else kernel_modules())
+    ]
+    found = chain.from_iterable(zip_longest(*by_module))
+    return (case for case in found if case is not None and (not quick or "-1x" in case.name))
+
+
+def decode_case(num_seqs: int, context_len: int) -> Case:
+    """Llama-3.1-8B's decode attention, bf16."""
+    model = MODELS["llama_8b"]
+
+    def make(device: torch.device) -> Call:
+        keys, values, tables, lens, _ = made_cache(num_seqs, context_len, model, interpreted(device), device)
+        q = normal((num_seqs, model.num_heads, model.head_dim), device)
+        return lambda: decode_attention(q, keys, values, tables, lens, max_context_len=context_len)
+
+    kv_elements = 2 * num_seqs * context_len * model.num_kv_heads * model.head_dim
+    return Case(
+        f"decode_attention/llama_8b-batch{num_seqs}-context{context_len}",
+        make,
+        2.0 * kv_elements + 4.0 * num_seqs * model.num_heads * model.head_dim,
+        4.0 * num_seqs * context_len * model.num_heads * model.head_dim,
+    )
+
+
+def prefill_case(length: int) -> Case:
+    """A whole prompt of Llama-3.1-8B, bf16; half the square counts as operations."""
+    model = MODELS["llama_8b"]
+
+    def make(device: torch.device) -> Call:
+        keys, values, tables, lens, _ = made_cache(1, length, model, interpreted(device), device)
+        q = normal((length, model.num_heads, model.head_dim), device)
+        starts = torch.tensor([0, length], dtype=torch.int32, device=device)
+        return lambda: prefill_attention(
+            q, keys, values, tables, starts, lens, max_query_len=length, max_context_len=length
+        )
+
+    return Case(
+        f"prefill_attention/llama_8b-{length}",
+        make,
+        4.0 * length * (model.num_heads + model.num_kv_heads) * model.head_dim,
+        2.0 * length * (length + 1) * model.num_heads * model.head_dim,
+    )
+
+
+def _fused(tokens: int, hidden: int, inner: int) -> Iterator[Case]:
+    def norm(add: bool) -> Callable[[torch.device], Call]:
+        def make(device: torch.device) -> Call:
+            x, residual, weight = (normal(shape, device) for shape in ((tokens, hidden),) * 2 + ((hidden,),))
+            out = torch.empty_like(x)
+            if add:
+                return lambda: add_rms_norm(x, residual, weight, 1e-5, out=out, residual_out=residual)
+            return lambda: rms_norm(x, weight, 1e-5, out=out)
+
+        return make
+
+    def heads(device: torch.device) -> Call:
+        q, k, _ = normal((tokens, 48, 128), device).split([32, 8, 8], dim=1)
+        weight = normal((128,), device)
+        return lambda: qk_norm(q, k, weight, weight, 1e-6)
+
+    def rope(device: torch.device) -> Call:
+        q, k, v = normal((tokens, 48, 128), device).split([32, 8, 8], dim=1)
+        caches = [normal((tokens // 16 + 2, 16, 8, 128), device) for _ in range(2)]
+        at = torch.arange(tokens, device=device)
+        slots = torch.randperm(tokens, device=device) + 16
+        table = cos_sin_table(128, tokens, device=device)
+        return lambda: rope_and_write_kv(q, k, v, at, table, *caches, slots)
+
+    def gate(device: torch.device) -> Call:
+        x, out = normal((tokens, 2 * inner), device), normal((tokens, inner), device)
+        return lambda: silu_mul(x, out=out)
+
+    yield Case(f"norm/rms_norm-{tokens}x{hidden}", norm(False), 4.0 * tokens * hidden)
+    yield Case(f"norm/add_rms_norm-{tokens}x{hidden}", norm(True), 8.0 * tokens * hidden)
+    yield Case(f"norm/qk_norm-{tokens}x40", heads, 4.0 * tokens * 40 * 128)
+    yield Case(f"rope/rope-{tokens}x32+8", rope, tokens * 128 * (4.0 * 32 + 8.0 * 8))
+    yield Case(f"activation/silu_mul-{tokens}x{inner}", gate, 6.0 * tokens * inner)
+
+
+def w4a16_case(m: int, k: int, n: int) -> Case:
+    """x [m, k] by a 4-bit weight [n, k]."""
+    groups = k // GROUP_SIZE
+
+    def make(device: torch.device) -> Call:
+        words = torch.randint(
+            -(1 << 31), (1 << 31) - 1, (-(-k // BLOCK), n, RUN), dtype=torch.int32, device=device
+        )
+        scales = torch.rand(groups, n, device=device).half() * 0.01
+        zeros = torch.randint(0, 16, (groups, n), dtype=torch.uint8, device=device)
+        weight = Int4Weight(words, scales, zeros, k, GROUP_SIZE)
+        x = normal((m, k), device)
+        return lambda: w4a16_gemm(x, weight)
+
+    return Case(
+        f"w4a16/{n}x{k}-m{m}", make, n * k / 2 + 3.0 * n * groups + 2.0 * m * (k + n), 2.0 * m * n * k
+    )
+
+
+def normal(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Random numbers in bf16, or fp16 where kernels are interpreted."""
+    return torch.randn(shape, device=device).to(interpreted(device))
+
+
+def interpreted(device: torch.device) -> torch.dtype:
+    """bf16, but fp16 where kernels are interpreted, which is right for fp16 only."""
+    return torch.float16 if device.type == "cpu" else BF16
+
+
+def shares(case: Case, seconds: float, limits: dict[str, float | None]) -> dict[str, Any]:
+    """What a call of that length reaches: rates, and shares of the limits that were measured."""
+    rates = {"copy": case.bytes_moved / seconds, "bf16": case.flops / seconds}
+    found: dict[str, Any] = {"bytes_per_s": rates["copy"], "flops_per_s": rates["bf16"]}
+    for name, limit in limits.items():
+        if limit:
+            found[f"{name}_share"] = rates[name] / limit
+    return found
