@@ -181,16 +181,18 @@ def decode_attention_reference(
     for group in _alike(seen):
         # All of them: views, as indexing costs as much as a short context does.
         of = slice(None) if len(group) == len(seen) else torch.tensor(group, device=q_BHD.device)
-        last_B1 = context_lens_B[of].unsqueeze(1) - 1
         tokens_BL = torch.arange(seen[group[0]], device=q_BHD.device).unsqueeze(0)
-        if window is not None:
-            tokens_BL = tokens_BL + (last_B1 - (window - 1)).clamp(min=0)
-        distance_BL = tokens_BL - last_B1
-        mask_BTL = None
-        if seen[group[-1]] < seen[group[0]]:
-            mask_BTL = (distance_BL <= 0).unsqueeze(1)
-            # Padding reads the last token once more: memory that belongs to no token may hold NaN.
-            tokens_BL = torch.minimum(tokens_BL, last_B1)
+        mask_BTL = distance_BTL = None
+        is_padded = seen[group[-1]] < seen[group[0]]
+        if is_padded or window is not None or alibi_slopes_H is not None:
+            last_B1 = context_lens_B[of].unsqueeze(1) - 1
+            if window is not None:
+                tokens_BL = tokens_BL + (last_B1 - (window - 1)).clamp(min=0)
+            distance_BTL = (tokens_BL - last_B1).unsqueeze(1)
+            if is_padded:
+                mask_BTL = distance_BTL <= 0
+                # Padding reads the last token once more: memory that belongs to no token may hold NaN.
+                tokens_BL = torch.minimum(tokens_BL, last_B1)
         slots_BL = slots_of(block_tables_BM[of], tokens_BL, key_cache_NPKD.shape[1])
         out[of] = attend(
             q_BHD[of].unsqueeze(1),
@@ -198,7 +200,7 @@ def decode_attention_reference(
             gather_slots(value_cache_NPKD, value_scales_NPK, slots_BL, q_BHD.dtype),
             scale=q_BHD.shape[-1] ** -0.5 if scale is None else scale,
             mask_TL=mask_BTL,
-            distance_TL=distance_BL.unsqueeze(1),
+            distance_TL=distance_BTL,
             softcap=softcap,
             sinks_H=sinks_H,
             alibi_slopes_H=alibi_slopes_H,

@@ -133,8 +133,12 @@ def prefill_attention(
     block_size, num_kv_heads = key_cache_NPKD.shape[1:3]
     group = num_heads // num_kv_heads
     tile = tile_of(head_dim, group, max_query_len)
-    if key_scales_NPK is not None or tree_mask is not None:  # scales and bits take registers
-        tile = tile._replace(block_n=32, num_warps=tile.num_warps if tree_mask is None else 8)
+    # Bits and scales take registers. (Tiles of 16 rows with scales have room; at 32 keys ptxas goes for more
+    # programs on a multiprocessor and spills.)
+    if tree_mask is not None:
+        tile = tile._replace(block_n=32, num_warps=8)
+    elif key_scales_NPK is not None and tile.block_m > 16:
+        tile = tile._replace(block_n=32)
     tokens_per_tile = tile.block_m // group
     num_tiles = num_tokens // tokens_per_tile + num_seqs
     if num_splits is None:

@@ -333,8 +333,10 @@ def rope_and_write_kv_reference(
 ) -> torch.Tensor:
     """What rope_and_write_kv must do, in place as well."""
     at = cos_sin.index_select(0, positions)
-    new_k, new_v, to = rotated(k, at, interleaved), v, slots.long()
-    if slots.numel() and slots.min() < 0:
+    both = rotated(torch.cat([q, k], dim=1), at, interleaved)  # at once: of few tokens every call counts
+    new_q, new_k = both.split([q.shape[1], k.shape[1]], dim=1)
+    new_v, to = v, slots.long()
+    if min(slots.tolist(), default=0) < 0:
         written = slots >= 0
         new_k, new_v, to = new_k[written], new_v[written], to[written]
     for x, cache, scales in ((new_k, key_cache, key_scales), (new_v, value_cache, value_scales)):
@@ -346,7 +348,7 @@ def rope_and_write_kv_reference(
         if cache.dtype.itemsize == 1:  # fp8 has no indexed assignment everywhere
             rows, codes = rows.view(torch.uint8), codes.view(torch.uint8)
         rows.index_copy_(0, to, codes)
-    return q.copy_(rotated(q, at, interleaved))
+    return q.copy_(new_q)
 
 
 def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:

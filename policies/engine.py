@@ -501,9 +501,10 @@ class EngineCore:
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
         num_branched = tokens_in_own_name(seq)
+        is_recomputing = self.branched.is_recomputing(seq)  # its blocks are not in an order that swaps keep
         self._leave(seq, SequenceState.waiting)
         seq._num_lost = seq._computed
-        if swap and not seq._dropped:
+        if swap and not seq._dropped and not is_recomputing:
             self._swap_out(seq, is_branched=num_branched is not None)
         if num_branched is None:
             self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)

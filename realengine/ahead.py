@@ -354,7 +354,8 @@ def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
     architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
     group = _FirstOf(0, setup.world_size)
     longest = architecture.max_position_embeddings
-    decoder = Decoder(_cut(architecture), zero_weights(setup), TRITON, longest, group, bank)
+    weights = zero_weights(_cut(architecture), dtype, setup.quantization, setup.world_size)
+    decoder = Decoder(_cut(architecture), weights, TRITON, longest, group, bank)
     kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
     cache = KvCache(architecture, 4, BLOCK_SIZE, kv_dtype, CPU, setup.world_size)
     return Executor(
@@ -368,15 +369,18 @@ def _executor(setup: Setup, bank: AdapterBank | None) -> Executor:
     )
 
 
-def zero_weights(setup: Setup) -> Weights:
-    """Weights of the shapes and types that `load_weights` would give this rank, in memory never touched."""
-    architecture, dtype = _cut(MODELS[setup.model]), DTYPES[setup.dtype]
+def zero_weights(
+    architecture: Architecture, dtype: torch.dtype, quantization: str | None, world_size: int
+) -> Weights:
+    """Weights of the shapes and types that `load_weights` gives rank 0, in memory never touched."""
     weights: Weights = {}
-    for weight in shard(expected(architecture), 0, setup.world_size):
+    for weight in shard(expected(architecture), 0, world_size):
         shape = torch.empty(weight.shape, dtype=dtype, device="meta")
-        weights[weight.name] = _zeros(quantised(weight.name, shape, setup.quantization))
+        weights[weight.name] = _zeros(quantised(weight.name, shape, quantization))
     if architecture.tie_word_embeddings:
-        weights["head.weight"] = weights["embedding.weight"]
+        embedding = weights["embedding.weight"]
+        assert isinstance(embedding, torch.Tensor)
+        weights["head.weight"] = embedding[: architecture.vocab_size // world_size]
     return weights
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from realengine.architecture import Architecture
 from realengine.build import Model, build_engine
-from realengine.engine_thread import EngineThread, State, Stream
+from realengine.engine_thread import End, EngineThread, State, Stream
 from realengine.llm import CompletionOutput, RequestOutput
 from realengine.runner import TokenLogprobs
 from realengine.sampling_params import SamplingParams
@@ -71,6 +71,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        lora: str | None = None,
         output_kind: OutputKind = "cumulative",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Serve one prompt; outputs as they come, and the last with a finish_reason for each answer.
@@ -87,7 +88,9 @@ class AsyncLLM:
         """
         _check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
-        stream = Stream(tokens, params or SamplingParams(), priority, tenant, output_kind == "final_only")
+        stream = Stream(
+            tokens, params or SamplingParams(), priority, tenant, lora, output_kind == "final_only"
+        )
         reader = _Reader(
             stream,
             prompt if isinstance(prompt, str) else None,
@@ -157,30 +160,34 @@ class _Reader:
 
     def read(self, state: State) -> RequestOutput:
         outputs = []
-        for index, ((start, _), (end, reason)) in enumerate(zip(self._last.ends, state.ends, strict=True)):
-            outputs.append(self._completion(index, start, end, reason))
+        for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=True)):
+            outputs.append(self._completion(index, last, end))
         self._last = state
         return RequestOutput(
-            self._stream.request_id,  # type: ignore[arg-type]  # until RequestOutput has int | str
+            self._stream.request_id,
             self._prompt,
             self._prompt_token_ids,
             tuple(outputs),
             state.error,
         )
 
-    def _completion(self, index: int, start: int, end: int, reason: str | None) -> CompletionOutput:
-        """Of the answer's first `end` tokens, `start` of which have been told."""
+    def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
+        """Of the answer as it is now, of which a part has been told."""
+        start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
         if self._stream.answer is not None:
             output = self._stream.answer.outputs[index]
             tokens, logprobs = output.tokens, output.logprobs
-        text = self._texts[index]
-        piece = text.add(tokens[start:end], reason is not None)
+        if now.text is not None:
+            whole, piece = now.text, now.text[len(last.text or "") :]
+        else:
+            piece = self._texts[index].add(tokens[start:end], reason is not None)
+            whole = self._texts[index].whole
         told = slice(start if self._is_delta else 0, end)
         return CompletionOutput(
             index,
-            piece if self._is_delta else text.whole,
+            piece if self._is_delta else whole,
             tuple(tokens[told]),
             reason,
             None if logprobs is None else tuple(logprobs[told]),

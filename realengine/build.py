@@ -104,6 +104,7 @@ def build_engine(model: Model, settings: EngineSettings) -> Engine:
         runner,
         vocab_size=model.architecture.vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
+        tokenizer=model.tokenizer,
         adapters=executor.adapters,
         overlap=_on_gpu_by_default(settings.overlap, executor.device),
         max_iterations=settings.max_iterations,

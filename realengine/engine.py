@@ -27,6 +27,8 @@ from realengine.lora import AdapterBank
 from realengine.names import ContentNames
 from realengine.runner import Launch, Runner, TokenLogprobs
 from realengine.sampling_params import SamplingParams
+from realengine.stop_strings import WatchedText
+from realengine.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -37,6 +39,13 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    watched: WatchedText | None = None
+    """Its text, if stop strings are looked for."""
+
+    @property
+    def text(self) -> str | None:
+        """Up to a stop string, where any are looked for; else None: its tokens are all there is to tell."""
+        return None if self.watched is None else self.watched.text
 
 
 @dataclass(slots=True)
@@ -77,6 +86,7 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        tokenizer: Tokenizer | None = None,
         adapters: AdapterBank | None = None,
         overlap: bool = False,
         max_iterations: int = 1,
@@ -88,13 +98,16 @@ class Engine:
         self._runner = runner
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._tokenizer = tokenizer
         self._adapters = adapters
         self._overlap = overlap
         self._max_iterations = max_iterations
-        self._clock = clock
+        self.clock = clock
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.pool.block_size)
         self._next_id = 0
+        self.pause_s = 0.0
+        """After a step: for how long there is nothing to do, unless something comes from outside."""
         self._held: deque[tuple[Answer, Request]] = deque()  # until a slot is free for their adapters
         self._pending: Launch | None = None  # launched, its tokens not read yet
         self._ended: list[Sequence] = []  # by tokens that have been read; the core does not know yet
@@ -112,10 +125,11 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         lora: str | None = None,
+        arrival_s: float | None = None,
     ) -> Answer:
         """Take a request in. One that cannot be served comes back ended, with the reason as its error.
 
-        lora: the adapter that answers it, by name.
+        lora: the adapter that answers it, by name. arrival_s: on the engine's clock; None: now.
         """
         outputs = [Output(index) for index in range(params.n)]
         answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
@@ -128,6 +142,7 @@ class Engine:
             answer.stop_tokens |= self._eos_token_ids
         self._next_id += 1
         try:
+            self._watch(answer)
             self._check_tokens(answer.prompt_tokens)
             self._check_adapter(lora)
             if params.n > 1 and not self.core.pool.shares_branches:
@@ -136,7 +151,7 @@ class Engine:
             answer.answer_id = self._names.new_id()
             request = Request(
                 request_id=answer.request_id,
-                arrival_s=self._clock(),
+                arrival_s=self.clock() if arrival_s is None else arrival_s,
                 prompt=Prompt(len(answer.prompt_tokens), answer.segments),
                 max_tokens=params.max_tokens,
                 priority=priority,
@@ -147,7 +162,7 @@ class Engine:
             self.core.bounds_of(request)
         except (RejectedError, ValueError) as error:
             answer.error = str(error)
-            _end(answer, "error")
+            _end_rest(answer, "error")
             return answer
         if not self._enqueue(answer, request):
             self._held.append((answer, request))
@@ -160,11 +175,12 @@ class Engine:
             self._end_all(seq, "aborted")
         for held in [held for held in self._held if held[0].request_id == request_id]:
             self._held.remove(held)
-            _end(held[0], "aborted")
+            _end_rest(held[0], "aborted")
 
     def step(self) -> list[Answer]:
         """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
-        plan = self.core.plan(self._clock())
+        self.pause_s = 0.0
+        plan = self.core.plan(self.clock())
         self._move(self.core.take_transfers())
         if plan is None:
             return self._step_without_plan()
@@ -188,6 +204,8 @@ class Engine:
         """Step until all requests have ended."""
         while self.num_unfinished:
             self.step()
+            if self.pause_s:
+                time.sleep(min(self.pause_s, 1.0))
 
     def _step_without_plan(self) -> list[Answer]:
         changed = []
@@ -196,7 +214,7 @@ class Engine:
             changed = self._read(pending)
             self._tell_late_ends()
         elif not self.core.arrived:
-            self._wait()
+            self.pause_s = max(0.0, self.core.wake_s - self.clock())
         return changed
 
     def _move(self, transfers: list[Transfer]) -> None:
@@ -238,8 +256,9 @@ class Engine:
             output = answer.alive[branch]
             for token in tokens:
                 output.tokens.append(token)
-                if token in answer.stop_tokens:
-                    output.finish_reason = "stop"
+                is_stopped = output.watched is not None and output.watched.add(token)
+                if is_stopped or token in answer.stop_tokens:
+                    _end(output, "stop")
                     stopped[seq] = answer
                     break
             if logprobs is not None and output.logprobs is not None:
@@ -259,7 +278,7 @@ class Engine:
         """Tell the core what has happened, as far as it is known."""
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
-        progress = self.core.commit(plan, outcome, self._clock())
+        progress = self.core.commit(plan, outcome, self.clock())
         self._tell_late_ends()
         parents, self._parents = self._parents, {}
         if self._pending is not None:
@@ -315,7 +334,7 @@ class Engine:
 
     def _end_all(self, seq: Sequence, reason: str) -> None:
         answer = self._answer_of.pop(seq)
-        _end(answer, reason)
+        _end_rest(answer, reason)
         if answer.lora is not None:
             assert self._adapters is not None
             self._adapters.unpin(answer.lora)
@@ -336,11 +355,14 @@ class Engine:
         if lora is not None and lora not in known:
             raise ValueError(f"lora={lora}: not loaded; loaded are: {', '.join(known) or 'none'}")
 
-    def _wait(self) -> None:
-        """The policies want to wait: until the time they named."""
-        pause_s = self.core.wake_s - self._clock()
-        if self.num_unfinished and pause_s > 0:
-            time.sleep(min(pause_s, 0.01))
+    def _watch(self, answer: Answer) -> None:
+        """Look for stop strings, if any are asked for."""
+        if not answer.params.stop:
+            return
+        if self._tokenizer is None:
+            raise ValueError("stop: a model with random weights has no tokenizer; use stop_token_ids")
+        for output in answer.outputs:
+            output.watched = WatchedText(self._tokenizer, answer.params.stop, self._eos_token_ids)
 
     def _check_tokens(self, tokens: list[int]) -> None:
         for place, token in enumerate(tokens):
@@ -350,10 +372,17 @@ class Engine:
                 )
 
 
-def _end(answer: Answer, reason: str) -> None:
+def _end(output: Output, reason: str) -> None:
+    output.finish_reason = reason
+    if output.watched is not None:
+        output.watched.finish()
+
+
+def _end_rest(answer: Answer, reason: str) -> None:
     """Whatever of an answer has not ended yet ends."""
     for output in answer.alive:
-        output.finish_reason = output.finish_reason or reason
+        if output.finish_reason is None:
+            _end(output, reason)
     answer.alive = []
 
 

@@ -31,31 +31,44 @@ class EngineDeadError(RuntimeError):
     """The engine has stopped, for the reason in __cause__ if it was not shut down."""
 
 
+class End(NamedTuple):
+    """How far an answer has come. text: if stop strings are looked for."""
+
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    text: str | None = None
+
+
 class State(NamedTuple):
-    """How far a request has come. ends: of each answer the number of tokens, and its finish_reason."""
+    """How far a request has come: each of its answers."""
 
-    ends: tuple[tuple[int, str | None], ...]
+    ends: tuple[End, ...]
+    is_finished: bool = False
     error: str | None = None
-
-    @property
-    def is_finished(self) -> bool:
-        return all(reason is not None for _, reason in self.ends)
 
 
 class Stream:
     """One request between its event loop and the engine's thread."""
 
     def __init__(
-        self, tokens: list[int], params: SamplingParams, priority: int, tenant: str, is_final_only: bool
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        priority: int,
+        tenant: str,
+        lora: str | None,
+        is_final_only: bool,
     ) -> None:
         self.tokens = tokens
         self.params = params
         self.priority = priority
         self.tenant = tenant
+        self.lora = lora
+        self.arrival_s = 0.0  # on the engine's clock, from `submit` on
         self.is_final_only = is_final_only
         self.request_id: int | str = ""  # known when it is submitted
         self.answer: Answer | None = None  # the engine's, once it is there; its lists only grow
-        self.state = State(((0, None),) * params.n)
+        self.state = State((End(),) * params.n)
         self.failure: Exception | None = None  # to be raised by the iterator
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
@@ -104,6 +117,7 @@ class EngineThread:
                 raise QueueFullError(
                     f"{num_waiting} requests wait, max_waiting is {self._max_waiting}: try again later"
                 )
+            stream.arrival_s = self._engine.clock()
             self._unfinished[stream.request_id] = stream
             self._line[stream] = None
             self._todo.notify()
@@ -146,6 +160,7 @@ class EngineThread:
             while self._take_in():
                 if self._engine.num_unfinished:
                     self._publish(self._states(self._engine.step()))
+                    self._pause()
         except BaseException as error:
             with self._todo:
                 self._cause = error
@@ -153,6 +168,14 @@ class EngineThread:
                 for stream in lost:
                     stream.failure = _dead(error)
             self._publish({stream: stream.state for stream in lost})
+
+    def _pause(self) -> None:
+        """As long as the policies want to wait, and nobody comes."""
+        pause_s = self._engine.pause_s
+        if pause_s:
+            with self._todo:
+                if not (self._line or self._given_up or self._is_stopping):
+                    self._todo.wait(min(pause_s, threading.TIMEOUT_MAX))
 
     def _take_in(self) -> bool:
         """Sleep while there is nothing to do, then bring to the engine what has come. False: all is over."""
@@ -178,10 +201,10 @@ class EngineThread:
         news = {}
         for stream in streams:
             if stream.answer is None:
-                news[stream] = State(((0, "aborted"),) * stream.params.n)
+                news[stream] = State((End(0, "aborted"),) * stream.params.n, is_finished=True)
             else:
                 self._engine.abort(stream.answer.request_id)
-                news[stream] = _state(stream.answer)
+                news |= self._states([stream.answer])
         return news
 
     def _enter(self, streams: Iterable[Stream]) -> dict[Stream, State]:
@@ -189,7 +212,14 @@ class EngineThread:
         refused = {}
         for stream in streams:
             try:
-                answer = self._engine.add(stream.tokens, stream.params, stream.priority, stream.tenant)
+                answer = self._engine.add(
+                    stream.tokens,
+                    stream.params,
+                    stream.priority,
+                    stream.tenant,
+                    stream.lora,
+                    stream.arrival_s,
+                )
             except Exception as error:  # it is this request's
                 stream.failure = error
             else:
@@ -202,8 +232,13 @@ class EngineThread:
         return refused
 
     def _states(self, answers: Iterable[Answer]) -> dict[Stream, State]:
-        streams = ((self._streams.get(answer.request_id), answer) for answer in answers)
-        return {stream: _state(answer) for stream, answer in streams if stream is not None}
+        """Of a step's answers; of those whose end alone is asked for, at their end."""
+        news = {}
+        for answer in answers:
+            stream = self._streams.get(answer.request_id)
+            if stream is not None and (answer.is_finished or not stream.is_final_only):
+                news[stream] = _state(answer)
+        return news
 
     def _publish(self, news: Mapping[Stream, State]) -> None:
         """The one way out of the engine. Each event loop is woken once, and not for what it knows it has."""
@@ -216,8 +251,6 @@ class EngineThread:
                     del self._unfinished[stream.request_id]
                     if stream.answer is not None:
                         del self._streams[stream.answer.request_id]
-                elif stream.is_final_only:
-                    continue
                 if not stream.is_told:
                     stream.is_told = True
                     awake.setdefault(stream.loop, []).append(stream)
@@ -230,7 +263,9 @@ class EngineThread:
 
 
 def _state(answer: Answer) -> State:
-    return State(tuple((len(output.tokens), output.finish_reason) for output in answer.outputs), answer.error)
+    # A list, as a generator takes twice as long: this runs for each request in each step.
+    ends = [End(len(output.tokens), output.finish_reason, output.text) for output in answer.outputs]
+    return State(tuple(ends), answer.is_finished, answer.error)
 
 
 def _tell(streams: Iterable[Stream]) -> None:

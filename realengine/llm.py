@@ -37,7 +37,7 @@ class CompletionOutput:
 class RequestOutput:
     """What has come of one prompt; error: why it could not be served."""
 
-    request_id: int
+    request_id: int | str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
@@ -121,7 +121,9 @@ class LLM:
         outputs = []
         for output in answer.outputs:
             tokens = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
-            text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
+            text = output.text
+            if text is None:
+                text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
             logprobs = None if output.logprobs is None else tuple(output.logprobs)
             outputs.append(
                 CompletionOutput(output.index, text, tuple(output.tokens), output.finish_reason, logprobs)

@@ -30,6 +30,9 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = field(default=())
     """Tokens that end the answer besides the model's own; they are part of it."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer besides; its text ends before them, its tokens with the one that completes
+    them."""
     seed: int | None = None
     """None: the engine's seed and the request's number decide."""
 
@@ -40,6 +43,7 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "> 0 and <= 1"),
             ("min_p", 0 <= self.min_p <= 1, ">= 0 and <= 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
+            ("stop", _are_stops(self.stop), "a sequence of strings, none of them empty"),
             ("n", self.n >= 1, ">= 1"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, ALLOWED_LOGPROBS),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, ">= 1, or None"),
@@ -52,3 +56,7 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens seen so far change what is drawn."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def _are_stops(stop: object) -> bool:
+    return isinstance(stop, tuple | list) and all(isinstance(one, str) and one for one in stop)

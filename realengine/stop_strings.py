@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from realengine.tokenizer import Detokenizer, Tokenizer
 
 
 class StopStrings:
@@ -42,6 +44,29 @@ class StopStrings:
         """What is held back, now that no more comes."""
         rest, self._held = self._held, ""
         return rest
+
+
+class WatchedText:
+    """One answer's text, token by token, as far as it is certain to come before any stop string.
+
+    hidden: tokens that are not text, such as the one that ends an answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], hidden: Collection[int]) -> None:
+        self.text = ""
+        self._detokenizer = Detokenizer(tokenizer)
+        self._strings = StopStrings(stop)
+        self._hidden = hidden
+
+    def add(self, token: int) -> bool:
+        """Whether a stop string ends the answer with this token."""
+        if token not in self._hidden:
+            self.text += self._strings.add(self._detokenizer.add(token))
+        return self._strings.found is not None
+
+    def finish(self) -> None:
+        """The answer has ended; what was held back is part of it, unless a stop string has ended it."""
+        self.text += self._strings.add(self._detokenizer.finish()) + self._strings.finish()
 
 
 def _num_begun(text: str, stop: str) -> int:

@@ -61,8 +61,7 @@ class Told:
         ways: dict[tuple[str, str], list[tuple[Content, int]]] = {}
         later: dict[str, list[Content]] = {}
         postponed: dict[Content, tuple[int, int]] = {}
-        for content in dict.fromkeys([*self._changed, *(content for _, content in read)]):
-            block, ready = self._changed.get(content, (0, 0))
+        for content, (block, ready) in self._changed.items():
             source = "gpu"
             for tier in self._tiers:
                 told = self._told[tier.name]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from kernels import ahead
 
 
 def run_ahead(*arguments, **environment):
@@ -22,6 +22,7 @@ def rows_of(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_elementwise_kernels_keep_their_limits(target):
     done = run_ahead("--target", target, "activation", "norm", "--case=-1x")
@@ -31,6 +32,7 @@ def test_elementwise_kernels_keep_their_limits(target):
     assert all(row["target"] == target and row["registers"] > 0 and row["spills"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_fp8_cache_is_refused_where_the_chip_has_none():
     done = run_ahead("--target", "sm_80", "--target", "sm_90", "rope", "--case", "fp8")
     refused, compiled = rows_of(done)
@@ -41,10 +43,11 @@ def test_fp8_cache_is_refused_where_the_chip_has_none():
 
 
 BROKEN = """
-import sys
+import json
+from dataclasses import asdict
+
 import torch, triton, triton.language as tl
 from kernels import ahead
-from kernels.case import Case
 from kernels.launch import launch
 
 @triton.jit
@@ -57,40 +60,75 @@ def product(x_ptr, N: tl.constexpr):
 def wrong(x_ptr):
     tl.store(x_ptr, no_such_name)
 
-def case(kernel, **meta):
-    return Case("x", lambda device: lambda: launch(kernel, (1,), torch.ones(1, dtype=torch.float16), **meta))
+def rows(chip, limits, *launches):
+    compiler = ahead.Compiler(chip, limits)
+    with compiler.compiling("m", "x"):
+        for kernel, meta in launches:
+            launch(kernel, (1,), torch.ones(1, dtype=torch.float16), **meta)
+    return compiler.rows
 
-def rows(*case_and_limits):
-    import triton.runtime
-    triton.runtime.driver.set_active(ahead.NamedDriver("sm_80"))
-    return ahead._case_rows("m", case_and_limits[0], "sm_80", case_and_limits[1])
-
-none = {"registers": 0, "spills": 0, "tensor_ops": 0, "warpgroup_ops": 0}
-small, = rows(case(product, N=32), {"product": {"sm_80": {"registers": 8}}})
-cores, = rows(case(product, N=32), {"product": {"sm_80": {"warpgroup_ops": 1}}})
-error, = rows(case(wrong), {})
-big = ahead._broken(none | {"spills": 3}, 200_000, "sm_80", {})
-print(big, small.broken, cores.broken, error.broken, small.tensor_ops, sep="\\n###\\n")
+few, = rows("sm_80", {"product": {"sm_80": 8}}, (product, {"N": 32}))
+small, large = rows("sm_90", {}, (product, {"N": 32}), (product, {"N": 32}), (product, {"N": 64}))
+error, after = rows("sm_80", {}, (wrong, {}), (product, {"N": 32}))
+print(json.dumps([asdict(row) for row in (few, small, large, error, after)]))
 """
 
 
-def test_broken_limits_are_named(tmp_path):
+def test_what_is_wrong_with_a_kernel_is_named(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(BROKEN)
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), env.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    big, small, cores, error, tensor_ops = done.stdout.split("\n###\n")
-    assert big == "spills 3, limit 0; shared memory 200000 bytes, the chip has 166912"
-    assert "registers" in small
-    assert "limit 8" in small
-    assert "warpgroup_ops 0, at least 1" in cores
-    assert "does not compile" in error
-    assert "no_such_name" in error
-    assert int(tensor_ops) > 0
+    few, small, large, error, after = json.loads(done.stdout)
+    assert few["broken"] == f"registers {few['registers']}, limit 8"
+    assert small["dot_rows"] == 32
+    assert small["tensor_ops"] > 0
+    assert small["warpgroup_ops"] == 0
+    assert large["dot_rows"] == 64
+    assert large["warpgroup_ops"] > 0
+    assert small["broken"] == large["broken"] == ""
+    assert small["launch"] == "N=32"
+    assert "does not compile" in error["broken"]
+    assert "no_such_name" in error["broken"]
+    assert after["registers"] > 0
 
 
+@pytest.mark.parametrize(
+    ("target", "numbers", "broken"),
+    [
+        ("sm_80", {"spills": 3, "registers": 40}, ["spills 3, limit 0"]),
+        ("sm_80", {"registers": 41}, ["registers 41, limit 40"]),
+        ("sm_80", {"shared_bytes": 163 << 10}, []),
+        ("sm_80", {"shared_bytes": 200_000}, ["shared memory 200000 bytes, the chip has 166912"]),
+        ("gfx942", {"shared_bytes": 65_537}, ["shared memory 65537 bytes, the chip has 65536"]),
+        ("gfx942", {"dot_rows": 16}, ["a dot of 16 rows without tensor-core instructions"]),
+        ("gfx942", {"dot_rows": 64, "tensor_ops": 8}, []),
+        ("sm_80", {"dot_rows": 64, "tensor_ops": 8}, []),
+        ("sm_90", {"dot_rows": 32, "tensor_ops": 8}, []),
+        ("sm_90", {"dot_rows": 64, "tensor_ops": 8}, ["a dot of 64 rows without warpgroup instructions"]),
+        ("sm_90", {"dot_rows": 64, "tensor_ops": 8, "warpgroup_ops": 8}, []),
+    ],
+)
+def test_limits(target, numbers, broken):
+    row = ahead.Row(module="m", case="x", target=target, **numbers)
+    assert list(ahead._broken(row, most_registers=40)) == broken
+
+
+def test_freezing_takes_the_most_registers_with_slack_and_leaves_other_kernels(tmp_path):
+    path = tmp_path / "limits.json"
+    path.write_text('{"old": {"sm_80": 9}, "k": {"gfx942": 7, "sm_90": 500}}')
+    seen = [
+        ahead.Row(module="m", case="x", target="sm_90", kernel="k", registers=registers)
+        for registers in (40, 90, 60)
+    ]
+    ahead.freeze([*seen, ahead.Row(module="m", case="x", target="sm_80", unsupported="no fp8")], path)
+    assert ahead.read_limits(path) == {"old": {"sm_80": 9}, "k": {"gfx942": 7, "sm_90": 90 + ahead.SLACK}}
+    assert ahead.read_limits(tmp_path / "none.json") == {}
+
+
+@pytest.mark.slow
 def test_unknown_modules_and_the_interpreter_are_refused():
     done = run_ahead("nothing")
     assert done.returncode == 2
