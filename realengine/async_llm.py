@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
+from realengine.answer import TokenLogprobs
 from realengine.architecture import Architecture
 from realengine.build import Model, build_engine
 from realengine.engine_thread import End, EngineThread, State, Stream
 from realengine.llm import CompletionOutput, RequestOutput
-from realengine.runner import TokenLogprobs
 from realengine.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.tokenizer import Detokenizer, Tokenizer

@@ -12,6 +12,7 @@ from policies.caching.pool import KvMemory
 from policies.engine import EngineCore
 from realengine.architecture import Architecture
 from realengine.backend import Backend, check_supported, choose_backend, choose_device
+from realengine.clock import Clock
 from realengine.engine import Engine
 from realengine.executor import Executor
 from realengine.graphs import Drawn, default_sizes
@@ -60,7 +61,7 @@ class Memory(NamedTuple):
     block_bytes: int  # on all ranks together
 
 
-def build_engine(model: Model, settings: EngineSettings) -> Engine:
+def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Engine:
     """An engine, its weights loaded and its graphs captured. Raises ValueError or RuntimeError."""
     device = choose_device(settings.device)
     ranks = None
@@ -108,6 +109,7 @@ def build_engine(model: Model, settings: EngineSettings) -> Engine:
         adapters=executor.adapters,
         overlap=_on_gpu_by_default(settings.overlap, executor.device),
         max_iterations=settings.max_iterations,
+        clock=clock,
     )
 
 
@@ -244,5 +246,9 @@ def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: tor
     width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size
     if spec.num_experts:
         width += spec.num_experts_per_tok * (2 * spec.hidden_size + 3 * spec.moe_intermediate_size)
+    if settings.quantization == "w4a16" or spec.packed is not None:  # large steps unpack a weight as they go
+        unpacked = 2.0 * spec.intermediate_size * spec.hidden_size * dtype.itemsize
+    else:
+        unpacked = 0.0
     logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 8)
-    return float(settings.max_num_batched_tokens * width * dtype.itemsize + logits)
+    return float(settings.max_num_batched_tokens * width * dtype.itemsize + logits) + unpacked

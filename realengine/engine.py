@@ -13,61 +13,22 @@ more, whose token nobody sees.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from policies.engine import EngineCore
 from policies.limits import RejectedError
 from policies.plan import StepOutcome, StepPlan, Transfer
-from policies.request import Branching, Prompt, Request, Segment
+from policies.request import Branching, Prompt, Request
 from policies.sequence import FinishReason, Sequence, SequenceState
+from realengine.answer import Answer, Output
+from realengine.clock import Clock, WallClock
 from realengine.lora import AdapterBank
 from realengine.names import ContentNames
-from realengine.runner import Launch, Runner, TokenLogprobs
+from realengine.observer import Observer
+from realengine.runner import Launch, Runner
 from realengine.sampling_params import SamplingParams
 from realengine.stop_strings import WatchedText
 from realengine.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class Output:
-    """One answer to a request, as far as it has come. finish_reason: None until its end."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    watched: WatchedText | None = None
-    """Its text, if stop strings are looked for."""
-
-    @property
-    def text(self) -> str | None:
-        """Up to a stop string, where any are looked for; else None: its tokens are all there is to tell."""
-        return None if self.watched is None else self.watched.text
-
-
-@dataclass(slots=True)
-class Answer:
-    """One request and what has come of it so far: `params.n` outputs. error: why it ended with none."""
-
-    request_id: int
-    prompt_tokens: list[int]
-    params: SamplingParams
-    outputs: list[Output]
-    lora: str | None = None
-    error: str | None = None
-    segments: tuple[Segment, ...] = ()
-    answer_id: int = 0
-    stop_tokens: frozenset[int] = frozenset()
-    alive: list[Output] = field(default_factory=list)
-    """By branch: those that go on."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more will come."""
-        return not self.alive
 
 
 class Engine:
@@ -75,8 +36,7 @@ class Engine:
 
     eos_token_ids: end an answer, unless its request ignores them. vocab_size: token ids are below.
     overlap: see above. max_iterations: of one plan in one launch, where the plan holds for so many; tokens
-    come in lumps of as many, and requests from outside wait for that long. clock: seconds, never going
-    backwards.
+    come in lumps of as many, and requests from outside wait for that long.
     """
 
     def __init__(
@@ -90,7 +50,7 @@ class Engine:
         adapters: AdapterBank | None = None,
         overlap: bool = False,
         max_iterations: int = 1,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         if max_iterations < 1:
             raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
@@ -102,7 +62,9 @@ class Engine:
         self._adapters = adapters
         self._overlap = overlap
         self._max_iterations = max_iterations
-        self.clock = clock
+        self.clock = clock or WallClock()
+        self.observer: Observer | None = None
+        """Told what happens, if there is one."""
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.pool.block_size)
         self._next_id = 0
@@ -151,7 +113,7 @@ class Engine:
             answer.answer_id = self._names.new_id()
             request = Request(
                 request_id=answer.request_id,
-                arrival_s=self.clock() if arrival_s is None else arrival_s,
+                arrival_s=self.clock.now() if arrival_s is None else arrival_s,
                 prompt=Prompt(len(answer.prompt_tokens), answer.segments),
                 max_tokens=params.max_tokens,
                 priority=priority,
@@ -162,7 +124,7 @@ class Engine:
             self.core.bounds_of(request)
         except (RejectedError, ValueError) as error:
             answer.error = str(error)
-            _end_rest(answer, "error")
+            answer.end("error")
             return answer
         if not self._enqueue(answer, request):
             self._held.append((answer, request))
@@ -170,23 +132,28 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Give a request up; nothing happens if it has ended."""
-        seq = self.core.abort(request_id)
+        seq = self._take_out(request_id, FinishReason.aborted)
         if seq in self._answer_of:
             self._end_all(seq, "aborted")
         for held in [held for held in self._held if held[0].request_id == request_id]:
             self._held.remove(held)
-            _end_rest(held[0], "aborted")
+            held[0].end("aborted")
 
     def step(self) -> list[Answer]:
         """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
         self.pause_s = 0.0
-        plan = self.core.plan(self.clock())
+        now = self.clock.now()
+        plan = self.core.plan(now)
         self._move(self.core.take_transfers())
         if plan is None:
+            if self.observer is not None:
+                self.observer.waited(now)
             return self._step_without_plan()
         for seq in plan.admitted:
             self._enter(seq)
         num_iterations = self._num_iterations(plan)
+        if self.observer is not None:
+            self.observer.planned(plan, num_iterations, now)
         previous, self._pending = self._pending, None
         try:
             launch = self._runner.launch(plan, num_iterations)
@@ -205,7 +172,7 @@ class Engine:
         while self.num_unfinished:
             self.step()
             if self.pause_s:
-                time.sleep(min(self.pause_s, 1.0))
+                self.clock.sleep(min(self.pause_s, 1.0))
 
     def _step_without_plan(self) -> list[Answer]:
         changed = []
@@ -214,7 +181,7 @@ class Engine:
             changed = self._read(pending)
             self._tell_late_ends()
         elif not self.core.arrived:
-            self.pause_s = max(0.0, self.core.wake_s - self.clock())
+            self.pause_s = max(0.0, self.core.wake_s - self.clock.now())
         return changed
 
     def _move(self, transfers: list[Transfer]) -> None:
@@ -258,7 +225,7 @@ class Engine:
                 output.tokens.append(token)
                 is_stopped = output.watched is not None and output.watched.add(token)
                 if is_stopped or token in answer.stop_tokens:
-                    _end(output, "stop")
+                    output.end("stop")
                     stopped[seq] = answer
                     break
             if logprobs is not None and output.logprobs is not None:
@@ -272,13 +239,20 @@ class Engine:
                 self._finish(seq, "stop")
         for seq in launch.finished:
             self._finish(seq, "length")
+        if self.observer is not None:
+            now = self.clock.now()
+            for answer in changed:
+                self.observer.told(answer, launch.num_iterations, now)
         return changed
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
         """Tell the core what has happened, as far as it is known."""
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
-        progress = self.core.commit(plan, outcome, self.clock())
+        now = self.clock.now()
+        progress = self.core.commit(plan, outcome, now)
+        if self.observer is not None:
+            self.observer.committed(outcome, progress, now)
         self._tell_late_ends()
         parents, self._parents = self._parents, {}
         if self._pending is not None:
@@ -292,7 +266,7 @@ class Engine:
     def _tell_late_ends(self) -> None:
         """Sequences that turned out to have ended after they had been preempted."""
         for seq in self._ended:
-            self.core.abort(seq.request_id, FinishReason.stop)
+            self._take_out(seq.request_id, FinishReason.stop)
         self._ended.clear()
 
     def _prune(self, request_id: int, going: tuple[int, ...]) -> None:
@@ -325,7 +299,7 @@ class Engine:
             hit |= dict.fromkeys(seq for seq, _ in previous.rows)
         failed = []
         for seq in hit:
-            self.core.abort(seq.request_id)
+            self._take_out(seq.request_id, FinishReason.aborted)
             if seq in self._answer_of:
                 failed.append(self._answer_of[seq])
                 failed[-1].error = str(error)
@@ -334,7 +308,7 @@ class Engine:
 
     def _end_all(self, seq: Sequence, reason: str) -> None:
         answer = self._answer_of.pop(seq)
-        _end_rest(answer, reason)
+        answer.end(reason)
         if answer.lora is not None:
             assert self._adapters is not None
             self._adapters.unpin(answer.lora)
@@ -347,8 +321,17 @@ class Engine:
             assert self._adapters is not None
             if self._adapters.pin(answer.lora) is None:
                 return False
-        self._answer_of[self.core.add(request)] = answer
+        seq = self.core.add(request)
+        self._answer_of[seq] = answer
+        if self.observer is not None:
+            self.observer.entered(seq, self.clock.now())
         return True
+
+    def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:
+        seq = self.core.abort(request_id, reason)
+        if seq is not None and self.observer is not None:
+            self.observer.left(seq, reason, self.clock.now())
+        return seq
 
     def _check_adapter(self, lora: str | None) -> None:
         known = () if self._adapters is None else self._adapters.names
@@ -370,20 +353,6 @@ class Engine:
                 raise ValueError(
                     f"token {token} at place {place} of the prompt: must be >= 0 and < {self._vocab_size}"
                 )
-
-
-def _end(output: Output, reason: str) -> None:
-    output.finish_reason = reason
-    if output.watched is not None:
-        output.watched.finish()
-
-
-def _end_rest(answer: Answer, reason: str) -> None:
-    """Whatever of an answer has not ended yet ends."""
-    for output in answer.alive:
-        if output.finish_reason is None:
-            _end(output, reason)
-    answer.alive = []
 
 
 def _has_branches(plan: StepPlan) -> bool:

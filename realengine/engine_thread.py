@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from typing import NamedTuple
 
-from realengine.engine import Answer, Engine
+from realengine.answer import Answer
+from realengine.engine import Engine
 from realengine.sampling_params import SamplingParams
 
 STOP_TIMEOUT_S = 30
@@ -117,7 +118,7 @@ class EngineThread:
                 raise QueueFullError(
                     f"{num_waiting} requests wait, max_waiting is {self._max_waiting}: try again later"
                 )
-            stream.arrival_s = self._engine.clock()
+            stream.arrival_s = self._engine.clock.now()
             self._unfinished[stream.request_id] = stream
             self._line[stream] = None
             self._todo.notify()

@@ -63,6 +63,8 @@ class Executor:
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
         """Do it all, in order, asynchronously where the device is; None if no token is drawn."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own
         self._prepare(work)
         shape = work.shape
         if shape is None:

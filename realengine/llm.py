@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realengine.answer import Answer, TokenLogprobs
 from realengine.architecture import Architecture
 from realengine.build import Model, build_engine
-from realengine.engine import Answer
-from realengine.runner import TokenLogprobs
 from realengine.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.tokenizer import Detokenizer, Tokenizer

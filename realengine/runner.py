@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from policies.engine import EngineCore
 from policies.plan import Chunk, StepPlan, Transfer
 from policies.sequence import Sequence
+from realengine.answer import TokenLogprobs
 from realengine.graphs import DecodeGraphs, Drawn
 from realengine.host_kv import HostPlaces
 from realengine.lora import NO_ADAPTER, AdapterBank, make_segments, num_decode_segments
@@ -40,14 +40,6 @@ Row = tuple[Sequence, int]
 """Who draws a token in a step: a sequence, and which of its branches."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Of one drawn token, and of the likeliest ones: the model's own, before temperature and penalties."""
-
-    logprob: float
-    top: dict[int, float]
-
-
 class Run(NamedTuple):
     """Tokens of a sequence that are computed side by side, from position `first` on, by a slot's table.
 
@@ -64,8 +56,9 @@ class Run(NamedTuple):
 class Launch:
     """A step under way: who draws, and the tokens when they are there."""
 
-    def __init__(self, rows: list[Row], drawn: Drawn | None) -> None:
+    def __init__(self, rows: list[Row], drawn: Drawn | None, num_iterations: int) -> None:
         self.rows = rows
+        self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
         """Who ends with this launch for want of room for more tokens."""
         self._tokens: torch.Tensor | None = None
@@ -215,7 +208,7 @@ class Runner:
         self._updates.clear()
         self._marks.clear()
         try:
-            return Launch(rows, self._execute(work))
+            return Launch(rows, self._execute(work), num_iterations)
         except RuntimeError:
             self._tables_SM.fill(-1)  # nobody knows which of the updates were made
             self._num_ids_S.fill(0)

@@ -15,6 +15,7 @@ from kernels.launch import compiling_for
 from realengine import ahead
 from realengine.architecture import Architecture
 from realengine.quantization import QUANTIZATIONS
+from realengine.setups import Setup
 from realengine.weights.load import load_weights
 
 
@@ -81,15 +82,15 @@ def test_every_launch_keeps_its_limits(target):
 @pytest.mark.parametrize(
     ("setup", "expected"),
     [
-        (ahead.Setup(model="smollm2-135m", quantization="w4a16"), {"w4a16_kernel", "sum_splits_kernel"}),
-        (ahead.Setup(model="smollm2-135m", quantization="w8a16"), {"scaled_gemm_kernel"}),
+        (Setup(model="smollm2-135m", quantization="w4a16"), {"w4a16_kernel", "sum_splits_kernel"}),
+        (Setup(model="smollm2-135m", quantization="w8a16"), {"scaled_gemm_kernel"}),
         (
-            ahead.Setup(model="smollm2-135m", quantization="fp8"),
+            Setup(model="smollm2-135m", quantization="fp8"),
             {"scaled_gemm_kernel", "quantise_tokens_kernel"},
         ),
-        (ahead.Setup(model="qwen3-0.6b", max_rank=16), {"lora_shrink_kernel", "lora_expand_kernel"}),
+        (Setup(model="qwen3-0.6b", max_rank=16), {"lora_shrink_kernel", "lora_expand_kernel"}),
         (
-            ahead.Setup(model="qwen3-30b-a3b"),
+            Setup(model="qwen3-30b-a3b"),
             {
                 "moe_route_kernel",
                 "moe_place_kernel",
@@ -101,12 +102,12 @@ def test_every_launch_keeps_its_limits(target):
     ],
 )
 def test_a_setup_launches_its_own_kernels(setup, expected):
-    usual = launched(ahead.Setup(model="smollm2-135m"), "graph of 8")
+    usual = launched(Setup(model="smollm2-135m"), "graph of 8")
     assert expected <= launched(setup, "graph of 8") - usual
 
 
 def test_chunks_copies_and_swaps_are_launched():
-    setup = ahead.Setup(model="smollm2-135m")
+    setup = Setup(model="smollm2-135m")
     assert launched(setup, "copy on write") == launched(setup, "swap") == {"move_blocks_kernel"}
     mixed = launched(setup, "3 decodes, chunks [5, 33, 200] behind 0")
     assert {"decode_attention_kernel", "prefill_attention_kernel", "draw_kernel"} <= mixed

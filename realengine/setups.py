@@ -1,0 +1,132 @@
+"""Models at their real sizes, and the ways to serve them that `realengine.ahead` compiles launches for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from realengine.architecture import Architecture
+from realengine.settings import KV_DTYPES
+
+_llama = Architecture(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_theta=5e5,
+)
+_qwen3 = replace(
+    _llama,
+    model_type="qwen3",
+    vocab_size=151936,
+    num_layers=36,
+    intermediate_size=12288,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    qk_norm=True,
+)
+MODELS = {
+    "llama-3.1-8b": _llama,
+    "llama-2-7b": replace(
+        _llama, vocab_size=32000, num_kv_heads=32, intermediate_size=11008, max_position_embeddings=4096
+    ),
+    "mistral-7b": replace(
+        _llama, model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096
+    ),
+    "qwen2.5-7b": replace(
+        _llama,
+        model_type="qwen2",
+        vocab_size=152064,
+        hidden_size=3584,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        intermediate_size=18944,
+        max_position_embeddings=32768,
+        qkv_bias=True,
+    ),
+    "qwen3-0.6b": replace(
+        _qwen3,
+        hidden_size=1024,
+        num_layers=28,
+        num_heads=16,
+        intermediate_size=3072,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": _qwen3,
+    "qwen3-30b-a3b": replace(
+        _qwen3,
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        num_layers=48,
+        num_kv_heads=4,
+        intermediate_size=6144,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+    "smollm2-135m": replace(
+        _llama,
+        vocab_size=49152,
+        hidden_size=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
+}
+"""Sizes of the published config.json files, without what reaches no launch (rope scaling, token ids)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A model and how it is served, as in EngineSettings."""
+
+    model: str
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: str = "bfloat16"
+    world_size: int = 1
+    max_rank: int = 0
+    """Of adapters; 0: none are served."""
+
+    @property
+    def name(self) -> str:
+        """The model, and what is not usual."""
+        parts = {
+            self.model: True,
+            self.quantization: self.quantization is not None,
+            f"kv-{self.kv_cache_dtype}": self.kv_cache_dtype != "auto",
+            self.dtype: self.dtype != "bfloat16",
+            f"tp{self.world_size}": self.world_size > 1,
+            f"lora{self.max_rank}": self.max_rank > 0,
+        }
+        return " ".join(str(part) for part, is_unusual in parts.items() if is_unusual)
+
+
+SETUPS = (
+    *(Setup(model=model) for model in MODELS),
+    *(Setup(model="llama-3.1-8b", quantization=name) for name in ("w4a16", "w8a16", "int8", "fp8")),
+    *(Setup(model="llama-3.1-8b", kv_cache_dtype=name) for name in KV_DTYPES),
+    *(Setup(model="llama-3.1-8b", max_rank=rank) for rank in (16, 64)),
+    Setup(model="llama-3.1-8b", world_size=2),
+    Setup(model="mistral-7b", kv_cache_dtype="int8"),
+    Setup(model="qwen2.5-7b", quantization="w4a16"),
+    Setup(model="qwen2.5-7b", quantization="w8a16"),
+    Setup(model="qwen2.5-7b", quantization="fp8"),
+    *(Setup(model="qwen3-0.6b", dtype=name) for name in ("float16", "float32")),
+    Setup(model="qwen3-30b-a3b", quantization="w8a16"),
+    Setup(model="qwen3-30b-a3b", world_size=2),
+    Setup(model="smollm2-135m", quantization="w4a16"),
+    Setup(model="smollm2-135m", kv_cache_dtype="int8"),
+)
