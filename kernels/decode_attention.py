@@ -110,6 +110,8 @@ def decode_attention(
     block_h = min(max(16, triton.next_power_of_2(group)), 64 if head_dim <= 128 else 32)
     head_tiles = num_kv_heads * triton.cdiv(group, block_h)
     tile = tile_of(TILES, head_dim)
+    if q_BHD.dtype == torch.float32:  # no tensor cores on NVIDIA's: products take registers
+        tile = tile._replace(block_n=32, num_warps=8)
     if num_splits is None:
         seen = max_context_len if window is None else min(max_context_len, window)
         num_splits = choose_num_splits(num_seqs * head_tiles, seen, sm_count(q_BHD.device) * tile.resident)

@@ -132,7 +132,9 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = q_THD.shape
     block_size, num_kv_heads = key_cache_NPKD.shape[1:3]
     group = num_heads // num_kv_heads
-    tile = tile_of(head_dim, group, max_query_len)
+    # fp32 has no tensor cores on these chips: products of more than 16 rows spill, kilobytes a thread.
+    by_threads = q_THD.dtype == torch.float32 and target().startswith("sm_")
+    tile = tile_of(head_dim, group, 1 if by_threads else max_query_len)
     # Bits and scales take registers. (Tiles of 16 rows with scales have room; at 32 keys ptxas goes for more
     # programs on a multiprocessor and spills.)
     if tree_mask is not None:

@@ -38,7 +38,7 @@ def launched(setup, *names):
 
 
 def test_a_sampled_decode_step_compiles_for_sm_90_within_its_limits():
-    done, rows = run_ahead("--target", "sm_90", "--case", "smollm2-135m graph of 8,")
+    done, rows = run_ahead("--target", "sm_90", "--model", "smollm2-135m", "--case", "135m graph of 8,")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {row["kernel"] for row in rows} == {
         "rms_norm_kernel",
