@@ -261,7 +261,9 @@ class Engine:
         for seq in progress.finished:
             self._finish(seq, "length")
         for request_id, going in parents.items():
-            self._prune(request_id, going)
+            seq = self.core.find(request_id)
+            if seq is not None:  # else the others have ended, too, at their limit
+                self._prune(seq, going)
 
     def _tell_late_ends(self) -> None:
         """Sequences that turned out to have ended after they had been preempted."""
@@ -269,10 +271,8 @@ class Engine:
             self._take_out(seq.request_id, FinishReason.stop)
         self._ended.clear()
 
-    def _prune(self, request_id: int, going: tuple[int, ...]) -> None:
+    def _prune(self, seq: Sequence, going: tuple[int, ...]) -> None:
         """Some branches of a sequence have ended; the others move up to its first slots."""
-        seq = self.core.find(request_id)
-        assert seq is not None
         answer = self._answer_of[seq]
         answer.alive = [answer.alive[branch] for branch in going]
         for branch, before in enumerate(going):

@@ -297,7 +297,8 @@ def assert_drawn(prompt, token_ids, params, index):
 
 def test_of_several_answers_each_ends_by_itself():
     params = SamplingParams(n=4, max_tokens=30, seed=2, stop_token_ids=tuple(range(12)))
-    (output,) = make(overlap=True).generate([prompts()[1]], params)
+    llm = make(overlap=True)
+    (output,) = llm.generate([prompts()[1]], params)
     lengths = {len(one.token_ids) for one in output.outputs}
     assert len(lengths) > 1
     for one in output.outputs:
@@ -305,6 +306,12 @@ def test_of_several_answers_each_ends_by_itself():
         assert one.token_ids[-1] < 12
         assert min(one.token_ids[:-1], default=12) >= 12
         assert_drawn(prompts()[1], one.token_ids, params, one.index)
+    # Some end by a token at the very step at which the others reach their limit.
+    first = min(lengths)
+    (cut,) = llm.generate([prompts()[1]], replace(params, max_tokens=first))
+    assert {one.finish_reason for one in cut.outputs} == {"stop", "length"}
+    assert [one.token_ids for one in cut.outputs] == [one.token_ids[:first] for one in output.outputs]
+    llm.engine.core.check_integrity()
 
 
 @pytest.mark.parametrize("max_loras", [1, 2])

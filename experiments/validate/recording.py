@@ -1,0 +1,226 @@
+"""What a real engine did, step by step: enough to replay every decision, and every time that a user saw.
+
+A recording is a folder:
+
+    recording.json       what the engine was: its policies, sizes and clock; a digest of that
+    steps.parquet        one row a launch: when it was planned and committed, its plan's digest and shape
+    requests.parquet     the simulator's columns, and `known_s`: when the policies knew of a request
+    events.jsonl         what came to the core, in order: requests, ends, steps that computed nothing
+
+Lines of events.jsonl say before which step they happened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from policies.engine import EngineCore
+from policies.plan import Progress, StepOutcome, StepPlan
+from policies.request import Branching, Prompt, Request, Segment
+from policies.sequence import FinishReason, Sequence
+from realengine.answer import Answer
+from sim.records import RequestLog, Status
+from sim.shape import shape_of
+
+
+class Step(NamedTuple):
+    """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration."""
+
+    step: int
+    start_s: float
+    end_s: float
+    num_iterations: int
+    digest: str
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_tokens_used: int
+    preempted: int
+    decode_seqs: int
+    decode_context_tokens: int
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_pairs: int
+    prefill_context_tokens: int
+    sampled_seqs: int
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that the core was told before a step, or with it.
+
+    kind: enter (value: a request), leave (a reason), wait (nothing); with the step's commit: end, parents.
+    """
+
+    step: int
+    kind: str
+    now_s: float
+    request_id: int = -1
+    value: Any = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """engine: what `describe` says. is_whole: the file was not cut short."""
+
+    engine: dict[str, Any]
+    steps: pd.DataFrame
+    requests: pd.DataFrame
+    events: list[Event]
+    token_times_s: dict[int, list[float]] = field(default_factory=dict)
+    is_whole: bool = True
+
+    def save(self, folder: Path) -> None:
+        """Write it down."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.steps.to_parquet(folder / "steps.parquet")
+        self.requests.to_parquet(folder / "requests.parquet")
+        about = {"engine": self.engine, "num_steps": len(self.steps), "num_events": len(self.events)}
+        (folder / "recording.json").write_text(json.dumps(about, indent=2) + "\n")
+        with (folder / "events.jsonl").open("w") as lines:
+            for event in self.events:
+                row = [event.step, event.kind, event.now_s, event.request_id, _plain(event.value)]
+                lines.write(json.dumps(row) + "\n")
+
+
+class Recorder:
+    """Watches one engine; `recording` is what it has seen."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._steps: list[Step] = []
+        self._open: Step | None = None  # planned, not committed
+        self._events: list[Event] = []
+        self._requests = RequestLog()
+        self._known_s: dict[int, float] = {}
+        self._times_s: dict[int, list[float]] = {}
+
+    def entered(self, seq: Sequence, now_s: float) -> None:
+        request = seq.request
+        self._requests.arrive(request)
+        self._requests.replica[request.request_id] = 0
+        self._known_s[request.request_id] = now_s
+        self._times_s[request.request_id] = []
+        self._note("enter", now_s, request.request_id, request)
+
+    def planned(self, plan: StepPlan, num_iterations: int, now_s: float) -> None:
+        core = self._core
+        for seq in plan.admitted:
+            if np.isnan(self._requests.scheduled_s[seq.request_id]):
+                self._requests.schedule(seq, now_s)
+        for chunk in plan.chunks:
+            self._requests.prefill_iterations[chunk.seq.request_id] += num_iterations
+        self._open = Step(
+            len(self._steps),
+            now_s,
+            now_s,
+            num_iterations,
+            plan.digest(),
+            len(core.running),
+            core.num_waiting,
+            core.pool.num_used,
+            core.num_tokens_held,
+            len(plan.preempted),
+            *(int(number) for number in shape_of(plan, 0)),
+        )
+
+    def waited(self, now_s: float) -> None:
+        self._note("wait", now_s)
+
+    def committed(self, outcome: StepOutcome, progress: Progress, now_s: float) -> None:
+        for seq in outcome.ended:
+            self._note("end", now_s, seq.request_id)
+        for request_id, going in outcome.parents.items():
+            self._note("parents", now_s, request_id, going)
+        assert self._open is not None
+        self._steps.append(self._open._replace(end_s=now_s))
+        for seq in progress.finished:
+            self._requests.end(seq, Status.finished, now_s, now_s)
+
+    def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
+        self._note("leave", now_s, seq.request_id, reason.name)
+        status = Status.finished if reason is FinishReason.stop else Status.aborted
+        self._requests.end(seq, status, now_s, now_s)
+
+    def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
+        request_id = answer.request_id
+        times_s = self._times_s[request_id]
+        if not times_s:
+            self._requests.first_token_s[request_id] = now_s
+        times_s += [now_s] * num_tokens
+        self._requests.last_token_s[request_id] = now_s
+        if answer.is_finished:
+            self._requests.finished_s[request_id] = now_s
+            tokens = [len(output.tokens) for output in answer.outputs]
+            self._requests.output_tokens[request_id] = sum(tokens)
+            self._requests.longest_tokens[request_id] = max(tokens)
+
+    def recording(self, engine: dict[str, Any]) -> Recording:
+        """engine: what was recorded; see `describe`."""
+        steps = pd.DataFrame(self._steps, columns=list(Step._fields))
+        requests = self._requests.table()
+        requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
+        return Recording(engine, steps, requests, self._events, self._times_s)
+
+    def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
+        self._events.append(Event(len(self._steps), kind, now_s, request_id, value))
+
+
+def _plain(value: Any) -> Any:
+    """A request as plain data; anything else as it is."""
+    return value._asdict() if isinstance(value, Request) else value
+
+
+def load(folder: Path) -> Recording:
+    """Read a recording. One that was cut short gives its complete prefix, and says so in is_whole.
+
+    Raises ValueError where it is not a recording, or its clock goes backwards.
+    """
+    try:
+        about = json.loads((folder / "recording.json").read_text())
+        steps = pd.read_parquet(folder / "steps.parquet")
+        requests = pd.read_parquet(folder / "requests.parquet")
+        lines = (folder / "events.jsonl").read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: not a recording: {error}") from error
+    events = list(_events(lines))
+    num_steps = len(steps)
+    is_whole = len(events) == about["num_events"] and num_steps == about["num_steps"]
+    if len(events) < about["num_events"]:
+        last = events[-1].step if events else 0
+        num_steps = min(num_steps, last)  # what was told with the last step may be missing
+        events = [event for event in events if event.step < num_steps]
+    steps = steps.iloc[:num_steps]
+    times_s = steps[["start_s", "end_s"]].to_numpy().reshape(-1)
+    backwards = np.flatnonzero(np.diff(times_s) < 0)
+    if len(backwards):
+        step = int(backwards[0] + 1) // 2
+        raise ValueError(f"{folder}/steps.parquet: step {step}: the clock goes backwards there")
+    return Recording(about["engine"], steps, requests, events, is_whole=is_whole)
+
+
+def _events(lines: list[str]) -> Iterator[Event]:
+    for line in lines:
+        try:
+            step, kind, now_s, request_id, value = json.loads(line)
+        except ValueError:
+            return  # cut short: what follows is not known
+        if kind == "enter":
+            value = _request(value)
+        elif kind == "parents":
+            value = tuple(value)
+        yield Event(step, kind, now_s, request_id, value)
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    num_tokens, segments, num_pinned = fields["prompt"]
+    prompt = Prompt(num_tokens, tuple(Segment(*segment) for segment in segments), num_pinned)
+    branching = None if fields["branching"] is None else Branching(*fields["branching"])
+    return Request(**fields | {"prompt": prompt, "branching": branching})
