@@ -261,9 +261,9 @@ class Engine:
         for seq in progress.finished:
             self._finish(seq, "length")
         for request_id, going in parents.items():
-            seq = self.core.find(request_id)
-            if seq is not None:  # else the others have ended, too, at their limit
-                self._prune(seq, going)
+            branched = self.core.find(request_id)
+            if branched is not None:  # else the others have ended, too, at their limit
+                self._prune(branched, going)
 
     def _tell_late_ends(self) -> None:
         """Sequences that turned out to have ended after they had been preempted."""

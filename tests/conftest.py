@@ -14,12 +14,12 @@ settings.register_profile("new", derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 MISSING = [name for name in ("torch", "triton") if find_spec(name) is None]
-collect_ignore = ["kernels", "realengine"] if MISSING else []
+collect_ignore = ["kernels", "realengine", "validate"] if MISSING else []
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_report_header() -> str:
     """Say what is left out."""
     if MISSING:
-        return f"not run: tests/kernels, tests/realengine: {' and '.join(MISSING)} not installed"
+        return f"not run: tests/kernels, tests/realengine, tests/validate: {' and '.join(MISSING)} not installed"
     return ""

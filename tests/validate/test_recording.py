@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from experiments.validate.recording import Recorder, load
 from experiments.validate.replay import replay
 from policies.batching.chunked import Chunked
