@@ -148,25 +148,6 @@ def scatter_blocks(staging: torch.Tensor, blocks: torch.Tensor, caches: CacheSet
     )
 
 
-def swap_out(caches: CacheSet, blocks: torch.Tensor, host: torch.Tensor, staging: torch.Tensor) -> None:
-    """Blocks to host[:N] (pinned, shaped as the staging buffer), through as many staging buffers as it takes.
-
-    All on the current stream and asynchronous: `host` holds the blocks once the stream has got there.
-    """
-    for begin in range(0, len(blocks), len(staging)):
-        part = blocks[begin : begin + len(staging)]
-        gather_blocks(caches, part, staging)
-        host[begin : begin + len(part)].copy_(staging[: len(part)], non_blocking=True)
-
-
-def swap_in(host: torch.Tensor, blocks: torch.Tensor, caches: CacheSet, staging: torch.Tensor) -> None:
-    """host[:N] back into `blocks`, on the current stream: swap_out reversed."""
-    for begin in range(0, len(blocks), len(staging)):
-        part = blocks[begin : begin + len(staging)]
-        staging[: len(part)].copy_(host[begin : begin + len(part)], non_blocking=True)
-        scatter_blocks(staging, part, caches)
-
-
 @triton.jit
 def move_blocks_kernel(
     from_ptr,

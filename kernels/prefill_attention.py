@@ -69,7 +69,7 @@ class Tile(NamedTuple):
 TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
     "sm_80": {
         64: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-        128: (Tile(16, 64, 4, 3), Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
+        128: (Tile(16, 64, 4, 3), Tile(64, 32, 4, 3), Tile(128, 64, 8, 2)),
         256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 3)),
     },
     "sm_90": {
@@ -140,7 +140,8 @@ def prefill_attention(
     if tree_mask is not None:
         tile = tile._replace(block_n=32, num_warps=8)
     elif key_scales_NPK is not None and tile.block_m > 16:
-        tile = tile._replace(block_n=32)
+        short = window is not None and nearest(target(), TILES) == "sm_80"  # the window takes the last ones
+        tile = tile._replace(block_n=16 if short else 32)
     tokens_per_tile = tile.block_m // group
     num_tiles = num_tokens // tokens_per_tile + num_seqs
     if num_splits is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from policies.request import Segment
 from realengine.sampling_params import SamplingParams
@@ -15,6 +16,13 @@ class TokenLogprobs:
 
     logprob: float
     top: dict[int, float]
+    """The likeliest first."""
+
+    def top_of(self, num_tokens: int) -> TokenLogprobs:
+        """With no more than so many of the likeliest."""
+        if len(self.top) <= num_tokens:
+            return self
+        return TokenLogprobs(self.logprob, dict(islice(self.top.items(), num_tokens)))
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from realengine.architecture import Architecture
 from realengine.backend import Backend, check_supported, choose_backend, choose_device
 from realengine.clock import Clock
 from realengine.engine import Engine
-from realengine.executor import Executor
+from realengine.executor import DeviceLostError, Executor
 from realengine.graphs import Drawn, default_sizes
-from realengine.host_kv import HostKv
+from realengine.host_kv import STAGED_BLOCKS, HostKv
 from realengine.kv_cache import KvCache
 from realengine.lora import AdapterBank
 from realengine.lora_adapter import Adapter
@@ -32,6 +32,7 @@ from realengine.work import Work
 
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30
+GRAPH_BYTES = GIB  # of captured steps and libraries' workspaces, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,14 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
     executor, memory = build_executor(model, settings, device, ranks.group if ranks else Group())
 
     def execute(work: Work) -> Drawn | None:
-        if ranks is not None:
+        if ranks is None:
+            return executor.run(work)
+        try:
             ranks.send(work)
-        return executor.run(work)
+            return executor.run(work)
+        except RuntimeError as error:  # the others may be a step ahead, or wait for this one for ever
+            ranks.kill()
+            raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
 
     max_model_len = _max_model_len(model.architecture, settings)
     block_size = settings.caching.block_size
@@ -124,16 +130,22 @@ def build_executor(
     architecture, max_model_len = model.architecture, _max_model_len(model.architecture, settings)
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
-    weights = load_weights(
-        model.source,
-        architecture,
-        dtype,
-        device,
-        quantization=quantization,
-        rank=group.rank,
-        world_size=world_size,
-        seed=settings.seed,
-    )
+    try:
+        weights = load_weights(
+            model.source,
+            architecture,
+            dtype,
+            device,
+            quantization=quantization,
+            rank=group.rank,
+            world_size=world_size,
+            seed=settings.seed,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the GPU has no room for the weights: {error}; choose a quantization, a larger "
+            "tensor_parallel_size, or a smaller model"
+        ) from error
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = Decoder(architecture, weights, backend, max_model_len, group, adapters)
     block_size = settings.caching.block_size
@@ -167,7 +179,9 @@ def build_executor(
         ),
     )
     if executor.graphs is not None:
-        executor.graphs.capture()
+        with torch.cuda.device(device):
+            executor.warm_up()
+            executor.graphs.capture()
     return executor, memory
 
 
@@ -228,6 +242,9 @@ def _num_blocks_that_fit(
         free, total = torch.cuda.mem_get_info(device)
         free_bytes = free - (1 - settings.gpu_memory_utilization) * total
         free_bytes -= _step_bytes(architecture, settings, dtype)
+        free_bytes -= STAGED_BLOCKS * block_bytes
+        if _on_gpu_by_default(settings.use_graphs, device):
+            free_bytes -= GRAPH_BYTES
     num_blocks = int(free_bytes // block_bytes) - 1
     if num_blocks < 1:
         share = settings.gpu_memory_utilization
@@ -250,5 +267,6 @@ def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: tor
         unpacked = 2.0 * spec.intermediate_size * spec.hidden_size * dtype.itemsize
     else:
         unpacked = 0.0
-    logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 8)
-    return float(settings.max_num_batched_tokens * width * dtype.itemsize + logits) + unpacked
+    logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 12)  # fp32 twice, and penalties
+    num_tokens = settings.max_num_batched_tokens or _max_model_len(architecture, settings)
+    return float(num_tokens * width * dtype.itemsize + logits) + unpacked

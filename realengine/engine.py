@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from policies.engine import EngineCore
 from policies.limits import RejectedError
 from policies.plan import StepOutcome, StepPlan, Transfer
@@ -22,6 +24,7 @@ from policies.request import Branching, Prompt, Request
 from policies.sequence import FinishReason, Sequence, SequenceState
 from realengine.answer import Answer, Output
 from realengine.clock import Clock, WallClock
+from realengine.executor import DeviceLostError
 from realengine.lora import AdapterBank
 from realengine.names import ContentNames
 from realengine.observer import Observer
@@ -72,8 +75,14 @@ class Engine:
         """After a step: for how long there is nothing to do, unless something comes from outside."""
         self._held: deque[tuple[Answer, Request]] = deque()  # until a slot is free for their adapters
         self._pending: Launch | None = None  # launched, its tokens not read yet
+        self._broken: RuntimeError | None = None
         self._ended: list[Sequence] = []  # by tokens that have been read; the core does not know yet
         self._parents: dict[int, tuple[int, ...]] = {}  # by request id, as StepOutcome wants them
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the policies have not admitted, and those that wait for an adapter."""
+        return self.core.num_waiting + len(self._held)
 
     @property
     def num_unfinished(self) -> int:
@@ -104,9 +113,12 @@ class Engine:
             answer.stop_tokens |= self._eos_token_ids
         self._next_id += 1
         try:
+            if self._broken is not None:
+                raise ValueError(f"the engine has failed: {self._broken}; make another one")
             self._watch(answer)
             self._check_tokens(answer.prompt_tokens)
             self._check_adapter(lora)
+            self._check_logprobs(params)
             if params.n > 1 and not self.core.pool.shares_branches:
                 raise ValueError(f"n={params.n}: caching.shares_branches=false is for simulation only")
             answer.segments = self._names.name(answer.prompt_tokens, lora)
@@ -142,9 +154,14 @@ class Engine:
     def step(self) -> list[Answer]:
         """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
         self.pause_s = 0.0
+        if self._broken is not None:
+            return []
         now = self.clock.now()
         plan = self.core.plan(now)
-        self._move(self.core.take_transfers())
+        try:
+            self._move(self.core.take_transfers())
+        except RuntimeError as error:  # what lies in host memory is not known any more
+            return self._break(error)
         if plan is None:
             if self.observer is not None:
                 self.observer.waited(now)
@@ -154,16 +171,21 @@ class Engine:
         num_iterations = self._num_iterations(plan)
         if self.observer is not None:
             self.observer.planned(plan, num_iterations, now)
-        previous, self._pending = self._pending, None
         try:
             launch = self._runner.launch(plan, num_iterations)
+        except DeviceLostError as error:
+            return self._break(error)
+        except RuntimeError as error:  # out of memory, say
+            return self._fail(plan, error)
+        previous, self._pending = self._pending, None
+        try:
             changed = [] if previous is None else self._read(previous)
             if self._overlap and not _has_branches(plan):
                 self._pending = launch
             else:
                 changed += self._read(launch)
-        except RuntimeError as error:  # the device's: out of memory, say
-            return self._fail(plan, previous, error)
+        except RuntimeError as error:  # a kernel's: the device computes nothing more
+            return self._break(error)
         self._commit(plan, num_iterations)
         return changed
 
@@ -211,10 +233,11 @@ class Engine:
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Enter a launch's tokens, once they are there."""
+        columns = launch.tokens()
         logprobs = launch.logprobs()
         changed: list[Answer] = []
         stopped: dict[Sequence, Answer] = {}
-        for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, launch.tokens(), strict=True)):
+        for place, ((seq, branch), tokens) in enumerate(zip(launch.rows, columns, strict=True)):
             answer = self._answer_of.get(seq)
             if answer is None:
                 continue  # aborted, or nobody knew yet that it had ended when this was launched
@@ -229,7 +252,7 @@ class Engine:
                     stopped[seq] = answer
                     break
             if logprobs is not None and output.logprobs is not None:
-                output.logprobs.append(logprobs[place])
+                output.logprobs.append(logprobs[place].top_of(answer.params.logprobs or 0))
         for seq, answer in stopped.items():
             going = tuple(branch for branch, output in enumerate(answer.alive) if not output.finish_reason)
             if going:
@@ -292,19 +315,30 @@ class Engine:
             self._names.learn(known, answer.segments, answer.answer_id, answer.lora)
         self._end_all(seq, reason)
 
-    def _fail(self, plan: StepPlan, previous: Launch | None, error: RuntimeError) -> list[Answer]:
-        """A launch has failed: who took part ends with the error, the others go on."""
-        hit = dict.fromkeys(self.core.cancel(plan))
-        if previous is not None:
-            hit |= dict.fromkeys(seq for seq, _ in previous.rows)
-        failed = []
-        for seq in hit:
-            self._take_out(seq.request_id, FinishReason.aborted)
+    def _fail(self, plan: StepPlan, error: RuntimeError) -> list[Answer]:
+        """A launch has failed: who was to take part ends with the error, the others go on."""
+        changed = []
+        if self._pending is not None:  # the tokens of the launch before are good
+            pending, self._pending = self._pending, None
+            changed = self._read(pending)
+        for seq in self.core.cancel(plan):
             if seq in self._answer_of:
-                failed.append(self._answer_of[seq])
-                failed[-1].error = str(error)
+                changed.append(self._answer_of[seq])
+                changed[-1].error = str(error)
                 self._end_all(seq, "error")
-        return failed
+        self._tell_late_ends()
+        return changed
+
+    def _break(self, error: RuntimeError) -> list[Answer]:
+        """Nothing can be served any more: what is unfinished ends with the error, and so does what comes."""
+        self._broken = error
+        lost = [*self._answer_of.values(), *(answer for answer, _ in self._held)]
+        self._answer_of.clear()
+        self._held.clear()
+        for answer in lost:
+            answer.error = str(error)
+            answer.end("error")
+        return lost
 
     def _end_all(self, seq: Sequence, reason: str) -> None:
         answer = self._answer_of.pop(seq)
@@ -333,6 +367,10 @@ class Engine:
             self.observer.left(seq, reason, self.clock.now())
         return seq
 
+    def _check_logprobs(self, params: SamplingParams) -> None:
+        if params.logprobs is not None and params.logprobs > self._vocab_size:
+            raise ValueError(f"logprobs={params.logprobs}: the vocabulary has {self._vocab_size} tokens")
+
     def _check_adapter(self, lora: str | None) -> None:
         known = () if self._adapters is None else self._adapters.names
         if lora is not None and lora not in known:
@@ -349,7 +387,7 @@ class Engine:
 
     def _check_tokens(self, tokens: list[int]) -> None:
         for place, token in enumerate(tokens):
-            if not 0 <= token < self._vocab_size:
+            if not isinstance(token, int | np.integer) or not 0 <= token < self._vocab_size:
                 raise ValueError(
                     f"token {token} at place {place} of the prompt: must be >= 0 and < {self._vocab_size}"
                 )

@@ -190,7 +190,7 @@ class EngineThread:
             self._given_up.clear()
             for stream in given_up:
                 self._line.pop(stream, None)
-            entering = list(islice(self._line, max(0, self._max_waiting - engine.core.num_waiting)))
+            entering = list(islice(self._line, max(0, self._max_waiting - engine.num_waiting)))
             for stream in entering:
                 del self._line[stream]
             self._num_waiting += len(entering)
@@ -245,7 +245,7 @@ class EngineThread:
         """The one way out of the engine. Each event loop is woken once, and not for what it knows it has."""
         awake: dict[asyncio.AbstractEventLoop, list[Stream]] = {}
         with self._todo:
-            self._num_waiting = self._engine.core.num_waiting
+            self._num_waiting = self._engine.num_waiting
             for stream, state in news.items():
                 stream.state = state
                 if stream.has_ended:

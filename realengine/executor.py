@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import torch
 
 from kernels.sampling import count_tokens, mark_prompt
@@ -18,7 +19,28 @@ from realengine.kv_cache import KvCache
 from realengine.lora import AdapterBank, Segments
 from realengine.model import Decoder
 from realengine.upload import Upload
-from realengine.work import ON_DEVICE, DecodeWords, Draw, Mark, MixedWords, Padding, RowSettings, Shape, Work
+from realengine.work import (
+    ON_DEVICE,
+    SAMPLING,
+    DecodeWords,
+    Draw,
+    Mark,
+    MixedWords,
+    Padding,
+    RowSettings,
+    Shape,
+    Work,
+    pack,
+    pack_sampling,
+)
+
+
+WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
+WARM_UP_CACHED = 4096  # long enough for its context to be split
+
+
+class DeviceLostError(RuntimeError):
+    """Nothing can be computed any more: what the device, or other ranks, hold is not known."""
 
 
 class Executor:
@@ -46,6 +68,7 @@ class Executor:
         self._host_kv = host_kv
         self.adapters = adapters
         self._num_slots = num_slots
+        self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // cache.block_size)
         self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
@@ -79,6 +102,31 @@ class Executor:
         if len(drawn) == 1:
             return drawn[0]
         return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
+
+    def warm_up(self) -> None:
+        """Run prompt chunks of each kind once, on block 0: kernels are compiled at their first launch."""
+        for num_tokens in WARM_UP_TOKENS:
+            for num_cached in (0, WARM_UP_CACHED):
+                if num_tokens + num_cached <= self._max_model_len:
+                    self.run(self._chunk(num_tokens, num_cached))
+
+    def _chunk(self, num_tokens: int, num_cached: int) -> Work:
+        """A chunk of a prompt in the row of padding."""
+        slot = np.full(1, self._num_slots)
+        end = num_cached + num_tokens
+        shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
+        sections = [
+            pack_sampling(np.zeros(1, SAMPLING)),
+            np.zeros(num_tokens),
+            np.arange(num_cached, end),
+            np.repeat(slot, num_tokens),
+            slot,
+            np.array([end]),
+            np.array([0, num_tokens]),
+            np.array([num_tokens - 1]),
+            slot,
+        ]
+        return Work(shape=shape, words=pack(sections))
 
     def _prepare(self, work: Work) -> None:
         for is_store, pairs in work.moves:
@@ -127,6 +175,8 @@ class Executor:
 
     def _mixed(self, words: torch.Tensor, shape: Shape) -> Drawn | None:
         views = MixedWords.of(words, shape)
+        if shape.num_updates:
+            self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
         block_size = self._cache.block_size
         slots_T, positions_T = views.slots_T.long(), views.positions_T.long()
         ids_T = self._tables_SM[slots_T, positions_T // block_size].long()

@@ -53,6 +53,7 @@ class DecodeGraphs:
         self._words = torch.zeros(largest, dtype=torch.int32, device=device)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # one for all, as libraries keep a workspace for each
 
     def size_for(self, num_rows: int) -> int | None:
         """The rows of the graph that a step of num_rows rows runs in; None: it is larger than all."""
@@ -70,9 +71,11 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture all sizes for greedy decoding; other ways to draw are captured when they come."""
+        """Capture all sizes, greedy and sampled, with adapters and without: serving must not stop for it."""
         for num_rows in reversed(self.sizes):
-            self._captured(self._shape(num_rows, Draw.greedy, has_adapters=False))
+            for draw in (Draw.greedy, Draw.sample):
+                for has_adapters in {False, self._max_loras > 0}:
+                    self._captured(self._shape(num_rows, draw, has_adapters))
 
     def run(self, shape: Shape, words: torch.Tensor) -> Drawn:
         """Replay a step's iterations. words: on the host, pinned."""
@@ -107,7 +110,7 @@ class DecodeGraphs:
 
     def _capture(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         words = self._words[: sum(DecodeWords.sizes(shape))]
-        stream = torch.cuda.Stream()
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compiles kernels, which a capture must not
             self._pad(words, shape)
@@ -116,7 +119,7 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog asks for events meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             drawn = self._decode(words, shape)
         return graph, drawn.tokens_IS[0]
 
@@ -130,7 +133,7 @@ class DecodeGraphs:
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, and every 8th up to 256, then every 16th up to 512: at most 7 of 8 rows are padding."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
+    """1, 2, 4, every 8th up to 64, then every 16th up to 512."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 513, 16)]
     within = [size for size in sizes if size < max_num_seqs]
     return (*within, min(max_num_seqs, 512))

@@ -73,36 +73,56 @@ class LLM:
         lora: the adapter of all prompts, or one or None for each, by name.
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        if any(isinstance(prompt, int) for prompt in asked):
+            raise ValueError("prompts: a list of prompts, each text or token ids; [[1, 2, 3]] for one of ids")
         num = len(asked)
         every = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * num
         adapters = [lora] * num if lora is None or isinstance(lora, str) else list(lora)
         for what, given in (("sampling params", every), ("adapters", adapters)):
             if len(given) != num:
                 raise ValueError(f"{len(given)} {what} for {num} prompts: one each, or one for all")
-        answers = [
-            self.engine.add(self._tokens(prompt), one, lora=name)
-            for prompt, one, name in zip(asked, every, adapters, strict=True)
-        ]
-        self.engine.run()
+        tokens = [self._tokens(prompt) for prompt in asked]
+        answers: list[Answer] = []
+        try:
+            for prompt, one, name in zip(tokens, every, adapters, strict=True):
+                answers.append(self.engine.add(prompt, one, lora=name))
+            self.engine.run()
+        except BaseException:
+            for answer in answers:
+                self.engine.abort(answer.request_id)
+            raise
         return [self._output(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
-        """Serve one prompt; its text as it comes. Raises ValueError if it cannot be served."""
+        """Serve one prompt; its text as it comes. Raises ValueError if it cannot be served, or to its end.
+
+        Closing the iterator gives the request up.
+        """
         answer = self.engine.add(self._tokens(prompt), params or SamplingParams())
         if answer.error is not None:
             raise ValueError(answer.error)
-        detokenizer = Detokenizer(self._tokenizer())
         output = answer.outputs[0]
-        num_told = 0
-        while output.finish_reason is None or num_told < len(output.tokens):
-            if num_told == len(output.tokens):
+        detokenizer = Detokenizer(self._tokenizer())
+        num_told = 0  # tokens; or characters, where stop strings are looked for
+        try:
+            while not answer.is_finished:
                 self.engine.step()
-                continue
-            token = output.tokens[num_told]
-            num_told += 1
-            if token not in self.architecture.eos_token_ids:
-                yield detokenizer.add(token)
-        yield detokenizer.finish()
+                if self.engine.pause_s:
+                    self.engine.clock.sleep(min(self.engine.pause_s, 1.0))
+                if output.text is not None:
+                    yield output.text[num_told:]
+                    num_told = len(output.text)
+                    continue
+                new, num_told = output.tokens[num_told:], len(output.tokens)
+                for token in new:
+                    if token not in self.architecture.eos_token_ids:
+                        yield detokenizer.add(token)
+            if output.text is None:
+                yield detokenizer.finish()
+        finally:
+            self.engine.abort(answer.request_id)
+        if answer.error is not None:
+            raise ValueError(answer.error)
 
     def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None) -> Iterator[str]:
         """The assistant's next turn; its text as it comes."""

@@ -44,10 +44,19 @@ class Ranks:
         ]
         for process in processes:
             process.start()
+        self._processes = processes
         self.group = connect(0, world_size, device, address)
         self._channel = StepChannel(self.group)
         self.close = weakref.finalize(self, _close, self._channel, processes)
         """Ends the processes; also called when this is collected, or Python ends."""
+
+    def kill(self) -> None:
+        """End the processes whatever they do."""
+        self.close.detach()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(STOP_TIMEOUT_S)
 
     def send(self, work: Work) -> None:
         """A step, to be executed by all of them."""

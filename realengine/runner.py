@@ -62,18 +62,16 @@ class Launch:
         self.finished: list[Sequence] = []
         """Who ends with this launch for want of room for more tokens."""
         self._tokens: torch.Tensor | None = None
-        self._drawn = drawn
+        self._logprobs: tuple[torch.Tensor, ...] = ()
         self._event: torch.cuda.Event | None = None
         if drawn is None:
             return
+        self._tokens = _on_host(drawn.tokens_IS)
+        if drawn.logprobs is not None:
+            self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)
         if drawn.tokens_IS.is_cuda:
-            size = drawn.tokens_IS.shape
-            self._tokens = torch.empty(size, dtype=torch.int64, pin_memory=True)
-            self._tokens.copy_(drawn.tokens_IS, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
-        else:
-            self._tokens = drawn.tokens_IS
 
     def tokens(self) -> list[list[int]]:
         """The tokens of each row, waited for: one an iteration."""
@@ -85,12 +83,19 @@ class Launch:
         return columns[: len(self.rows)]
 
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Of each row's token, if anybody asked."""
-        if self._drawn is None or self._drawn.logprobs is None:
+        """Of each row's token, if anybody asked; once the tokens are there."""
+        if not self._logprobs:
             return None
-        drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._drawn.logprobs)
+        drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
         rows = zip(drawn_S, top_SK, tokens_SK, strict=True)
         return [TokenLogprobs(own, dict(zip(tokens, top, strict=True))) for own, top, tokens in rows]
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On its way to pinned memory, where it is on a GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 class Runner:
@@ -147,7 +152,7 @@ class Runner:
         self._num_ids_S[slot] = 0
         own_seed = params.seed is not None
         self._sampling_S[slot] = (
-            params.seed if own_seed else self._seed,
+            _folded(self._seed if params.seed is None else params.seed),
             index if own_seed else seq.request_id + (index << 32),
             params.temperature,
             params.top_p,
@@ -204,15 +209,16 @@ class Runner:
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             marks=tuple(self._marks),
         )
-        self._puts.clear()
         self._updates.clear()
-        self._marks.clear()
         try:
-            return Launch(rows, self._execute(work), num_iterations)
+            launch = Launch(rows, self._execute(work), num_iterations)
         except RuntimeError:
             self._tables_SM.fill(-1)  # nobody knows which of the updates were made
             self._num_ids_S.fill(0)
             raise
+        self._puts.clear()
+        self._marks.clear()
+        return launch
 
     def _decodes(self, plan: StepPlan) -> tuple[list[Row], NDArray[np.int64], NDArray[np.int64]]:
         """Who decodes, their slots, and their contexts with the token to be computed."""
@@ -354,7 +360,10 @@ class Runner:
             1,
             num_logprobs,
             len(segments) // 2,
+            len(self._updates),
         )
+        updates = np.array(self._updates, np.int64).reshape(-1, 2)
+        self._updates.clear()
         sections = [
             pack_sampling(self._sampling_S[drawn_slots]),
             *(np.concatenate(parts) for parts in (tokens, positions, token_slots, slots, contexts)),
@@ -362,6 +371,8 @@ class Runner:
             np.array(drawn),
             np.array(drawn_slots),
             segments,
+            updates[:, 0],
+            updates[:, 1],
         ]
         return rows, shape, pack(sections)
 
@@ -416,3 +427,8 @@ class Runner:
         if not len(slots):
             return Draw.greedy, -1
         return Draw(int(self._draw_S[slots].max())), int(self._num_logprobs_S[slots].max())
+
+
+def _folded(seed: int) -> int:
+    """64 bits, as a signed number."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

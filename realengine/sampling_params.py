@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 MAX_LOGPROBS = 100
-ALLOWED_LOGPROBS = f">= 0 and <= {MAX_LOGPROBS}, or None"
+ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,10 @@ class SamplingParams:
     logprobs: int | None = None
     """Likeliest tokens to tell with their log-probabilities beside each token drawn; None: tell none."""
     max_tokens: int | None = 16
-    """Output tokens at most; None: until the model's context is full."""
+    """Output tokens at most, of each answer; None: until the model's context is full.
+
+    Of several answers together also as many as the KV cache holds.
+    """
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = field(default=())
     """Tokens that end the answer besides the model's own; they are part of it."""
@@ -38,24 +42,56 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("temperature", self.temperature >= 0, ">= 0; 0 for greedy"),
-            ("top_k", self.top_k >= 0, ">= 0; 0 for all"),
-            ("top_p", 0 < self.top_p <= 1, "> 0 and <= 1"),
-            ("min_p", 0 <= self.min_p <= 1, ">= 0 and <= 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
+            ("temperature", _is_number(self.temperature) and self.temperature >= 0, ">= 0; 0 for greedy"),
+            ("top_k", _is_whole(self.top_k) and 0 <= self.top_k < 1 << 31, "a whole number >= 0; 0 for all"),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "> 0 and <= 1"),
+            ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, ">= 0 and <= 1"),
+            (
+                "repetition_penalty",
+                _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                "a number > 0",
+            ),
+            ("presence_penalty", _is_number(self.presence_penalty), "a number"),
+            ("frequency_penalty", _is_number(self.frequency_penalty), "a number"),
+            ("n", _is_whole(self.n) and self.n >= 1, "a whole number >= 1"),
+            ("logprobs", self.logprobs is None or _are_logprobs(self.logprobs), ALLOWED_LOGPROBS),
+            (
+                "max_tokens",
+                self.max_tokens is None or (_is_whole(self.max_tokens) and self.max_tokens >= 1),
+                "a whole number >= 1, or None",
+            ),
+            ("stop_token_ids", _are_whole(self.stop_token_ids), "a sequence of token ids"),
             ("stop", _are_stops(self.stop), "a sequence of strings, none of them empty"),
-            ("n", self.n >= 1, ">= 1"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, ALLOWED_LOGPROBS),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, ">= 1, or None"),
+            ("seed", self.seed is None or _is_seed(self.seed), "a whole number of 64 bits, or None"),
         )
         for name, holds, allowed in checks:
             if not holds:
-                raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be {allowed}")
 
     @property
     def has_penalties(self) -> bool:
         """Whether tokens seen so far change what is drawn."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and -(1 << 63) <= value < 1 << 64
+
+
+def _are_logprobs(value: object) -> bool:
+    return isinstance(value, int) and _is_whole(value) and 0 <= value <= MAX_LOGPROBS
+
+
+def _are_whole(values: object) -> bool:
+    return isinstance(values, tuple | list) and all(_is_whole(value) for value in values)
 
 
 def _are_stops(stop: object) -> bool:

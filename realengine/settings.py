@@ -89,7 +89,7 @@ class EngineSettings:
             raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
 
     @property
-    def max_num_batched_tokens(self) -> int:
+    def max_num_batched_tokens(self) -> int | None:
         """Tokens of the largest step, where the batching policy bounds them."""
-        limit: int = getattr(self.batching, "max_num_batched_tokens", 8192)
+        limit: int | None = getattr(self.batching, "max_num_batched_tokens", None)
         return limit

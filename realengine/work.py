@@ -5,7 +5,7 @@ places, so that a captured graph finds them; rows behind the last one are paddin
 
     decode  | sampling 12 B | token B | slot B | context B | table place B | block id B | adapters |
     mixed   | sampling 12 S | token T | position T | slot of token T | slot B | context B |
-            | start of chunk B - D + 1 | drawn row S | its slot S | adapters |
+            | start of chunk B - D + 1 | drawn row S | its slot S | adapters | table place U | block id U |
 
 adapters: segment start G + 1, segment slot G, if any row uses one (`realengine.lora`).
 """
@@ -52,6 +52,8 @@ class Shape(NamedTuple):
     """Most likely tokens to name beside each token drawn; -1: no logprobs."""
     num_segments: int = 0
     """G, runs of tokens of one adapter; 0: no row uses any."""
+    num_updates: int = 0
+    """U, entries of block tables that change; of a mixed step."""
 
     @property
     def is_decode(self) -> bool:
@@ -84,8 +86,8 @@ class Work:
     """A step, with what has to be done on the device before it.
 
     moves: one after the other, whether into host memory and (block, place there) pairs [N, 2]. copies: (from,
-    to) blocks [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], of what the words have
-    no room for.
+    to) blocks [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], of what a decode
+    step's words have no room for.
     """
 
     shape: Shape | None = None
@@ -136,6 +138,8 @@ class MixedWords(NamedTuple):
     drawn_slots_S: torch.Tensor
     segment_starts: torch.Tensor
     segment_slots: torch.Tensor
+    places_U: torch.Tensor
+    ids_U: torch.Tensor
 
     @classmethod
     def of(cls, words: torch.Tensor, shape: Shape) -> MixedWords:
@@ -152,6 +156,8 @@ class MixedWords(NamedTuple):
             drawn,
             drawn,
             *_segment_sizes(shape),
+            shape.num_updates,
+            shape.num_updates,
         ]
         return cls(*torch.split(words, sizes))
 

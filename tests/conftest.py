@@ -21,5 +21,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 def pytest_report_header() -> str:
     """Say what is left out."""
     if MISSING:
-        return f"not run: tests/kernels, tests/realengine, tests/validate: {' and '.join(MISSING)} not installed"
+        missing = " and ".join(MISSING)
+        return f"not run: tests/kernels, tests/realengine, tests/validate: {missing} not installed"
     return ""

@@ -13,8 +13,6 @@ from kernels.block_copy import (
     gather_blocks_reference,
     scatter_blocks,
     scatter_blocks_reference,
-    swap_in,
-    swap_out,
 )
 
 NUM_BLOCKS = 9
@@ -76,19 +74,6 @@ def test_gather_and_scatter_match_reference(shape, dtype, num_tensors, count, se
     scatter_blocks(stagings[0], other, ours)
     scatter_blocks_reference(stagings[1], other, expected)
     assert_equal_bytes(ours.tensors, expected.tensors)
-
-
-def test_swapped_out_blocks_come_back_elsewhere(generator, guarded):
-    """Seven blocks through a staging buffer of three: three transfers, each way."""
-    caches, before = make_caches((4, 2, 8), torch.float32, 3, generator(0), guarded)
-    host = torch.zeros_like(caches.staging(7))
-    swap_out(caches, torch.tensor([8, 1, 3, 2, 7, 6, 5]), host, caches.staging(3))
-    for x in caches.tensors:
-        x.fill_(torch.nan)
-    swap_in(host, torch.tensor([2, 3, 4, 5, 6, 7, 8]), caches, caches.staging(3))
-    for x, y in zip(caches.tensors, before.tensors, strict=True):
-        assert torch.equal(x[2:], y[[8, 1, 3, 2, 7, 6, 5]])
-        assert bool(x[:2].isnan().all())
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,7 @@ def test_a_bad_request_raises_its_own_error_while_others_go_on(expected):
         "an empty prompt",
         "prompt of 128 tokens: max_model_len is 128",
     ]
-    assert [type(error) for error in errors] == [ValueError, ValueError, ValueError, TypeError, ValueError]
+    assert [type(error) for error in errors] == [ValueError] * 5
     assert "no tokenizer: give token ids" in str(errors[4])
     assert [output.outputs[0].token_ids for output in (first, other)] == expected[:2]
 

@@ -1,5 +1,6 @@
 """The engine against a plain eager model: same tokens whatever the policies do with batches and memory."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
 from realengine.architecture import Architecture
+from realengine.executor import DeviceLostError
 from realengine.llm import LLM
 from realengine.lora_adapter import random_adapter
 from realengine.sampling_params import SamplingParams
@@ -446,6 +448,104 @@ def test_who_gives_up_frees_its_memory_and_leaves_the_others_alone(overlap, expe
             assert tokens == expected("llama")[place]
     llm.engine.core.check_integrity()
     assert llm.engine.core.num_unfinished == 0
+
+
+def test_a_finished_answer_is_not_lost_to_a_failure_that_comes_later(expected):
+    llm = make(overlap=True)
+    short = llm.engine.add(prompts()[1], replace(GREEDY, max_tokens=2))
+    llm.engine.step()
+    llm.engine.step()  # both tokens are launched, the second is not read yet
+    other = llm.engine.add(prompts()[2], GREEDY)
+
+    def failing(work):
+        raise torch.OutOfMemoryError("no room")
+
+    llm.engine._runner._execute = failing
+    llm.engine.run()
+    assert short.error is None
+    assert tuple(short.outputs[0].tokens) == expected("llama")[1][:2]
+    assert other.error == "no room"
+    llm.engine.core.check_integrity()
+
+
+@pytest.mark.parametrize("what", ["moves", "lost"])
+def test_an_engine_that_cannot_go_on_ends_all_with_the_reason(what):
+    llm = make(num_kv_blocks=20, caching=Paged(block_size=4), scheduling=Fcfs(preemption_mode="swap"))
+    execute = llm.engine._runner._execute
+
+    def failing(work):
+        if work.moves if what == "moves" else work.shape.num_iterations:
+            raise torch.OutOfMemoryError("no room") if what == "moves" else DeviceLostError("a rank is gone")
+        return execute(work)
+
+    llm.engine._runner._execute = failing
+    outputs = llm.generate(prompts(), GREEDY)
+    failed = [output for output in outputs if output.error is not None]
+    assert failed
+    assert {output.error for output in failed} == {"no room" if what == "moves" else "a rank is gone"}
+    assert all(output.finished for output in outputs)
+    assert llm.engine.num_unfinished == 0
+    (later,) = llm.generate([prompts()[0]], GREEDY)
+    assert "the engine has failed" in later.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 1 << 64}, "seed=18446744073709551616: must be a whole number of 64 bits"),
+        ({"seed": 1.5}, "seed=1.5: must be"),
+        ({"top_k": 1 << 31}, "top_k=2147483648: must be a whole number"),
+        ({"temperature": float("inf")}, "temperature=inf: must be"),
+        ({"frequency_penalty": "x"}, "frequency_penalty='x': must be a number"),
+        ({"max_tokens": 1.5}, "max_tokens=1.5: must be a whole number"),
+        ({"n": 2.0}, "n=2.0: must be a whole number"),
+        ({"stop_token_ids": 3}, "stop_token_ids=3: must be a sequence of token ids"),
+        ({"stop": ""}, "stop='': must be a sequence of strings"),
+        ({"logprobs": 101}, "logprobs=101: must be a whole number >= 0 and <= 100"),
+    ],
+)
+def test_sampling_params_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SamplingParams(**settings)
+
+
+def test_every_seed_of_64_bits_draws():
+    seeds = [SamplingParams(max_tokens=3, seed=seed) for seed in (-(1 << 63), -1, 0, (1 << 64) - 1)]
+    outputs = make().generate([prompts()[1]] * 4, seeds)
+    assert all(output.error is None for output in outputs)
+    assert outputs[1].outputs[0].token_ids == outputs[3].outputs[0].token_ids  # the same 64 bits
+
+
+def test_each_is_told_as_many_logprobs_as_it_asked_for():
+    llm = make()
+    asked = [replace(GREEDY, logprobs=num) for num in (1, 5, 0)]
+    outputs = llm.generate([prompts()[1]] * 3, asked)
+    assert [len(output.outputs[0].logprobs[3].top) for output in outputs] == [1, 5, 0]
+    assert outputs[0].outputs[0].logprobs[3].top.items() <= outputs[1].outputs[0].logprobs[3].top.items()
+    too_many, fine = llm.generate([prompts()[1]] * 2, [replace(GREEDY, logprobs=98), GREEDY])
+    assert too_many.error == "logprobs=98: the vocabulary has 97 tokens"
+    assert fine.error is None
+
+
+@pytest.mark.parametrize("caching", [PrefixCaching(block_size=4), Radix(block_size=4)])
+def test_logprobs_behind_a_hit_are_those_without(caching):
+    llm = make(caching=caching)
+    params = replace(GREEDY, logprobs=5)
+    (cold,), (warm,) = llm.generate([prompts()[4]], params), llm.generate([prompts()[4]], params)
+    for before, after in zip(cold.outputs[0].logprobs, warm.outputs[0].logprobs, strict=True):
+        assert list(before.top) == list(after.top)
+        assert list(before.top.values()) == pytest.approx(list(after.top.values()), abs=1e-5)
+
+
+def test_prompts_in_no_shape_leave_nothing_behind():
+    llm = make()
+    with pytest.raises(ValueError, match="give token ids"):
+        llm.generate([[1, 2], "text"])
+    with pytest.raises(ValueError, match=re.escape("[[1, 2, 3]] for one of ids")):
+        llm.generate([1, 2, 3])
+    assert llm.engine.num_unfinished == 0
+    (output,) = llm.generate([[1.5]], GREEDY)
+    assert "token 1.5 at place 0" in output.error
 
 
 def test_a_bad_request_ends_with_its_error_while_others_go_on(expected):

@@ -60,3 +60,24 @@ def test_greedy_tokens_do_not_depend_on_batch_or_chunks(num_others, tokens_a_ste
     served = engines[tokens_a_step].generate([*before, *QUESTIONS, *after], GREEDY)
     answers = served[len(before) : len(before) + len(QUESTIONS)]
     assert [answer.outputs[0].token_ids for answer in answers] == alone
+
+
+@pytest.mark.parametrize("stop", [("Paris",), (" is Par", "zebra"), ("not there",)])
+def test_a_stop_string_ends_the_text_before_it(engines, stop):
+    """The same for generate and for stream, whose pieces join to the same text."""
+    llm = engines[2048]
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=16, stop=stop)
+    whole = "The capital of France is Paris."
+    cut = min((whole.index(one) for one in stop if one in whole), default=len(whole))
+    assert "".join(llm.chat(question, params)) == whole[:cut]
+    (output,) = llm.generate([llm.tokenizer.apply_chat(question)], params)
+    assert output.outputs[0].text == whole[:cut]
+    assert output.outputs[0].finish_reason == "stop"
+
+
+def test_who_stops_listening_gives_the_request_up(engines):
+    pieces = engines[2048].stream("Once upon a time", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(pieces)
+    pieces.close()
+    assert engines[2048].engine.num_unfinished == 0
