@@ -34,7 +34,6 @@ from realengine.work import (
     pack_sampling,
 )
 
-
 WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
 WARM_UP_CACHED = 4096  # long enough for its context to be split
 
@@ -115,7 +114,7 @@ class Executor:
         slot = np.full(1, self._num_slots)
         end = num_cached + num_tokens
         shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
-        sections = [
+        sections: list[np.ndarray] = [
             pack_sampling(np.zeros(1, SAMPLING)),
             np.zeros(num_tokens),
             np.arange(num_cached, end),

