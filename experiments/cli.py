@@ -1,6 +1,7 @@
 """The console script `windtunnel <command> ...`. Commands are imported when called: start-up is cheap.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 130 Ctrl-C.
+Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 3 a load on a
+server of which a part failed, 130 Ctrl-C.
 """
 
 import importlib
@@ -45,8 +46,18 @@ COMMANDS = {
         "Where a model's prefill and decode lie under the roofline of a GPU, and what bounds them.",
         "roofline",
     ),
+    "validate": Command(
+        "experiments.validate.command",
+        "Hold a simulated run against measured requests: how far apart are they?",
+        "validate",
+    ),
     "explain": Command(
         "experiments.explain.command", "One request's life in a run: every wait with its reason."
+    ),
+    "observe": Command(
+        "experiments.observe.command",
+        "Load an OpenAI-compatible server with a workload and record what a client sees.",
+        "observe",
     ),
     "chat": Command("experiments.chat", "Talk to a model that the real engine serves."),
     "new": Command(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,9 @@ def write_result(
 def write_table(table: pd.DataFrame, file: Path) -> None:
     """One parquet file."""
     table.to_parquet(file, index=False, compression="zstd")
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Of a resolved configuration: equal settings, equal digests, in whatever order they stand."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ def test_words_that_are_no_settings_are_the_message():
         (["temprature=1", "hi"], "temprature: no such setting; nearest: temperature"),
         (["temperature=-1", "hi"], "temperature=-1.0: must be >= 0; 0 for greedy"),
         (["temperature=x", "hi"], "temperature=x: must be a number"),
-        (["max_tokens=0", "hi"], "max_tokens=0: must be >= 1"),
+        (["max_tokens=0", "hi"], "max_tokens=0: must be a whole number >= 1"),
         (["model=nowhere.gguf", "hi"], "nowhere.gguf"),
     ],
 )

@@ -1,0 +1,195 @@
+"""The figures of an observed run, named as those of a simulated one, and what the client adds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.observe.load import Load
+from experiments.observe.reply import Reply
+from sim.metrics import definitions
+from sim.metrics.by_class import figures_by_class
+from sim.metrics.slo import Slo, goodput
+from sim.metrics.summary import check_conservation, request_metrics
+from sim.metrics.window import Window, measured_window
+from sim.records import RunRecords, Status
+from sim.scenario import MetricsSettings
+from sim.workload.base import WorkloadNotes
+
+LATE_SHARE = 0.01
+"""Of requests sent late, from which on the client itself is suspected."""
+STALL_MS = 5.0
+"""A client busy for so long at its 99th percentile adds that to what it measures."""
+
+
+def observed_figures(
+    records: RunRecords, load: Load, *, slo: Slo | None, metrics: MetricsSettings, late_s: float
+) -> dict[str, Any]:
+    """All figures as plain JSON. Latencies count from the moment of sending."""
+    counts = check_conservation(records)
+    window = measured_window(records.end_s, warmup_s=metrics.warmup_s, cooldown_s=metrics.cooldown_s)
+    table = request_metrics(records.requests, slo)
+    measured = table[window.holds(_times(table, "arrival_s"))]
+    gaps_inside = records.gap_count * window.holds(records.gap_end_s)
+    figures = {
+        "source": "observed",
+        "simulated_s": records.end_s,  # seconds on the wall clock; the name is a simulated run's
+        "interrupted": records.interrupted,
+        "stopped": load.stopped or None,
+        "requests": counts,
+        "failed": _failures(load.replies),
+        "trimmed": {
+            "warmup_s": metrics.warmup_s,
+            "cooldown_s": metrics.cooldown_s,
+            "start_s": window.start_s,
+            "end_s": window.end_s,
+            "requests_left_out": len(table) - len(measured),
+        },
+        **{
+            name: definitions.describe(_times(measured, f"{name}_s"))
+            for name in ("ttft", "tpot", "e2e", "queue")
+        },
+        "itl": definitions.describe(records.gap_s, gaps_inside),
+        **figures_by_class(table, window, slo),
+        "throughput": _throughput(table, window, int(gaps_inside.sum())),
+        "goodput": None if slo is None else goodput(table, measured, window, slo),
+        "client": _client(table, load, late_s),
+        "tokens": _tokens(load.replies),
+    }
+    plain: dict[str, Any] = _plain(figures)
+    return plain
+
+
+def client_notes(summary: dict[str, Any]) -> list[str]:
+    """What the reader must know about the client before trusting the server's figures."""
+    client, tokens, failed, requests = (summary[k] for k in ("client", "tokens", "failed", "requests"))
+    found = []
+    if summary["stopped"] == "interrupted":
+        found.append(f"Interrupted after {summary['simulated_s']:.1f} s: a part of the run.")
+    elif summary["stopped"] and summary["stopped"] != "until_s":
+        found.append(
+            f"Given up after {summary['simulated_s']:.1f} s: {summary['stopped']}; the rest was not sent."
+        )
+    if failed["count"]:
+        kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["by_error"].items())
+        found.append(f"{failed['count']:,} of {requests['arrived']:,} requests failed: {kinds}.")
+    if requests["rejected"]:
+        kinds = "; ".join(f"{count:,} x {error}" for error, count in failed["refusals"].items())
+        found.append(f"{requests['rejected']:,} of {requests['arrived']:,} requests were refused: {kinds}.")
+    others = requests["aborted"] - failed["count"]
+    if others:
+        found.append(f"{others:,} of {requests['arrived']:,} requests were given up by their client.")
+    if requests["unfinished"]:
+        found.append(
+            f"{requests['unfinished']:,} of {requests['arrived']:,} requests were unfinished at the end."
+        )
+    lag_ms, stall_ms = (1e3 * (client[name]["p99_s"] or 0) for name in ("lag", "stall"))
+    if (client["late_share"] or 0) > LATE_SHARE:
+        found.append(
+            f"{100 * client['late_share']:.1f} % of the requests left more than {client['late_ms']:g} ms "
+            f"after their time (p99 {lag_ms:.1f} ms): the client was the bottleneck; lower the load, or run "
+            "it on a machine of its own."
+        )
+    if stall_ms > STALL_MS:
+        found.append(
+            f"The client was busy with other things for {stall_ms:.1f} ms (p99): its times are late by up to "
+            "as much."
+        )
+    if tokens["mean_per_chunk"] and tokens["several_share"] > 0:
+        found.append(
+            f"{100 * tokens['several_share']:.1f} % of the chunks held several tokens (mean "
+            f"{tokens['mean_per_chunk']:.2f}, at most {tokens['max_per_chunk']}); those came at one time, "
+            "and the gaps of 0 s between them are in ITL."
+        )
+    if tokens["spread_requests"]:
+        found.append(
+            f"Of {tokens['spread_requests']:,} answers the server said only how many tokens they had in all: "
+            "they were spread evenly over the chunks."
+        )
+    if tokens["off_prompts"]:
+        found.append(
+            f"{tokens['off_prompts']:,} prompts were another length on the server than in the workload (mean "
+            f"{100 * tokens['mean_off_share']:+.1f} %)."
+        )
+    if tokens["off_outputs"]:
+        found.append(f"{tokens['off_outputs']:,} answers had another length than was asked for.")
+    return found
+
+
+def workload_notes(notes: WorkloadNotes) -> list[str]:
+    """What the traffic is not."""
+    found = [f"{count:,} skipped: {reason}." for reason, count in notes.skipped.items()]
+    if notes.num_clipped:
+        found.append(f"{notes.num_clipped:,} requests were clipped to the model's context.")
+    if notes.num_conversations_cut:
+        found.append(f"{notes.num_conversations_cut:,} conversations ended early: the context was full.")
+    return found
+
+
+def _failures(replies: Sequence[Reply]) -> dict[str, Any]:
+    failed = Counter(reply.error for reply in replies if reply.has_failed)
+    refused = Counter(
+        f"{reply.http_status} {reply.error}" for reply in replies if reply.status is Status.rejected
+    )
+    return {
+        "count": failed.total(),
+        "by_error": dict(failed.most_common(5)),
+        "refusals": dict(refused.most_common(5)),
+    }
+
+
+def _client(table: pd.DataFrame, load: Load, late_s: float) -> dict[str, Any]:
+    """How punctual the client was. stall: naps of the heartbeat that took longer than asked."""
+    lag_s = _times(table, "lag_s")
+    return {
+        "late_ms": late_s * 1e3,
+        "late_share": float((lag_s > late_s).mean()) if len(lag_s) else math.nan,
+        "lag": definitions.describe(lag_s),
+        "stall": definitions.describe(np.array(load.stalls_s)),
+    }
+
+
+def _tokens(replies: Sequence[Reply]) -> dict[str, Any]:
+    held = np.array([n for reply in replies for n in reply.chunks().num_tokens], np.int64)
+    prompts = [(r.prompt_tokens, r.request.prompt.num_tokens) for r in replies if r.prompt_tokens is not None]
+    off = [counted / asked - 1 for counted, asked in prompts if counted != asked]
+    finished = [reply for reply in replies if reply.status is Status.finished]
+    return {
+        "counted_by": dict(Counter(reply.chunks().counted for reply in finished)),
+        "chunks": len(held),
+        "mean_per_chunk": float(held.mean()) if len(held) else math.nan,
+        "max_per_chunk": int(held.max(initial=0)),
+        "several_share": float((held > 1).mean()) if len(held) else math.nan,
+        "spread_requests": sum(reply.chunks().counted == "spread" for reply in finished),
+        "off_prompts": len(off),
+        "mean_off_share": float(np.mean(off)) if off else 0.0,
+        "off_outputs": sum(r.num_asked is not None and r.num_tokens != r.num_asked for r in finished),
+    }
+
+
+def _throughput(table: pd.DataFrame, window: Window, num_gaps: int) -> dict[str, float]:
+    """Per second of the window: requests finished, tokens that came, prompts whose answer began."""
+    began = window.holds(_times(table, "first_token_s"))
+    finished = window.holds(_times(table, "finished_s")) & (table["status"] == "finished").to_numpy()
+    seconds = window.duration_s if window.duration_s > 0 else math.nan
+    return {
+        "requests_per_s": int(finished.sum()) / seconds,
+        "output_tokens_per_s": (int(began.sum()) + num_gaps) / seconds,
+        "input_tokens_per_s": int(table["prompt_tokens"].to_numpy()[began].sum()) / seconds,
+    }
+
+
+def _times(table: pd.DataFrame, name: str) -> Any:
+    return table[name].to_numpy(dtype=np.float64)
+
+
+def _plain(value: Any) -> Any:
+    """The same for JSON, which has neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,76 @@
+"""What an observed run leaves in its folder: a simulated run's tables, and what only a client has."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.observe.load import Load
+from experiments.observe.tables import capture_table, chunks_table
+from experiments.outputs import write_table
+from experiments.report.attainment import slo_attainment
+from experiments.report.latency import latency_cdfs, ttft_by_prompt_length
+from experiments.report.plain_page import drawn, write_page
+from sim.events import events_table
+from sim.metrics.slo import Slo
+from sim.metrics.summary import request_metrics
+from sim.metrics.window import Window
+from sim.records import RunRecords
+
+
+def write_observation(
+    folder: Path,
+    records: RunRecords,
+    load: Load,
+    summary: dict[str, Any],
+    config: dict[str, Any],
+    *,
+    slo: Slo | None,
+    report: bool,
+) -> None:
+    """Write the files; requests.parquet carries the digest of the configuration in its attrs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    (folder / "summary.json").write_text(
+        json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    requests = request_metrics(records.requests, slo)
+    requests.attrs = {"source": "observed", "config_digest": summary["config_digest"]}
+    write_table(requests, folder / "requests.parquet")
+    write_table(chunks_table(load.replies), folder / "chunks.parquet")
+    write_table(events_table(records), folder / "events.parquet")
+    capture_table(requests, load.replies, folder.name).to_csv(folder / "requests.csv.gz", index=False)
+    if report:
+        _write_page(folder / "report.html", records, requests, summary, config, slo)
+
+
+def _write_page(
+    file: Path,
+    records: RunRecords,
+    requests: pd.DataFrame,
+    summary: dict[str, Any],
+    config: dict[str, Any],
+    slo: Slo | None,
+) -> None:
+    window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
+    measured = requests[window.holds(requests["arrival_s"].to_numpy())]
+    sections = {}
+    if measured["first_token_s"].notna().any():
+        if slo:
+            sections["SLO attainment"] = drawn(slo_attainment(measured, window, slo))
+        sections["Latency"] = drawn(latency_cdfs(records, measured, window, slo))
+        sections["TTFT against prompt length"] = drawn(ttft_by_prompt_length(measured, slo))
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in summary["notes"])
+    sections["Notes"] = f"<ul>{notes}</ul>"
+    sections["Configuration"] = f"<pre>{html.escape(OmegaConf.to_yaml(OmegaConf.create(config)))}</pre>"
+    requests_told = summary["requests"]
+    introduction = (
+        f"{requests_told['finished']:,} of {requests_told['arrived']:,} requests finished in "
+        f"{summary['simulated_s']:.1f} s. Times are the client's, from sending."
+    )
+    write_page(file, f"Observed: {summary['endpoint']['model']} at {config['url']}", introduction, sections)

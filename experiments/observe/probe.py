@@ -1,0 +1,170 @@
+"""Before the load: what the server serves, which options it takes, and how long a text is in its tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from experiments.errors import ConfigError
+from experiments.observe.dialect import OPTIONS, Dialect
+from experiments.observe.endpoint import Endpoint, context_of, served_model
+from experiments.observe.prompts import Prompts, TextLength, TextPrompts, TokenPrompts, text_length
+from experiments.observe.reply import Reply
+from experiments.observe.settings import ObserveSettings
+from policies.request import Prompt, Request
+from sim.workload.conversation import Conversation
+
+NUM_TOKENS = 4
+FEW, MANY = 16, 64
+SMALL_VOCABULARY = (100, 400)
+"""Token ids for toy models, which have none of those in `ObserveSettings.token_ids`."""
+TEXT_MARGIN = 64
+"""Tokens left free of the context, for texts meet a length only about."""
+EXACT = ("min_tokens", "ignore_eos")
+NOT_UNDERSTOOD = (400, 422)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probed:
+    """How to ask this server. max_model_len: tokens of a prompt and its answer. notes: for the reader."""
+
+    dialect: Dialect
+    prompts: Prompts
+    max_model_len: int
+    notes: tuple[str, ...]
+
+
+async def probe(endpoint: Endpoint, settings: ObserveSettings) -> Probed:
+    """Ask small questions until one is answered as wished. Raises ConfigError where none can be."""
+    models = await endpoint.models()
+    name = served_model(settings, models)
+    asker = _Asker(endpoint, settings, name)
+    context = context_of(settings, models.get(name))
+    prompts: Prompts | None = await asker.with_token_ids()
+    if prompts is None:
+        prompts = await asker.with_text()
+        context = max(context - TEXT_MARGIN, context // 2)
+    return Probed(
+        dialect=asker.dialect,
+        prompts=prompts,
+        max_model_len=context,
+        notes=(*asker.notes, *asker.lacks()),
+    )
+
+
+class _Asker:
+    """Asks, and remembers how."""
+
+    def __init__(self, endpoint: Endpoint, settings: ObserveSettings, model: str) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        unwanted = set() if settings.exact_output else set(EXACT)
+        if not isinstance(settings.workload, Conversation):
+            unwanted.add("return_token_ids")  # nobody quotes an answer
+        self._wished = frozenset(OPTIONS) - unwanted
+        self._first = Dialect(
+            model=model,
+            api=settings.api,
+            options=self._wished,
+            seed=settings.seed,
+            temperature=settings.temperature,
+        )
+        self.dialect = self._first
+        self.notes: list[str] = []
+        self._num_answered = NUM_TOKENS
+
+    async def with_token_ids(self) -> Prompts | None:
+        """Prompts of token ids; None if the server does not take them, or they are not wished."""
+        settings = self._settings
+        if settings.api == "chat" or settings.prompts == "text":
+            return None
+        reply = None
+        for low, end in dict.fromkeys((settings.token_ids, SMALL_VOCABULARY)):
+            prompts = TokenPrompts(seed=settings.seed, low=low, end=end)
+            reply = await self._ask(prompts.write(_question(FEW)))
+            if not reply.error:
+                if (low, end) != settings.token_ids:
+                    self.notes.append(f"A small vocabulary: token ids from {low} to {end - 1} were sent.")
+                return prompts
+        if settings.prompts == "token_ids":
+            assert reply is not None
+            raise ConfigError(
+                f"prompts=token_ids: not taken by the server: {reply.error}; choose prompts=auto or text"
+            )
+        return None
+
+    async def with_text(self) -> Prompts:
+        """Prompts of words, whose length in tokens is learnt from two questions."""
+        counted = []
+        for num_words in (FEW, MANY):
+            words = TextPrompts(seed=self._settings.seed, length=TextLength())
+            reply = await self._ask(words.write(_question(num_words)))
+            if reply.error:
+                raise ConfigError(
+                    f"url={self._settings.url}: the server refuses a plain question: {reply.error}"
+                )
+            if reply.prompt_tokens is not None:
+                counted.append((num_words, reply.prompt_tokens))
+        if len(counted) < 2:
+            self.notes.append("The server does not count prompt tokens: a word was taken for one token.")
+            return TextPrompts(seed=self._settings.seed, length=TextLength())
+        length = text_length(*counted)
+        self.notes.append(
+            f"Prompts are words, {length.tokens_per_word:.3g} tokens each and {length.overhead_tokens:.0f} "
+            "around them, as the server counts; lengths are met to about a word."
+        )
+        return TextPrompts(seed=self._settings.seed, length=length)
+
+    def lacks(self) -> list[str]:
+        """What the server would not do."""
+        refused = [name for name in OPTIONS if name in self._wished - self.dialect.options]
+        found = []
+        if refused:
+            meaning = "; ".join(dict.fromkeys(OPTIONS[name] for name in refused if OPTIONS[name]))
+            found.append(f"The server does not take {', '.join(refused)}{f': {meaning}' if meaning else ''}.")
+        if self._settings.exact_output and self._num_answered != NUM_TOKENS:
+            found.append(
+                f"Asked for {NUM_TOKENS} tokens, the server gave {self._num_answered}: answers have lengths "
+                "of their own."
+            )
+        return found
+
+    async def _ask(self, prompt: str) -> Reply:
+        """The answer to a small question, options dropped until there is one, or the last refusal.
+
+        Raises ConfigError where another way to ask would not help.
+        """
+        dialect: Dialect | None = self._first
+        while dialect is not None:
+            reply = Reply(request=_question(1), num_asked=NUM_TOKENS, due_s=0.0)
+            await self._endpoint.send(
+                dialect.body(prompt, NUM_TOKENS, wants_ids=True), reply, time.perf_counter
+            )
+            if not reply.error:
+                self.dialect, self._num_answered = dialect, reply.num_tokens
+                return reply
+            if reply.http_status not in NOT_UNDERSTOOD:
+                raise ConfigError(self._why(reply))
+            if "vocab" in reply.error:
+                return reply
+            dialect = dialect.without(reply.error)
+        return reply
+
+    def _why(self, reply: Reply) -> str:
+        """What to do about a refusal that has nothing to do with options."""
+        settings, status = self._settings, reply.http_status
+        where = f"url={settings.url}"
+        if status in (401, 403):
+            return f"{where}: {self._endpoint.key_wanted(status)}"
+        if status == 404:
+            other = "chat" if settings.api == "completions" else "completions"
+            return f"api={settings.api}: not found at {settings.url}: {reply.error}; try api={other}"
+        if not reply.is_stream:
+            return f"{where}: the server answers in one piece, not in a stream whose times one could observe"
+        if reply.lost:
+            return f"{where}: {reply.error}, on a question of {NUM_TOKENS} tokens"
+        return f"{where}: a question of {NUM_TOKENS} tokens is answered with {status}: {reply.error}"
+
+
+def _question(num_tokens: int) -> Request:
+    return Request(0, 0.0, Prompt(num_tokens))

@@ -1,0 +1,68 @@
+"""From settings to an observed run. It imports the client library: import it late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from experiments.errors import ConfigError
+from experiments.observe.endpoint import connect
+from experiments.observe.load import Load, Question
+from experiments.observe.probe import Probed, probe
+from experiments.observe.reply import Reply
+from experiments.observe.settings import ObserveSettings
+from sim.interrupt import Interrupt
+from sim.workload.base import Arrival, Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """A run that is over."""
+
+    load: Load
+    probed: Probed
+    source: Source
+
+
+async def observe(
+    settings: ObserveSettings,
+    *,
+    interrupt: Interrupt | None = None,
+    begin: Callable[[Source], Callable[[float, int, int], None] | None] = lambda source: None,
+) -> Observed:
+    """Ask the server what it takes, then load it. Raises ConfigError before the first request of the load.
+
+    begin: given the traffic, returns what `Load.run` reports to.
+    """
+    async with connect(settings) as endpoint:
+        probed = await probe(endpoint, settings)
+        try:
+            source = settings.workload.source(seed=settings.seed, max_model_len=probed.max_model_len)
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
+
+        def write(arrival: Arrival) -> Question:
+            request = arrival.request
+            exact = arrival.num_output_tokens if settings.exact_output else None
+            limit = exact or request.max_tokens
+            if limit is None and settings.api == "completions":  # whose own limit is 16 tokens
+                limit = probed.max_model_len - request.prompt.num_tokens
+            prompt = probed.prompts.write(request)
+            body = probed.dialect.body(prompt, limit, wants_ids=request.answer_id is not None)
+            return Question(request, exact, body)
+
+        def answered(reply: Reply) -> None:
+            if reply.request.answer_id is not None:
+                probed.prompts.remember(reply.request.answer_id, reply.token_ids, reply.text)
+
+        load = Load(
+            source,
+            write=write,
+            send=endpoint.send,
+            answered=answered,
+            until_s=settings.until_s,
+            give_up_after=settings.give_up_after,
+            interrupt=interrupt,
+        )
+        await load.run(begin(source))
+        return Observed(load=load, probed=probed, source=source)

@@ -1,0 +1,105 @@
+"""Whom to load, with what, and what to do when it does not answer: the settings of `windtunnel observe`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.build import build_as
+from experiments.errors import ConfigError
+from sim.metrics.slo import Slo
+from sim.scenario import MetricsSettings
+from sim.workload.base import Workload
+
+PATHS = {"completions": "completions", "chat": "chat/completions"}
+WHOLE_RUN = MetricsSettings()
+DEFAULT_CONTEXT = 4096
+"""Tokens of a prompt and its answer, where neither the server nor the user says how many fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObserveSettings:
+    """One observed run.
+
+    exact_output: ask for just as many tokens as the workload says, the end of sequence ignored; else for the
+    workload's max_tokens. prompts: how contents are sent; auto: as token ids where the server takes them.
+    token_ids: the range of random ones, the end excluded. late_ms: from when on a request sent after its time
+    counts as late. silence_timeout_s: a connection without a byte for so long has failed.
+    give_up_after: connections lost in a row after which no more requests are sent.
+    """
+
+    url: str
+    workload: Workload
+    slo: Slo | None = None
+    served_model_name: str | None = None
+    api: Literal["completions", "chat"] = "completions"
+    prompts: Literal["auto", "token_ids", "text"] = "auto"
+    token_ids: tuple[int, int] = (1000, 10_000)
+    exact_output: bool = True
+    temperature: float = 0.0
+    max_model_len: int | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    until_s: float | None = None
+    late_ms: float = 10.0
+    connect_timeout_s: float = 10.0
+    silence_timeout_s: float = 300.0
+    give_up_after: int = 20
+    seed: int = 0
+    metrics: MetricsSettings = WHOLE_RUN
+    report: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url={self.url}: must be an address such as http://localhost:8000")
+        if parts.username or parts.password:
+            raise ValueError(
+                "url: must hold no password, for it is written to config.yaml; put the key into the "
+                f"environment variable {self.api_key_env}"
+            )
+        low, end = self.token_ids
+        if not 0 <= low < end:
+            raise ValueError(f"token_ids=[{low},{end}]: must be two numbers >= 0, the second one larger")
+        if self.api == "chat" and self.prompts == "token_ids":
+            raise ValueError("prompts=token_ids, api=chat: messages are text; choose prompts=text or auto")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be >= 0")
+        for name in ("max_model_len", "until_s", "late_ms", "connect_timeout_s", "silence_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ValueError(f"{name}={value}: must be finite and > 0")
+        if self.give_up_after < 1:
+            raise ValueError(f"give_up_after={self.give_up_after}: must be >= 1 connection")
+        if not 0 <= self.temperature < inf:
+            raise ValueError(f"temperature={self.temperature}: must be finite and >= 0")
+        answers = getattr(getattr(self.workload, "branching", None), "width", 1)
+        if answers > 1:
+            raise ValueError(
+                f"workload.branching.width={answers}: one answer a request is observed; set it to 1"
+            )
+
+    @property
+    def base_url(self) -> str:
+        """Where the API's paths begin; whatever part of a path was given, once."""
+        url = self.url.rstrip("/")
+        for path in sorted(PATHS.values(), key=len, reverse=True):  # one is the end of the other
+            url = url.removesuffix(f"/{path}")
+        return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def build_settings(cfg: DictConfig) -> ObserveSettings:
+    """The settings of a composed config. Raises ConfigError."""
+    if OmegaConf.is_missing(cfg, "url"):
+        raise ConfigError("url: must be given, for example url=http://localhost:8000")
+    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key != "hydra"}
+    settings["slo"] = cfg.slo or None  # slo=none
+    if OmegaConf.is_list(cfg.token_ids):
+        settings["token_ids"] = OmegaConf.to_container(cfg.token_ids)
+    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
+    built: ObserveSettings = build_as(ObserveSettings, settings, "")
+    return built

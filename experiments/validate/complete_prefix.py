@@ -1,0 +1,108 @@
+"""What is left of a text file that ends early: its complete lines, or a JSON object's complete values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sim.workload.trace_files import lines_of
+
+_DECODER = json.JSONDecoder()
+_BLANKS = " \t\r\n"
+
+
+class Prefix(NamedTuple):
+    """Lines with their ends; is_cut: compressed data stopped early, or the last line has no end."""
+
+    lines: list[str]
+    is_cut: bool
+
+
+def read_lines(path: Path) -> Prefix:
+    """All of a text file that can be read; .gz and .zst are decompressed. ValueError: not UTF-8."""
+    lines: list[str] = []
+    is_cut = False
+    try:
+        for line in lines_of(path):
+            lines.append(line)
+    except ValueError as error:
+        if isinstance(error.__context__, UnicodeDecodeError):
+            raise
+        is_cut = True
+    return Prefix(lines, is_cut or bool(lines and not lines[-1].endswith("\n")))
+
+
+def complete_lines(prefix: Prefix) -> list[str]:
+    """The lines that have their end: of the last one of a cut file, nobody knows how long it was."""
+    return [line for line in prefix.lines if line.endswith("\n")]
+
+
+def read_object(text: str) -> tuple[dict[str, Any], bool]:
+    """The JSON object that a text begins with, and whether it is whole.
+
+    Of one that ends early: its complete members, and of an unfinished list its complete elements.
+    Raises ValueError if the text does not begin with an object, or is no JSON before its end.
+
+    '{"a": 1, "b": [2, 3' gives {"a": 1, "b": [2]}: the 3 may have been a 35.
+    """
+    try:
+        found, _ = _DECODER.raw_decode(text.lstrip())
+    except json.JSONDecodeError:
+        return _members(text), False
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found, True
+
+
+def _members(text: str) -> dict[str, Any]:
+    start = _skip(text, 0)
+    if start >= len(text) or text[start] != "{":
+        raise ValueError("expected a JSON object")
+    found: dict[str, Any] = {}
+    at: int | None = _skip(text, start + 1)
+    while at is not None:
+        key, behind = _value(text, at, ":")
+        if behind is None or not isinstance(key, str):
+            break
+        begin = _skip(text, behind + 1)
+        if begin < len(text) and text[begin] == "[":
+            found[key], end = _elements(text, begin)
+        else:
+            value, end = _value(text, begin, ",}")
+            if end is not None:
+                found[key] = value
+        at = _skip(text, end + 1) if end is not None and end < len(text) and text[end] == "," else None
+    return found
+
+
+def _elements(text: str, begin: int) -> tuple[list[Any], int | None]:
+    """Complete elements of the list at text[begin], and where the text goes on behind it; None: nowhere."""
+    found: list[Any] = []
+    at = _skip(text, begin + 1)
+    if at < len(text) and text[at] == "]":
+        return found, _skip(text, at + 1)
+    while True:
+        value, behind = _value(text, at, ",]")
+        if behind is None:
+            return found, None
+        found.append(value)
+        if text[behind] == "]":
+            return found, _skip(text, behind + 1)
+        at = _skip(text, behind + 1)
+
+
+def _value(text: str, at: int, followed_by: str) -> tuple[Any, int | None]:
+    """The value at text[at], and where what follows it stands; None if the text ends before that is clear."""
+    try:
+        value, behind = _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError:
+        return None, None
+    behind = _skip(text, behind)
+    return (value, behind) if behind < len(text) and text[behind] in followed_by else (None, None)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _BLANKS:
+        at += 1
+    return at

@@ -1,0 +1,169 @@
+"""How far a simulated run is from real ones: every figure's error, its noise floor and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from experiments.validate.curves import Curve, curves
+from experiments.validate.iteration_errors import IterationError, iteration_errors
+from experiments.validate.measured import Measured
+from experiments.validate.metrics import Metric, ScaledSlo, metric_values
+from experiments.validate.thresholds import Thresholds
+from hwmodels.iteration import IterationModel
+
+Verdict = Literal["met", "noise", "missed", ""]
+"""met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricError:
+    """One figure. error: simulated over real less 1. noise: spread of the real runs, (max - min) / mean.
+
+    real: the mean of the real runs. NaN: there is no such figure; of error, too, where real is 0 alone.
+    """
+
+    metric: Metric
+    simulated: float
+    real: float
+    error: float
+    noise: float
+    threshold: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.threshold is None or math.isnan(self.error):
+            return ""
+        if abs(self.error) <= self.threshold:
+            return "met"
+        return "noise" if abs(self.error) <= self.noise else "missed"
+
+    def to_json(self) -> dict[str, Any]:
+        figures = ("simulated", "real", "error", "noise", "threshold")
+        return {
+            **{key: value for key, value in asdict(self.metric).items() if key in ("name", "label", "unit")},
+            **{name: _plain(getattr(self, name)) for name in figures},
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of the total error. error: of the metric that is taken apart, relative and signed."""
+
+    name: str
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fidelity:
+    """All that was found between one simulated and one or more real runs of the same workload."""
+
+    simulated: Measured
+    reals: tuple[Measured, ...]
+    thresholds: Thresholds
+    metrics: tuple[MetricError, ...]
+    curves: tuple[Curve, ...]
+    iterations: tuple[IterationError, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all figures'."""
+        found = {one.verdict for one in self.metrics}
+        return next((verdict for verdict in ("missed", "noise", "met") if verdict in found), "")
+
+
+def compare(
+    simulated: Measured,
+    reals: Sequence[Measured],
+    *,
+    thresholds: Thresholds,
+    slos: Sequence[ScaledSlo] = (),
+    model: IterationModel | None = None,
+) -> Fidelity:
+    """Every error there is. model: prices measured iterations; None: they are not compared.
+
+    Raises ValueError without a real run.
+    """
+    if not reals:
+        raise ValueError("no real run to compare with")
+    own = metric_values(simulated, slos)
+    of_reals = [metric_values(run, slos) for run in reals]
+    errors = [
+        metric_error(metric, value, [values[metric] for values in of_reals], thresholds)
+        for metric, value in own.items()
+    ]
+    found = tuple(curves(simulated, reals))
+    errors += [_curve_error(curve, thresholds) for curve in found]
+    by_shape = () if model is None else tuple(iteration_errors(reals, model))
+    errors += [_iteration_error(one, thresholds) for one in by_shape[:1]]
+    return Fidelity(
+        simulated=simulated,
+        reals=tuple(reals),
+        thresholds=thresholds,
+        metrics=tuple(errors),
+        curves=found,
+        iterations=by_shape,
+    )
+
+
+def metric_error(
+    metric: Metric, simulated: float, reals: Sequence[float], thresholds: Thresholds
+) -> MetricError:
+    """Simulated 1.1, real 0.9 and 1.1: error +10 %, noise 20 %."""
+    real = sum(reals) / len(reals)
+    spread = max(reals) - min(reals) if len(reals) > 1 else math.nan
+    return MetricError(
+        metric=metric,
+        simulated=simulated,
+        real=real,
+        error=_relative(simulated - real, real),
+        noise=_relative(spread, real),
+        threshold=thresholds.limit(metric),
+    )
+
+
+def _curve_error(curve: Curve, thresholds: Thresholds) -> MetricError:
+    """Of the mean over time; how far the curves are apart is told beside them."""
+    metric = Metric(
+        name=f"{curve.name}_mean",
+        label=f"{curve.title}, mean",
+        family="kv_use" if curve.name == "kv_use_share" else curve.name,
+        statistic="mean",
+        unit="share" if curve.name == "kv_use_share" else "requests",
+    )
+    return metric_error(
+        metric, curve.simulated_mean, [float(values.mean()) for values in curve.reals], thresholds
+    )
+
+
+def _iteration_error(found: IterationError, thresholds: Thresholds) -> MetricError:
+    """Median absolute error of all iterations."""
+    metric = Metric(
+        name="iteration_median",
+        label="iteration, median abs.",
+        family="iteration",
+        statistic="median",
+        unit="s",
+    )
+    return MetricError(
+        metric=metric,
+        simulated=math.nan,
+        real=found.measured_s,
+        error=found.median_absolute,
+        noise=found.noise,
+        threshold=thresholds.limit(metric),
+    )
+
+
+def _relative(difference: float, real: float) -> float:
+    """Against the real value; 0 where both are 0, NaN where only the real one is."""
+    if real:
+        return difference / real
+    return 0.0 if difference == 0 else math.nan
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

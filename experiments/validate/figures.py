@@ -1,0 +1,151 @@
+"""Simulated and real laid over each other: distributions, curves over time, the first iterations.
+
+The simulated run is blue and solid, real ones are orange and dotted; repetitions share a legend entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from experiments.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit
+from experiments.validate.curves import Curve
+from experiments.validate.measured import Measured
+from experiments.validate.metrics import LATENCIES
+from sim.metrics.series import cdf_points
+from sim.metrics.utilisation import KINDS, iteration_kind
+
+GANTT_ITERATIONS = 200
+MAX_REALS = 5
+"""Real runs that are drawn; more of them hide each other."""
+SIMULATED = {"color": BLUE, "width": 2}
+REAL = {"color": ORANGE, "width": 2, "dash": "dot"}
+
+
+def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
+    """CDFs of TTFT, TPOT and E2E, and of ITL where all runs have recorded it."""
+    reals = reals[:MAX_REALS]
+    names = [
+        name
+        for name in LATENCIES
+        if name != "itl" or all(run.gaps is not None for run in (simulated, *reals))
+    ]
+    columns = 2 if len(names) == 4 else 3
+    titles = [LATENCIES[name] for name in names]
+    figure = make_subplots(len(names) // columns, columns, subplot_titles=titles, vertical_spacing=0.17)
+    for run, label, line in _styles(simulated, reals):
+        latencies = run.latencies
+        for i, name in enumerate(names):
+            if name == "itl" and run.gaps is not None:
+                values_s, share = cdf_points(run.gaps.gap_s, run.gaps.gap_count)
+            else:
+                values_s, share = cdf_points(latencies[f"{name}_s"].to_numpy(dtype=np.float64))
+            trace = go.Scatter(
+                x=(values_s * 1e3).astype(np.float32),
+                y=(share * 100).astype(np.float32),
+                name=label,
+                legendgroup=label,
+                showlegend=i == 0 and run in (simulated, reals[0]),
+                mode="lines" if len(values_s) > 1 else "markers",
+                line={**line, "shape": "hv"},
+                hovertemplate=f"{label}: %{{y:.1f}} % within %{{x:,.4g}} ms<extra></extra>",
+            )
+            figure.add_trace(trace, row=i // columns + 1, col=i % columns + 1)
+    figure.update_xaxes(type="log", title="ms")
+    figure.update_yaxes(title="% of requests", range=[0, 101])
+    if "itl" in names:
+        where = names.index("itl")
+        figure.update_yaxes(title="% of gaps", row=where // columns + 1, col=where % columns + 1)
+    return styled(
+        figure,
+        height_px=300 * (len(names) // columns),
+        margin={"l": 64, "r": 20, "t": 70, "b": 48},
+        legend={"orientation": "h", "y": 1.12, "yanchor": "bottom", "x": 0},
+    )
+
+
+def over_time(curves: Sequence[Curve]) -> go.Figure:
+    """A panel a quantity."""
+    figure = make_subplots(
+        len(curves),
+        1,
+        shared_xaxes=True,
+        subplot_titles=[f"{c.title}{', %' if c.name == 'kv_use_share' else ''}" for c in curves],
+        vertical_spacing=0.06,
+    )
+    divisor, unit = time_unit(float(curves[0].time_s[-1]))
+    for row, curve in enumerate(curves, start=1):
+        scale = 100 if curve.name == "kv_use_share" else 1
+        drawn = [(curve.simulated, "simulated", SIMULATED)]
+        drawn += [(values, "measured", REAL) for values in curve.reals[:MAX_REALS]]
+        for i, (values, label, line) in enumerate(drawn):
+            trace = go.Scatter(
+                x=(curve.time_s / divisor).astype(np.float32),
+                y=(values * scale).astype(np.float32),
+                name=label,
+                legendgroup=label,
+                showlegend=row == 1 and i < 2,
+                mode="lines",
+                line=line,
+            )
+            figure.add_trace(trace, row, 1)
+    figure.update_xaxes(title=unit, row=len(curves), col=1)
+    figure.update_yaxes(rangemode="tozero")
+    return styled(
+        figure,
+        height_px=220 * len(curves) + 80,
+        hovermode="x unified",
+        legend={"orientation": "h", "y": -0.06, "yanchor": "top", "x": 0},
+    )
+
+
+def gantt(simulated: Measured, real: Measured) -> go.Figure | None:
+    """The first iterations of a replica of each, from the first start; None where a run has none recorded."""
+    rows = {"measured": _first_iterations(real), "simulated": _first_iterations(simulated)}
+    if any(table is None for table in rows.values()):
+        return None
+    figure = go.Figure()
+    for i, kind in enumerate(KINDS):
+        for label, table in rows.items():
+            assert table is not None
+            mine = table[iteration_kind(table) == i]
+            bar = go.Bar(
+                x=(mine["duration_s"] * 1e3).to_numpy(dtype=np.float32),
+                base=((mine["start_s"] - table["start_s"].iloc[0]) * 1e3).to_numpy(dtype=np.float64),
+                y=[label] * len(mine),
+                orientation="h",
+                name=kind,
+                legendgroup=kind,
+                showlegend=label == "measured",
+                marker={"color": KIND_COLOURS[kind], "line": {"color": "white", "width": 0.5}},
+                customdata=_texts(mine),
+                hovertemplate="%{customdata}<extra></extra>",
+            )
+            figure.add_trace(bar)
+    figure.update_xaxes(title="ms since the first iteration")
+    return styled(figure, height_px=260, barmode="overlay", margin={"l": 90, "r": 20, "t": 40, "b": 48})
+
+
+def _first_iterations(run: Measured) -> pd.DataFrame | None:
+    if run.iterations is None or run.iterations.empty:
+        return None
+    table = run.iterations
+    if "replica" in table:
+        table = table[table["replica"] == table["replica"].iloc[0]]
+    return table.nsmallest(GANTT_ITERATIONS, "start_s").reset_index(drop=True)
+
+
+def _texts(rows: pd.DataFrame) -> list[str]:
+    columns = (rows[name].tolist() for name in ("decode_seqs", "prefill_tokens", "duration_s"))
+    return [
+        f"{decodes} decodes, {tokens} prompt tokens: {1e3 * seconds:.3g} ms"
+        for decodes, tokens, seconds in zip(*columns, strict=True)
+    ]
+
+
+def _styles(simulated: Measured, reals: Sequence[Measured]) -> list[tuple[Measured, str, dict[str, object]]]:
+    return [(simulated, "simulated", dict(SIMULATED)), *((run, "measured", dict(REAL)) for run in reals)]

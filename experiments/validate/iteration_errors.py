@@ -1,0 +1,133 @@
+"""How far the hardware model is off for the iterations that a real engine ran, by kind, batch and context.
+
+Each measured iteration is priced by the model from its shape, so that scheduling plays no part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from experiments.validate.measured import Measured
+from hwmodels.iteration import IterationModel, IterationShape
+from sim.metrics.series import octaves
+from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IterationError:
+    """Iterations of one kind, and of one bucket of batch or context, of all real runs together.
+
+    Relative errors are signed, model over measured less 1. median_absolute: of their absolute values;
+    total: of the summed durations. noise: spread of the real runs' medians, NaN of one run.
+    """
+
+    kind: str
+    batch: str
+    """Sequences, 8-15; empty: all."""
+    context: str
+    """KV tokens a sequence, the same."""
+    count: int
+    measured_s: float
+    """Mean duration."""
+    median: float
+    p10: float
+    p90: float
+    median_absolute: float
+    total: float
+    noise: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def has_shapes(run: Measured) -> bool:
+    """Whether the run's iterations can be priced."""
+    columns = () if run.iterations is None else run.iterations.columns
+    return {"duration_s", *IterationShape._fields} <= set(columns)
+
+
+def iteration_errors(reals: Sequence[Measured], model: IterationModel) -> list[IterationError]:
+    """All iterations first, then each kind, then its octaves of batch and of context; none without shapes.
+
+    Iterations without any duration, and those that the model cannot price, are left out.
+    """
+    tables = [_priced(run, model) for run in reals if has_shapes(run)]
+    if not tables:
+        return []
+    table = pd.concat([one.assign(run=i) for i, one in enumerate(tables)], ignore_index=True)
+    if table.empty:
+        return []
+    errors = [_figures(table, "all", len(tables))]
+    for kind, rows in _by(table, "kind", KINDS):
+        errors.append(_figures(rows, kind, len(tables)))
+        for column in ("batch", "context"):
+            for label, bucket in _buckets(rows, column):
+                errors.append(_figures(bucket, kind, len(tables), **{column: label}))
+    return errors
+
+
+def _priced(run: Measured, model: IterationModel) -> pd.DataFrame:
+    assert run.iterations is not None
+    iterations = run.iterations
+    seqs = (iterations["decode_seqs"] + iterations["prefill_seqs"]).to_numpy(dtype=np.int64)
+    context = (iterations["decode_context_tokens"] + iterations["prefill_context_tokens"]).to_numpy()
+    durations_s = iterations["duration_s"].to_numpy(dtype=np.float64)
+    seconds = np.broadcast_to(model.seconds(iteration_shape(iterations)), durations_s.shape)
+    table = pd.DataFrame(
+        {
+            "kind": np.array(KINDS)[iteration_kind(iterations)],
+            "batch": seqs,
+            "context": context // np.maximum(seqs, 1),
+            "measured_s": durations_s,
+            "model_s": seconds,
+        }
+    )
+    return table[(table["measured_s"] > 0) & table["model_s"].notna()]
+
+
+def _by(table: pd.DataFrame, column: str, values: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    for value in values:
+        rows = table[table[column] == value]
+        if len(rows):
+            yield value, rows
+
+
+def _buckets(rows: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    lower, index = octaves(rows[column].to_numpy(dtype=np.int64))
+    for i, low in enumerate(lower.tolist()):
+        yield (str(low) if low == 1 else f"{low}-{2 * low - 1}"), rows[index == i]
+
+
+def _figures(
+    rows: pd.DataFrame, kind: str, num_runs: int, *, batch: str = "", context: str = ""
+) -> IterationError:
+    error = _relative(rows)
+    p10, median, p90 = np.percentile(error, [10, 50, 90]).tolist()
+    medians = [float(np.median(_relative(one))) for _, one in rows.groupby("run")]
+    return IterationError(
+        kind=kind,
+        batch=batch,
+        context=context,
+        count=len(rows),
+        measured_s=float(rows["measured_s"].mean()),
+        median=median,
+        p10=p10,
+        p90=p90,
+        median_absolute=float(np.median(np.abs(error))),
+        total=float(rows["model_s"].sum() / rows["measured_s"].sum() - 1),
+        noise=max(medians) - min(medians) if num_runs > 1 and len(medians) > 1 else math.nan,
+    )
+
+
+def _relative(rows: pd.DataFrame) -> NDArray[np.float64]:
+    return (rows["model_s"] / rows["measured_s"] - 1).to_numpy(dtype=np.float64)

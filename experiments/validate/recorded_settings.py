@@ -1,0 +1,101 @@
+"""Whether a recording was made with the model, hardware and limits that are simulated.
+
+What a recording says of itself stands beside it: config.yaml in a folder of our own runs, runs.csv beside a
+table of several runs (columns model, gpu, tp, max_num_seqs, ...: `experiments.score.per_request`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.convert import shown
+from experiments.score import per_request
+from experiments.score.presets import NotSimulatedError, preset
+from sim.scenario import Scenario
+
+CONFIG_KEYS = (
+    "model",
+    "hardware",
+    "engine",
+    "batching",
+    "scheduling",
+    "caching",
+    "prediction",
+    "routing",
+    "replicas",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel_size",
+    "sequence_parallel",
+    "lora",
+)
+"""Parts of a config that decide what an engine does; not the traffic, nor how time is modelled."""
+
+LIMITS = {
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_model_len": "max_model_len",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "num_gpu_blocks": "num_kv_blocks",
+}
+"""Columns of runs.csv, and the settings of the engine that they are."""
+
+
+def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, Any]) -> list[str]:
+    """The settings of the recording where it has others, each as it would be typed; none if none is known.
+
+    file: the recorded requests; config: of the simulated run, plain data.
+    """
+    beside = file.parent if file.is_file() else file
+    if (recorded := beside / "config.yaml").is_file():
+        settings: Any = OmegaConf.to_container(OmegaConf.load(recorded), resolve=False)
+        return list(_config_differences(settings, config)) if isinstance(settings, dict) else []
+    if (runs := beside / "runs.csv").is_file():
+        table = pd.read_csv(runs)
+        if "run" in table and run in set(table["run"]):
+            return list(_run_differences(dict(table.set_index("run").loc[run]), scenario))
+    return []
+
+
+def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    for key in CONFIG_KEYS:
+        if key in recorded and key in config:
+            yield from _leaves(key, recorded[key], config[key])
+
+
+def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
+    if isinstance(recorded, Mapping) and isinstance(given, Mapping):
+        names = [*recorded, *(name for name in given if name not in recorded)]
+        for name in names:
+            yield from _leaves(f"{key}.{name}", recorded.get(name), given.get(name))
+    elif recorded != given:
+        yield f"{key}={shown(recorded)}"
+
+
+def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
+    """Raises nothing for a model or GPU that has no preset: then it cannot be compared."""
+    nobody = pd.DataFrame({name: [] for name in ("arrival_s", "input_tokens", "output_tokens")})
+    try:
+        recorded = per_request.scenario_of({**row, "requests": nobody}, scenario.latency)
+        for group, name in (("model", row["model"]), ("hardware", row["gpu"])):
+            if getattr(recorded, group).name != getattr(scenario, group).name:
+                yield f"{group}={preset(group, name)}"
+    except (NotSimulatedError, ValueError):
+        return
+    for column, name in LIMITS.items():
+        wanted, given = getattr(recorded.engine, name), getattr(scenario.engine, name)
+        known = column in row and not pd.isna(row[column])
+        if known and wanted != given:
+            yield f"engine.{name}={wanted:g}"
+    if recorded.tensor_parallel_size != scenario.tensor_parallel_size:
+        yield f"tensor_parallel_size={recorded.tensor_parallel_size}"
+    block_size = row.get("block_size")
+    if block_size is not None and not pd.isna(block_size) and int(block_size) != scenario.caching.block_size:
+        yield f"caching.block_size={int(block_size)}"

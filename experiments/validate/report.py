@@ -1,0 +1,142 @@
+"""What a validation leaves: validation.json, and report.html that opens without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from experiments.report.plain_page import drawn, write_page
+from experiments.validate import tables
+from experiments.validate.curves import to_json
+from experiments.validate.environment import environment
+from experiments.validate.errors import Fidelity, Part
+from experiments.validate.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
+
+EXPLAINED = (
+    "Error: simulated over measured, less 1. Noise floor: how far the measured runs are apart, (largest − "
+    "smallest) / mean; it takes at least two. Verdict: the error's size against what is allowed; “within "
+    "noise” is outside of it, but no further than the measured runs are apart. Further down, apart: the mean "
+    "absolute difference of two curves."
+)
+
+
+def write_validation(
+    folder: Path,
+    fidelity: Fidelity,
+    *,
+    title: str,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    parts: Sequence[Part] = (),
+    equivalence: str = "",
+    measured_environment: Mapping[str, Any] | None = None,
+    page: bool = True,
+) -> list[Path]:
+    """Write the JSON and, unless page is false, the page; returns their paths.
+
+    config: the resolved configuration as plain data. parts: the decomposition of one metric's error, which
+    their names say. equivalence: a sentence on the decisions, where they were compared. measured_environment:
+    what the real engine ran on.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = [*notes, *dict.fromkeys(note for run in fidelity.reals for note in run.notes)]
+    around = {"simulated": environment(config), "measured": dict(measured_environment or {})}
+    written = [folder / "validation.json"]
+    record = to_record(fidelity, title, config, notes, parts, equivalence, around)
+    written[0].write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if page:
+        written.append(folder / "report.html")
+        _write_page(written[1], fidelity, title, config, notes, parts, equivalence, around)
+    return written
+
+
+def to_record(
+    fidelity: Fidelity,
+    title: str,
+    config: Mapping[str, Any],
+    notes: Sequence[str],
+    parts: Sequence[Part],
+    equivalence: str,
+    around: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything that the page shows, as plain data; null for what does not exist."""
+    return {
+        "title": title,
+        "verdict": fidelity.verdict or None,
+        "thresholds": fidelity.thresholds.name,
+        "measured_runs": [run.name for run in fidelity.reals],
+        "requests": len(fidelity.reals[0].requests),
+        "decision_equivalence": equivalence or None,
+        "metrics": [one.to_json() for one in fidelity.metrics],
+        "curves": [to_json(curve) for curve in fidelity.curves],
+        "iterations": [one.to_json() for one in fidelity.iterations],
+        "decomposition": [{"name": part.name, "error": part.error} for part in parts],
+        "notes": list(notes),
+        "environment": dict(around),
+        "config": dict(config),
+    }
+
+
+def _write_page(
+    path: Path,
+    fidelity: Fidelity,
+    title: str,
+    config: Mapping[str, Any],
+    notes: Sequence[str],
+    parts: Sequence[Part],
+    equivalence: str,
+    around: Mapping[str, Any],
+) -> None:
+    runs = ", ".join(run.name for run in fidelity.reals)
+    count = len(fidelity.reals[0].requests)
+    introduction = f"{count:,} requests, simulated and measured ({html.escape(runs)})."
+    verdict = f"<p><strong>{html.escape(tables.verdict_line(fidelity))}</strong></p>"
+    sections = {"Verdict": verdict + _list([equivalence, tables.largest_part(parts), *notes])}
+    sections["Errors"] = f"<p>{EXPLAINED}</p>{table_html(tables.metric_rows(fidelity), labels=1)}"
+    if parts:
+        sections["Where the error comes from"] = table_html(tables.part_rows(parts), labels=1)
+    sections["Distributions"] = _many(fidelity) + drawn(distributions(fidelity.simulated, fidelity.reals))
+    if fidelity.curves:
+        rows = table_html(tables.curve_rows(fidelity.curves), labels=1)
+        sections["Over time"] = rows + drawn(over_time(fidelity.curves))
+    if fidelity.iterations:
+        rows = table_html(tables.iteration_rows(fidelity.iterations), labels=3)
+        priced = "<p>Each measured iteration against what the hardware model says of its shape.</p>"
+        sections["Iteration times"] = priced + rows
+    if (figure := gantt(fidelity.simulated, fidelity.reals[0])) is not None:
+        sections[f"The first {GANTT_ITERATIONS} iterations"] = drawn(figure)
+    sections["Environment"] = _folded("versions and machines", around)
+    sections["Configuration"] = _folded("of the simulated run", config)
+    write_page(path, title, introduction, sections)
+
+
+def _many(fidelity: Fidelity) -> str:
+    count = len(fidelity.reals)
+    return f"<p>The first {MAX_REALS} of {count} measured runs are drawn.</p>" if count > MAX_REALS else ""
+
+
+def table_html(rows: Sequence[Sequence[str]], *, labels: int) -> str:
+    """The first row is the heading, the first cells of each are labels."""
+    head, *body = rows
+    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join(
+        f"<tr>{''.join(f'<th>{html.escape(c)}</th>' for c in row[:labels])}"
+        f"{''.join(f'<td>{html.escape(c)}</td>' for c in row[labels:])}</tr>"
+        for row in body
+    )
+    table = f"<table style='white-space:nowrap'><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines if line)}</ul>"
+
+
+def _folded(title: str, content: Mapping[str, Any]) -> str:
+    text = html.escape(OmegaConf.to_yaml(OmegaConf.create(dict(content))))
+    return f"<details><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"

@@ -1,0 +1,277 @@
+"""One row a request: CSV files of any engine, and the tables of our own runs.
+
+Columns of a CSV: arrival_s (sent), input_tokens, output_tokens, first_token_s, last_token_s, and where known
+run, queued_s (when the engine took it: then that is its arrival), scheduled_s, status, prefix_block_ids (a
+number for each full block of 16 tokens of the prompt, equal where prefixes are), all on one clock. A request
+without a first or last token counts as failed. timeseries.csv[.gz] beside it, with t, running, waiting,
+kv_cache_pct, is what the server logged of itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.validate.clock import check_order, check_requests
+from experiments.validate.complete_prefix import Prefix, complete_lines
+from experiments.validate.measured import Measured
+from sim.records import Gaps
+
+NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
+OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")
+BLOCK_SIZE = 16
+CLIENTS_TIMES = "Times are the client's: the way to the server and back is in them."
+"""What to know of every recording made from outside of an engine."""
+
+
+class MissingColumns(ValueError):
+    """A table without what is needed."""
+
+
+def read_csv(file: Path, prefix: Prefix) -> dict[str, Measured]:
+    """The runs of a CSV file, by the column run; without one, a single run named like the file."""
+    lines = complete_lines(prefix)
+    header = (prefix.lines or [""])[0].strip().split(",")
+    _require(header, NEEDED)
+    try:
+        table = pd.read_csv(io.StringIO("".join(lines)))
+    except (ValueError, pd.errors.ParserError) as error:
+        raise ValueError(f"cannot be read as CSV: {error}") from error
+    table["row"] = np.arange(1, len(table) + 1)
+    if table.empty:
+        raise ValueError("no complete row")
+    numbers = [*NEEDED, *(name for name in ("queued_s", "scheduled_s") if name in table)]
+    for name in numbers:
+        table[name] = _numbers(table, name)
+    notes = (f"The file ends early: its {len(table):,} complete rows were used.",) if prefix.is_cut else ()
+    rows_by_run = table.groupby("run", sort=False) if "run" in table else [(file.name.split(".")[0], table)]
+    return {
+        str(name): _run(str(name), rows, file, notes, num_runs=len(rows_by_run)) for name, rows in rows_by_run
+    }
+
+
+def _run(name: str, rows: pd.DataFrame, file: Path, notes: tuple[str, ...], num_runs: int) -> Measured:
+    arrives = "queued_s" if "queued_s" in rows else "arrival_s"
+    rows = rows.sort_values(arrives, kind="stable", ignore_index=True)
+    started = rows["first_token_s"].notna() & rows["last_token_s"].notna() & (rows["output_tokens"] > 0)
+    if "status" in rows:
+        started &= rows["status"].astype(str).isin(["finished", "ok", "success", "200"])
+    requests = pd.DataFrame(
+        {
+            "row": rows["row"],
+            "status": np.where(started, "finished", "aborted"),
+            "arrival_s": rows[arrives],
+            "scheduled_s": rows.get("scheduled_s", np.nan),
+            "first_token_s": rows["first_token_s"].where(started),
+            "last_token_s": rows["last_token_s"].where(started),
+            "finished_s": rows["last_token_s"].where(started),
+            "prompt_tokens": _whole(rows, "input_tokens"),
+            "output_tokens": _whole(rows, "output_tokens").where(started, 0),
+        }
+    )
+    check_requests(requests)
+    if arrives == "queued_s":
+        notes = (
+            *notes,
+            "Arrival is when the engine took a request: what a frontend did before is not in it.",
+        )
+    return measured(
+        name,
+        requests,
+        notes=notes,
+        samples=_samples(file, name if num_runs > 1 or "run" in rows else None),
+        block_ids=_block_ids(rows),
+    )
+
+
+def measured(
+    name: str,
+    requests: pd.DataFrame,
+    *,
+    notes: tuple[str, ...] = (),
+    gaps: Gaps | None = None,
+    samples: pd.DataFrame | None = None,
+    block_ids: tuple[tuple[int, ...], ...] = (),
+) -> Measured:
+    """A run on a clock that is 0 at its first arrival; raises ValueError where no request was answered."""
+    notes = (*notes, *_failures(requests))
+    zero_s = float(requests["arrival_s"].min())
+    shifted = {str(name): requests[name] - zero_s for name in requests if str(name).endswith("_s")}
+    if gaps is not None:
+        gaps = gaps._replace(gap_end_s=gaps.gap_end_s - zero_s)
+    if samples is not None:
+        samples = samples.assign(time_s=samples["time_s"] - zero_s)
+    return Measured(
+        name=name,
+        requests=requests.assign(**shifted),
+        gaps=gaps,
+        samples=samples,
+        notes=notes,
+        block_ids=block_ids,
+        block_size=BLOCK_SIZE,
+    )
+
+
+def read_parquet(file: Path) -> Measured:
+    """requests.parquet of one of our runs, with what lies beside it.
+
+    Of a simulated run: iterations.parquet and summary.json; of an observed one: chunks.parquet, and
+    requests.csv.gz for which prompts share a prefix.
+    """
+    requests = _parquet(file)
+    _require(requests.columns, OWN)
+    if "samples" in requests and (requests["samples"] > 1).any():
+        raise ValueError("requests with several answers (samples > 1) cannot be compared yet")
+    requests = requests.reset_index(drop=True)
+    requests["row"] = np.arange(1, len(requests) + 1)
+    for name in ("scheduled_s", "finished_s"):
+        if name not in requests:
+            requests[name] = np.nan
+    check_requests(requests)
+    requests = requests.sort_values("arrival_s", kind="stable", ignore_index=True)
+    iterations, chunks = _beside(file, "iterations.parquet"), _beside(file, "chunks.parquet")
+    if iterations is not None:
+        for replica, rows in iterations.groupby("replica"):
+            check_order(rows["start_s"], f"iterations.parquet, replica {replica}")
+    return Measured(
+        name=file.parent.name or file.stem,
+        requests=requests,
+        gaps=None if chunks is None else _gaps(chunks),
+        iterations=iterations if iterations is not None and len(iterations) else None,
+        num_kv_blocks=_summary(file.parent).get("memory", {}).get("num_blocks"),
+        num_replicas=1 if iterations is None else max(int(iterations["replica"].nunique()), 1),
+        notes=(*_failures(requests), *(() if chunks is None else (CLIENTS_TIMES,))),
+        block_ids=_captured_block_ids(file.with_name("requests.csv.gz"), requests),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def _gaps(chunks: pd.DataFrame) -> Gaps:
+    """Between tokens; those of one chunk came at one time."""
+    chunks = chunks.sort_values(["request_id", "time_s"], kind="stable")
+    token_s = np.repeat(chunks["time_s"].to_numpy(dtype=np.float64), chunks["tokens"].to_numpy())
+    owner = np.repeat(chunks["request_id"].to_numpy(), chunks["tokens"].to_numpy())
+    same = owner[1:] == owner[:-1]
+    gap_s = np.diff(token_s)[same]
+    return Gaps(gap_s, np.ones(len(gap_s), np.int64), token_s[1:][same])
+
+
+def _captured_block_ids(file: Path, requests: pd.DataFrame) -> tuple[tuple[int, ...], ...]:
+    """Of each request, from the table of finished ones that an observed run leaves; none without it."""
+    if not file.is_file() or "request_id" not in requests:
+        return ()
+    table = pd.read_csv(file)
+    if not {"req", "prefix_block_ids"} <= set(table) or table["prefix_block_ids"].isna().all():
+        return ()
+    found = dict(zip(table["req"], _block_ids(table.assign(row=range(1, len(table) + 1))), strict=True))
+    return tuple(found.get(request_id, ()) for request_id in requests["request_id"])
+
+
+def _failures(requests: pd.DataFrame) -> tuple[str, ...]:
+    """A note on requests without an answer; raises ValueError where none has one."""
+    failed = int((requests["status"] != "finished").sum())
+    if failed == len(requests):
+        raise ValueError("no request was answered: nothing to compare with")
+    return (f"{failed:,} of {len(requests):,} requests failed; they are not simulated.",) if failed else ()
+
+
+def _parquet(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{file.name} cannot be read: {error}; a parquet file that was cut short cannot be repaired, as "
+            "its index stands at its end: record again, or use the CSV"
+        ) from error
+
+
+def _beside(file: Path, name: str) -> pd.DataFrame | None:
+    other = file.with_name(name)
+    return _parquet(other) if other.is_file() else None
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a run, empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _samples(file: Path, run: str | None) -> pd.DataFrame | None:
+    """What the server logged, of one run if the table holds several; None: nothing beside the file."""
+    for name in ("timeseries.csv.gz", "timeseries.csv"):
+        if (other := file.with_name(name)).is_file():
+            break
+    else:
+        return None
+    table = pd.read_csv(other)
+    _require(table.columns, ("t", "running", "waiting", "kv_cache_pct"))
+    if run is not None and "run" in table:
+        table = table[table["run"] == run]
+    if len(table) < 2:
+        return None
+    check_order(table["t"], other.name)
+    kv = table["kv_cache_pct"] / 100
+    return pd.DataFrame(
+        {
+            "time_s": table["t"].to_numpy(dtype=np.float64),
+            "running": table["running"].to_numpy(dtype=np.float64),
+            "waiting": table["waiting"].to_numpy(dtype=np.float64),
+            "kv_use_share": kv.to_numpy(dtype=np.float64) if kv.gt(0).any() else np.nan,
+        }
+    )
+
+
+def _block_ids(rows: pd.DataFrame) -> tuple[tuple[int, ...], ...]:
+    if "prefix_block_ids" not in rows:
+        return ()
+    return tuple(_ids(text, row) for text, row in zip(rows["prefix_block_ids"], rows["row"], strict=True))
+
+
+def _ids(text: Any, row: int) -> tuple[int, ...]:
+    if pd.isna(text):
+        return ()
+    try:
+        return tuple(map(int, str(text).split()))
+    except ValueError:
+        raise ValueError(
+            f"row {row}: prefix_block_ids={str(text)[:40]}: must be whole numbers with blanks between"
+        ) from None
+
+
+def _require(columns: Any, needed: tuple[str, ...]) -> None:
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        found = ", ".join(map(str, list(columns)[:20]))
+        raise MissingColumns(f"no column {', '.join(missing)}; found {found}")
+
+
+def _numbers(table: pd.DataFrame, name: str) -> pd.Series:
+    """As numbers, NaN where empty. Raises ValueError, naming the row, for what is none."""
+    numbers = pd.to_numeric(table[name], errors="coerce").astype(np.float64)
+    wrong = np.flatnonzero(numbers.isna() & table[name].notna() | ~(numbers.isna() | np.isfinite(numbers)))
+    empty = np.flatnonzero(numbers.isna() & (name in ("arrival_s", "input_tokens", "queued_s")))
+    if len(wrong) or len(empty):
+        at = int(min([*wrong[:1], *empty[:1]]))
+        shown = "empty" if pd.isna(table[name].iloc[at]) else table[name].iloc[at]
+        raise ValueError(f"row {at + 1}: {name}={shown}: must be a number")
+    return numbers
+
+
+def _whole(rows: pd.DataFrame, name: str) -> pd.Series:
+    least = 1 if name == "input_tokens" else 0
+    numbers = rows[name].fillna(0)
+    wrong = np.flatnonzero((numbers < least) | (numbers % 1 != 0))
+    if len(wrong):
+        at = int(wrong[0])
+        raise ValueError(
+            f"row {rows['row'].iloc[at]}: {name}={rows[name].iloc[at]:g}: must be a whole number >= {least}"
+        )
+    return numbers.astype(np.int64)

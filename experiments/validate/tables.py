@@ -1,0 +1,161 @@
+"""The errors in words and figures, the same on the terminal and in the report; headings are first rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from experiments import wording
+from experiments.validate.curves import Curve
+from experiments.validate.errors import Fidelity, MetricError, Part
+from experiments.validate.iteration_errors import IterationError
+
+VERDICTS = {
+    "met": "within",
+    "noise": "within noise",
+    "missed": "outside",
+    "": wording.MISSING,
+}
+
+
+def verdict_line(fidelity: Fidelity) -> str:
+    """One sentence about all thresholds."""
+    judged = [one for one in fidelity.metrics if one.verdict]
+    if not judged:
+        return "No verdict: no threshold was given for what was measured."
+    met = sum(one.verdict == "met" for one in judged)
+    name = " ".join(("thresholds", fidelity.thresholds.name)).strip()
+    text = f"{met} of {len(judged)} figures are within the {name}"
+    for verdict, words in (("noise", "within the real runs' own spread"), ("missed", "outside")):
+        if found := [one.metric.label for one in judged if one.verdict == verdict]:
+            text += f"; {words}: {', '.join(found)}"
+    return f"{text}."
+
+
+def metric_rows(fidelity: Fidelity) -> list[list[str]]:
+    """A figure a row; those that neither run has are left out."""
+    return [
+        ["", "simulated", "measured", "error", "noise floor", "allowed", "verdict"],
+        *(_metric_row(one) for one in fidelity.metrics if not _is_empty(one)),
+    ]
+
+
+def _is_empty(one: MetricError) -> bool:
+    return math.isnan(one.error) and math.isnan(one.real)
+
+
+def _metric_row(one: MetricError) -> list[str]:
+    return [
+        one.metric.label,
+        valued(one.simulated, one.metric.unit),
+        valued(one.real, one.metric.unit),
+        signed_percent(one.error) if one.metric.family != "iteration" else plain_percent(one.error),
+        plain_percent(one.noise),
+        plain_percent(one.threshold),
+        VERDICTS[one.verdict],
+    ]
+
+
+def curve_rows(curves: Sequence[Curve]) -> list[list[str]]:
+    """How far the curves are apart at each moment, on average."""
+    rows = [["over time", "simulated", "measured", "apart", "of the mean", "noise floor", "read from"]]
+    for curve in curves:
+        unit = "share" if curve.name == "kv_use_share" else "requests"
+        mean = curve.real_mean or math.nan
+        rows.append(
+            [
+                curve.title,
+                valued(curve.simulated_mean, unit),
+                valued(curve.real_mean, unit),
+                valued(curve.difference, unit),
+                plain_percent(curve.difference / mean),
+                plain_percent(curve.noise / mean),
+                {"iterations": "iterations", "log": "server's log", "requests": "timestamps"}[curve.source],
+            ]
+        )
+    return rows
+
+
+def iteration_rows(found: Sequence[IterationError]) -> list[list[str]]:
+    """Model against measured durations, by kind and bucket."""
+    labels = ["iterations", "batch", "context a sequence"]
+    return [
+        [
+            *labels,
+            "count",
+            "measured",
+            "median error",
+            "p10",
+            "p90",
+            "median abs.",
+            "of the sum",
+            "noise floor",
+        ],
+        *([one.kind, one.batch or "all", one.context or "all", *_iteration_figures(one)] for one in found),
+    ]
+
+
+def kind_rows(found: Sequence[IterationError]) -> list[list[str]]:
+    """The same of whole kinds alone."""
+    return [
+        [
+            "iterations",
+            "count",
+            "measured",
+            "median error",
+            "p10",
+            "p90",
+            "median abs.",
+            "of the sum",
+            "noise",
+        ],
+        *([one.kind, *_iteration_figures(one)] for one in found if not (one.batch or one.context)),
+    ]
+
+
+def _iteration_figures(one: IterationError) -> list[str]:
+    return [
+        f"{one.count:,}",
+        f"{wording.milliseconds(one.measured_s)} ms",
+        *map(signed_percent, (one.median, one.p10, one.p90)),
+        plain_percent(one.median_absolute),
+        signed_percent(one.total),
+        plain_percent(one.noise),
+    ]
+
+
+def part_rows(parts: Sequence[Part]) -> list[list[str]]:
+    """The decomposition."""
+    return [["part", "error"], *([part.name, signed_percent(part.error)] for part in parts)]
+
+
+def largest_part(parts: Sequence[Part]) -> str:
+    """A sentence that names it; empty without parts."""
+    known = [part for part in parts if not math.isnan(part.error)]
+    if not known:
+        return ""
+    largest = max(known, key=lambda part: abs(part.error))
+    return f"The largest part is {largest.name}: {signed_percent(largest.error)}."
+
+
+def valued(value: float, unit: str) -> str:
+    """With its unit; seconds as milliseconds."""
+    if math.isnan(value):
+        return wording.MISSING
+    if unit == "s":
+        return f"{wording.milliseconds(value)} ms"
+    if unit == "share":
+        return wording.percent(value)
+    return f"{wording.number(value)} {unit if unit != 'requests' else ''}".strip()
+
+
+def signed_percent(share: float | None) -> str:
+    """With a sign unless it rounds to nothing."""
+    if share is None or math.isnan(share):
+        return wording.MISSING
+    text = f"{100 * share:+.1f} %"
+    return "0.0 %" if text[1:] == "0.0 %" else text
+
+
+def plain_percent(share: float | None) -> str:
+    return wording.MISSING if share is None or math.isnan(share) else f"{100 * share:.1f} %"

@@ -1,0 +1,42 @@
+"""How large an error may be, by metric."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from experiments.validate.metrics import Metric
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """Relative errors, 0.03 for 3 %; None: no verdict on that metric."""
+
+    name: str = ""
+    ttft_mean: float | None = None
+    tpot_mean: float | None = None
+    itl_mean: float | None = None
+    e2e_mean: float | None = None
+    p50: float | None = None
+    """Of TTFT, TPOT, ITL and E2E, each."""
+    p90: float | None = None
+    p99: float | None = None
+    throughput: float | None = None
+    """Of requests and of output tokens."""
+    goodput: float | None = None
+    kv_use: float | None = None
+    """Of its mean over time."""
+    iteration: float | None = None
+    """Median absolute error of an iteration's duration."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "name" and value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{field.name}={value}: must be > 0, such as 0.03 for 3 %; null for none")
+
+    def limit(self, metric: Metric) -> float | None:
+        """The largest error that is allowed; None where none is set."""
+        statistic = f"{metric.family}_{metric.statistic}" if metric.statistic == "mean" else metric.statistic
+        names = (statistic, metric.family)
+        return next((getattr(self, name) for name in names if hasattr(self, name)), None)
