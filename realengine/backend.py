@@ -111,11 +111,13 @@ def choose_device(name: str | None) -> torch.device:
     """The device of that name; None: a GPU. Raises RuntimeError if it is not there, and says what to do."""
     if name is None:
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return torch.device("cuda", torch.cuda.current_device())
         raise RuntimeError("no GPU was found; device='cpu' runs on the processor, slowly")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"device={name}: no GPU was found; device='cpu' runs on the processor, slowly")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
