@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "experiments.calibrate.command",
-        "Fit the hardware model of a GPU to measured operators.",
+        "Fit the hardware model of a GPU to measured operators, or measure this machine for our engine.",
         "calibrate",
     ),
     "roofline": Command(

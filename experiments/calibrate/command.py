@@ -1,4 +1,7 @@
-"""`windtunnel calibrate`: from measured operators of a device to the parameters of its hardware model."""
+"""`windtunnel calibrate`: from measured operators of a device to the parameters of its hardware model.
+
+With device= it is this machine that is measured, for our own engine: `experiments.calibrate_engine`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
+from experiments.calibrate_engine import command as of_engine
 from experiments.config_groups import CONFIG_DIR
 from experiments.output_file import check_output_file
 from experiments.report.plain_page import drawn, write_page
@@ -46,9 +50,13 @@ COLUMNS = {
 """Of the printed table, and the keys of `error_table` that they show."""
 
 
+OF_ENGINE = ("device", "model", "measure")
+"""Settings of the other use, with a device."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrateSettings:
-    """Settings of `windtunnel calibrate`."""
+    """Settings of `windtunnel calibrate` without a device."""
 
     hardware: Device
     ops: str
@@ -82,12 +90,18 @@ class CalibrateSettings:
 
 def check(cfg: DictConfig) -> None:
     """Raises ConfigError for settings and for tables that cannot be right."""
+    if cfg.device is not None:
+        of_engine.check(cfg)
+        return
     _read(_settings(cfg))
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="calibrate")
 def main(cfg: DictConfig) -> None:
     """Fit, write, print."""
+    if cfg.device is not None:
+        of_engine.main(cfg)
+        return
     settings = _settings(cfg)
     tables, device, console = _read(settings), settings.hardware, Console()
     num_rows = sum(len(table.sound) for table in tables.values())
@@ -123,7 +137,8 @@ def main(cfg: DictConfig) -> None:
 
 def _settings(cfg: DictConfig) -> CalibrateSettings:
     # Every hardware preset brings the calibration that it has now; the fit does not start from it.
-    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("hydra", "calibration")])
+    others = ("hydra", "calibration", *OF_ENGINE)
+    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in others])
     settings: CalibrateSettings = build_as(CalibrateSettings, given, "")
     return settings
 
