@@ -13,42 +13,10 @@ import torch
 from realengine.architecture import Architecture
 from realengine.llm import LLM
 from realengine.sampling_params import SamplingParams
+from realengine.setups import MODELS
 
-LLAMA_8B = Architecture(
-    model_type="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-5,
-    rope_theta=500000.0,
-    rope_scaling={
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-)
-QWEN3_0_6B = Architecture(
-    model_type="qwen3",
-    vocab_size=151936,
-    hidden_size=1024,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=3072,
-    max_position_embeddings=40960,
-    rms_norm_eps=1e-6,
-    rope_theta=1000000.0,
-    tie_word_embeddings=True,
-    qk_norm=True,
-)
+LLAMA_8B = MODELS["llama-3.1-8b"]
+QWEN3_0_6B = MODELS["qwen3-0.6b"]
 TINY = Architecture(
     model_type="llama",
     vocab_size=512,
