@@ -178,14 +178,16 @@ class Engine:
         except RuntimeError as error:  # out of memory, say
             return self._fail(plan, error)
         previous, self._pending = self._pending, None
+        changed: list[Answer] = []
         try:
-            changed = [] if previous is None else self._read(previous)
+            if previous is not None:
+                changed = self._read(previous)
             if self._overlap and not _has_branches(plan):
                 self._pending = launch
             else:
                 changed += self._read(launch)
         except RuntimeError as error:  # a kernel's: the device computes nothing more
-            return self._break(error)
+            return changed + self._break(error)
         self._commit(plan, num_iterations)
         return changed
 
@@ -200,7 +202,10 @@ class Engine:
         changed = []
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            changed = self._read(pending)
+            try:
+                changed = self._read(pending)
+            except RuntimeError as error:
+                return self._break(error)
             self._tell_late_ends()
         elif not self.core.arrived:
             self.pause_s = max(0.0, self.core.wake_s - self.clock.now())
@@ -320,7 +325,10 @@ class Engine:
         changed = []
         if self._pending is not None:  # the tokens of the launch before are good
             pending, self._pending = self._pending, None
-            changed = self._read(pending)
+            try:
+                changed = self._read(pending)
+            except RuntimeError as broken:
+                return self._break(broken)
         for seq in self.core.cancel(plan):
             if seq in self._answer_of:
                 changed.append(self._answer_of[seq])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 MAX_LOGPROBS = 100
+MAX_N = 1024  # more than any engine has slots for
 ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
 
 
@@ -53,7 +54,7 @@ class SamplingParams:
             ),
             ("presence_penalty", _is_number(self.presence_penalty), "a number"),
             ("frequency_penalty", _is_number(self.frequency_penalty), "a number"),
-            ("n", _is_whole(self.n) and self.n >= 1, "a whole number >= 1"),
+            ("n", _is_whole(self.n) and 1 <= self.n <= MAX_N, f"a whole number >= 1 and <= {MAX_N}"),
             ("logprobs", self.logprobs is None or _are_logprobs(self.logprobs), ALLOWED_LOGPROBS),
             (
                 "max_tokens",

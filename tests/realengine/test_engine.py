@@ -489,6 +489,29 @@ def test_an_engine_that_cannot_go_on_ends_all_with_the_reason(what):
     assert "the engine has failed" in later.error
 
 
+@pytest.mark.parametrize("num_reads", [1, 4])
+def test_tokens_that_cannot_be_read_end_all_and_tell_who_was_done(num_reads):
+    """A kernel's error shows when its tokens are fetched: nothing is computed after that."""
+    llm = make(overlap=True)
+    answers = [llm.engine.add(prompt, replace(GREEDY, max_tokens=n)) for n, prompt in enumerate(prompts(), 1)]
+    read, reads = llm.engine._read, []
+
+    def failing(launch):
+        reads.append(launch)
+        if len(reads) > num_reads:
+            raise RuntimeError("an illegal memory access")
+        return read(launch)
+
+    llm.engine._read = failing
+    told = set()
+    while llm.engine.num_unfinished:
+        told |= {answer.request_id for answer in llm.engine.step() if answer.is_finished}
+    assert told == {answer.request_id for answer in answers}
+    errors = {answer.error for answer in answers}
+    assert "an illegal memory access" in errors
+    assert errors <= {None, "an illegal memory access"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -499,6 +522,7 @@ def test_an_engine_that_cannot_go_on_ends_all_with_the_reason(what):
         ({"frequency_penalty": "x"}, "frequency_penalty='x': must be a number"),
         ({"max_tokens": 1.5}, "max_tokens=1.5: must be a whole number"),
         ({"n": 2.0}, "n=2.0: must be a whole number"),
+        ({"n": 10**9}, "n=1000000000: must be a whole number >= 1 and <= 1024"),
         ({"stop_token_ids": 3}, "stop_token_ids=3: must be a sequence of token ids"),
         ({"stop": ""}, "stop='': must be a sequence of strings"),
         ({"logprobs": 101}, "logprobs=101: must be a whole number >= 0 and <= 100"),
