@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -80,6 +81,21 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
             ranks.kill()
             raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
 
+    return assemble(model, settings, executor, memory, execute, clock)
+
+
+def assemble(
+    model: Model,
+    settings: EngineSettings,
+    executor: Executor,
+    memory: Memory,
+    execute: Callable[[Work], Drawn | None] | None = None,
+    clock: Clock | None = None,
+) -> Engine:
+    """A new engine, its caches empty, around an executor that nobody else uses any more.
+
+    execute: runs work on all ranks; None: there is one.
+    """
     max_model_len = _max_model_len(model.architecture, settings)
     block_size = settings.caching.block_size
     pool = settings.caching.pool(
@@ -101,7 +117,7 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
     )
     runner = Runner(
         core,
-        execute,
+        execute or executor.run,
         graphs=executor.graphs,
         adapters=executor.adapters,
         seed=settings.seed,

@@ -58,7 +58,7 @@ class Engine:
         if max_iterations < 1:
             raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
         self.core = core
-        self._runner = runner
+        self.runner = runner
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._tokenizer = tokenizer
@@ -97,10 +97,12 @@ class Engine:
         tenant: str = "",
         lora: str | None = None,
         arrival_s: float | None = None,
+        deadline_s: float | None = None,
     ) -> Answer:
         """Take a request in. One that cannot be served comes back ended, with the reason as its error.
 
-        lora: the adapter that answers it, by name. arrival_s: on the engine's clock; None: now.
+        lora: the adapter that answers it, by name. arrival_s: on the engine's clock; None: now. deadline_s:
+        when the answer is due, on the same clock; for policies that ask.
         """
         outputs = [Output(index) for index in range(params.n)]
         answer = Answer(self._next_id, list(prompt_tokens), params, outputs, lora)
@@ -130,6 +132,7 @@ class Engine:
                 max_tokens=params.max_tokens,
                 priority=priority,
                 tenant=tenant,
+                deadline_s=deadline_s,
                 answer_id=answer.answer_id if params.n == 1 else None,
                 branching=Branching(params.n) if params.n > 1 else None,
             )
@@ -172,7 +175,7 @@ class Engine:
         if self.observer is not None:
             self.observer.planned(plan, num_iterations, now)
         try:
-            launch = self._runner.launch(plan, num_iterations)
+            launch = self.runner.launch(plan, num_iterations)
         except DeviceLostError as error:
             return self._break(error)
         except RuntimeError as error:  # out of memory, say
@@ -215,14 +218,14 @@ class Engine:
         """Copy KV between the tiers. In the device's order, so that it is there for the next launch."""
         if not transfers:
             return
-        self._runner.move(transfers)
+        self.runner.move(transfers)
         for transfer in transfers:
             if transfer.seq is not None:
                 self.core.loaded(transfer.seq.request_id)
 
     def _num_iterations(self, plan: StepPlan) -> int:
         """How often to run a plan before the next is made."""
-        if self._max_iterations == 1 or plan.chunks or plan.branched or not self._runner.may_repeat(plan):
+        if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
             return 1
         num_iterations = min(plan.horizon, self._max_iterations)
         if num_iterations > 1:
@@ -234,7 +237,7 @@ class Engine:
         answer = self._answer_of[seq]
         for branch, output in enumerate(answer.alive):
             tokens = answer.prompt_tokens + output.tokens
-            self._runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+            self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Enter a launch's tokens, once they are there."""
@@ -269,6 +272,7 @@ class Engine:
             self._finish(seq, "length")
         if self.observer is not None:
             now = self.clock.now()
+            self.observer.read(now)
             for answer in changed:
                 self.observer.told(answer, launch.num_iterations, now)
         return changed
@@ -307,7 +311,7 @@ class Engine:
             if branch != before:
                 output = answer.alive[branch]
                 tokens = answer.prompt_tokens + output.tokens
-                self._runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
+                self.runner.enter(seq, branch, output.index, tokens, answer.params, answer.lora)
 
     def _finish(self, seq: Sequence, reason: str) -> None:
         """The last outputs of a request have ended; nothing happens if that is known."""

@@ -27,5 +27,8 @@ class Observer(Protocol):
     def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
         """A sequence was taken out between two plans: given up, or found to have ended before."""
 
+    def read(self, now_s: float) -> None:
+        """The device has finished the first of the launches that were not read yet."""
+
     def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
         """So many more tokens of a request are there to be seen."""

@@ -111,7 +111,7 @@ class Runner:
         seed: int = 0,
     ) -> None:
         self._core = core
-        self._execute = execute
+        self.execute = execute
         self._graphs = graphs
         self._adapters = adapters
         self._seed = seed
@@ -178,7 +178,7 @@ class Runner:
         """Copy KV between the GPU and host memory, before what is launched next."""
         moves = tuple(self._host.moves(transfers))
         if moves:
-            self._execute(Work(moves=moves))
+            self.execute(Work(moves=moves))
 
     def may_repeat(self, plan: StepPlan) -> bool:
         """Whether several iterations of a decode plan may run in one launch: nobody wants logprobs."""
@@ -211,7 +211,7 @@ class Runner:
         )
         self._updates.clear()
         try:
-            launch = Launch(rows, self._execute(work), num_iterations)
+            launch = Launch(rows, self.execute(work), num_iterations)
         except RuntimeError:
             self._tables_SM.fill(-1)  # nobody knows which of the updates were made
             self._num_ids_S.fill(0)

@@ -53,6 +53,7 @@ class Replica:
     on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
     knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
     what arrives has to wait for both. leap=False runs iteration by iteration. seed: of the world's choices.
+    on_plan is shown every plan, and who was preempted by it, before its first iteration.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Replica:
         plans_ahead: bool = False,
         links: Links | None = None,
         seed: int = 0,
+        on_plan: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self.index = index
         self.core = core
@@ -86,6 +88,7 @@ class Replica:
         self._frontend_s = frontend_s
         self._plans_ahead = plans_ahead
         self._seed = seed
+        self._on_plan_made = on_plan
         self._on_the_way: dict[int, bool] = {}  # by request id: not known to the engine yet; whether given up
         # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
         self._emitted_s = 0.0
@@ -227,6 +230,8 @@ class Replica:
             if core.wake_s < inf:
                 self._plan_soon(core.wake_s)
             return
+        if self._on_plan_made is not None:
+            self._on_plan_made(plan)
         for seq in plan.admitted:
             if isnan(self._requests.scheduled_s[seq.request_id]):
                 self._requests.schedule(seq, now)

@@ -12,6 +12,7 @@ from simpy import Event
 from hwmodels.iteration import IterationModel
 from policies.engine import EngineCore
 from policies.limits import RejectedError
+from policies.plan import StepPlan
 from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
@@ -31,7 +32,7 @@ class Simulation:
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`. links makes the
-    ways between a replica's memory tiers. seed: of which branches of a search go on.
+    ways between a replica's memory tiers. seed: of which branches of a search go on. on_plan: see `Replica`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Simulation:
         plans_ahead: bool = False,
         links: Callable[[], Links] = Links,
         seed: int = 0,
+        on_plan: Callable[[StepPlan], None] | None = None,
     ) -> None:
         if not cores:
             raise ValueError("replicas=0: must be >= 1")
@@ -75,6 +77,7 @@ class Simulation:
                 plans_ahead,
                 links(),
                 seed,
+                on_plan,
             )
             for i, core in enumerate(cores)
         ]
@@ -103,7 +106,7 @@ class Simulation:
         self._next = next(self._arrivals, None)
         if self._next is not None:
             self._num_ahead += 1
-            self._clock.at(self._next.request.arrival_s, Phase.arrive, self._on_arrival)
+            self._clock.at(self._next.at_s, Phase.arrive, self._on_arrival)
 
     def _on_arrival(self, event: Event) -> None:
         assert self._next is not None
@@ -144,7 +147,7 @@ class Simulation:
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:
             self._num_ahead += 1
-            self._clock.at(arrival.request.arrival_s, Phase.arrive, lambda event: self._arrive(arrival))
+            self._clock.at(arrival.at_s, Phase.arrive, lambda event: self._arrive(arrival))
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         tables, gaps = zip(*(replica.iterations.expand() for replica in self._replicas), strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -51,10 +51,10 @@ class MetricError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the total error. error: of the metric that is taken apart, relative and signed."""
+    """A part of the total error. errors: relative and signed, by the metric that is taken apart."""
 
     name: str
-    error: float
+    errors: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

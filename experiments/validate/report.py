@@ -39,9 +39,8 @@ def write_validation(
 ) -> list[Path]:
     """Write the JSON and, unless page is false, the page; returns their paths.
 
-    config: the resolved configuration as plain data. parts: the decomposition of one metric's error, which
-    their names say. equivalence: a sentence on the decisions, where they were compared. measured_environment:
-    what the real engine ran on.
+    config: the resolved configuration as plain data. parts: the decomposition of the errors. equivalence: a
+    sentence on the decisions, where they were compared. measured_environment: what the real engine ran on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     notes = [*notes, *dict.fromkeys(note for run in fidelity.reals for note in run.notes)]
@@ -75,7 +74,7 @@ def to_record(
         "metrics": [one.to_json() for one in fidelity.metrics],
         "curves": [to_json(curve) for curve in fidelity.curves],
         "iterations": [one.to_json() for one in fidelity.iterations],
-        "decomposition": [{"name": part.name, "error": part.error} for part in parts],
+        "decomposition": [{"name": part.name, "errors": dict(part.errors)} for part in parts],
         "notes": list(notes),
         "environment": dict(around),
         "config": dict(config),

@@ -125,17 +125,22 @@ def _iteration_figures(one: IterationError) -> list[str]:
 
 
 def part_rows(parts: Sequence[Part]) -> list[list[str]]:
-    """The decomposition."""
-    return [["part", "error"], *([part.name, signed_percent(part.error)] for part in parts)]
+    """The decomposition: a part a row, a metric a column."""
+    metrics = list(parts[0].errors) if parts else []
+    rows = [[part.name, *(signed_percent(part.errors[metric]) for metric in metrics)] for part in parts]
+    total = [signed_percent(sum(part.errors[metric] for part in parts)) for metric in metrics]
+    return [["part of the error", *metrics], *rows, ["together", *total]]
 
 
 def largest_part(parts: Sequence[Part]) -> str:
-    """A sentence that names it; empty without parts."""
-    known = [part for part in parts if not math.isnan(part.error)]
-    if not known:
-        return ""
-    largest = max(known, key=lambda part: abs(part.error))
-    return f"The largest part is {largest.name}: {signed_percent(largest.error)}."
+    """A sentence that names that of each metric; empty without parts."""
+    found = []
+    for metric in parts[0].errors if parts else ():
+        errors = {part.name: part.errors[metric] for part in parts if not math.isnan(part.errors[metric])}
+        if errors:
+            name = max(errors, key=lambda name: abs(errors[name]))
+            found.append(f"of {metric} it is {name}, {signed_percent(errors[name])}")
+    return f"The largest part of the error: {'; '.join(found)}." if found else ""
 
 
 def valued(value: float, unit: str) -> str:

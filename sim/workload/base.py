@@ -21,6 +21,12 @@ class Arrival(NamedTuple):
         int  # known only to the simulator's oracle; of the longest answer, if there are several
     )
     sample_tokens: tuple[int, ...] = ()  # of each of several answers
+    time_s: float | None = None  # when it reaches the service; None: at request.arrival_s
+
+    @property
+    def at_s(self) -> float:
+        """When it reaches the service."""
+        return self.request.arrival_s if self.time_s is None else self.time_s
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class Source(Protocol):
     notes: WorkloadNotes
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Open-loop arrivals, sorted by `request.arrival_s`, built while they are read."""
+        """Open-loop arrivals, sorted by `at_s`, built while they are read."""
         ...
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:

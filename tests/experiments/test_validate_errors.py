@@ -20,7 +20,7 @@ from experiments.validate.iteration_errors import iteration_errors
 from experiments.validate.measured import Measured, of_records
 from experiments.validate.metrics import Metric, metric_values, scaled
 from experiments.validate.report import write_validation
-from experiments.validate.tables import largest_part, metric_rows, verdict_line
+from experiments.validate.tables import largest_part, metric_rows, part_rows, verdict_line
 from experiments.validate.thresholds import Thresholds
 from hwmodels.iteration import IterationShape
 from sim.metrics.slo import Slo
@@ -319,8 +319,15 @@ def test_the_verdict_names_what_is_outside():
 
 
 def test_the_largest_part_is_named():
-    parts = [Part(name="policy", error=0.0), Part(name="host", error=-0.05), Part(name="time", error=0.03)]
-    assert largest_part(parts) == "The largest part is host: -5.0 %."
+    parts = [
+        Part(name="decisions", errors={"TTFT": 0.0, "TPOT": 0.0}),
+        Part(name="host", errors={"TTFT": -0.05, "TPOT": 0.01}),
+        Part(name="compute", errors={"TTFT": 0.03, "TPOT": 0.02}),
+    ]
+    assert largest_part(parts) == (
+        "The largest part of the error: of TTFT it is host, -5.0 %; of TPOT it is compute, +2.0 %."
+    )
+    assert part_rows(parts)[-1] == ["together", "-2.0 %", "+3.0 %"]
     assert largest_part([]) == ""
 
 
@@ -334,13 +341,13 @@ def test_page_and_json_hold_everything_and_load_nothing(tmp_path):
         title="A & B",
         config={"seed": 1},
         notes=["a note"],
-        parts=[Part(name="host", error=0.01)],
+        parts=[Part(name="host", errors={"TTFT": 0.01})],
         equivalence="300 of 300 plans are equal.",
         measured_environment={"gpu": "none"},
     )
     record = json.loads(files[0].read_text())
     assert record["verdict"] == "met"
-    assert record["decomposition"] == [{"name": "host", "error": 0.01}]
+    assert record["decomposition"] == [{"name": "host", "errors": {"TTFT": 0.01}}]
     assert record["environment"]["measured"] == {"gpu": "none"}
     assert len(record["environment"]["simulated"]["config_digest"]) == 32
     page = files[1].read_text()

@@ -443,7 +443,7 @@ def test_an_id_is_served_once_at_a_time():
 
 def test_what_fails_on_the_device_ends_with_an_output_that_says_so(expected):
     async def scenario(llm):
-        runner = llm.engine._runner
+        runner = llm.engine.runner
         launch, num_launches = runner.launch, 0
 
         def failing(plan, num_iterations=1):
@@ -473,7 +473,7 @@ def test_when_the_engine_dies_everybody_is_told_why():
         def failing(plan, num_iterations=1):
             raise KeyError("a bug")
 
-        llm.engine._runner.launch = failing
+        llm.engine.runner.launch = failing
         gate.set()
         told = await asyncio.gather(*tasks, return_exceptions=True)
         for later in (lambda: last(llm, prompts()[0]), lambda: asyncio.to_thread(llm.check_health)):

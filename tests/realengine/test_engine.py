@@ -172,13 +172,13 @@ def test_what_was_swapped_to_host_memory_comes_back_as_it_was(scheduling, cachin
 
 def counted_loads(llm):
     """A list that grows with each load from host memory."""
-    loads, moved = [], llm.engine._runner.move
+    loads, moved = [], llm.engine.runner.move
 
     def move(transfers):
         loads.extend(transfer for transfer in transfers if transfer.target == "gpu")
         moved(transfers)
 
-    llm.engine._runner.move = move
+    llm.engine.runner.move = move
     return loads
 
 
@@ -410,7 +410,7 @@ def test_a_launch_that_fails_ends_who_took_part_and_nobody_finds_what_it_did_not
     caching, overlap, expected
 ):
     llm = make(caching=caching, overlap=overlap, batching=Chunked(max_num_batched_tokens=24))
-    execute, launches = llm.engine._runner._execute, []
+    execute, launches = llm.engine.runner.execute, []
 
     def failing(work):
         launches.append(work)
@@ -418,7 +418,7 @@ def test_a_launch_that_fails_ends_who_took_part_and_nobody_finds_what_it_did_not
             raise torch.OutOfMemoryError("out of memory: 1 GiB wanted")
         return execute(work)
 
-    llm.engine._runner._execute = failing
+    llm.engine.runner.execute = failing
     outputs = llm.generate(prompts(), GREEDY)
     failed = [output for output in outputs if output.error is not None]
     assert 0 < len(failed) < len(outputs)
@@ -460,7 +460,7 @@ def test_a_finished_answer_is_not_lost_to_a_failure_that_comes_later(expected):
     def failing(work):
         raise torch.OutOfMemoryError("no room")
 
-    llm.engine._runner._execute = failing
+    llm.engine.runner.execute = failing
     llm.engine.run()
     assert short.error is None
     assert tuple(short.outputs[0].tokens) == expected("llama")[1][:2]
@@ -471,14 +471,14 @@ def test_a_finished_answer_is_not_lost_to_a_failure_that_comes_later(expected):
 @pytest.mark.parametrize("what", ["moves", "lost"])
 def test_an_engine_that_cannot_go_on_ends_all_with_the_reason(what):
     llm = make(num_kv_blocks=20, caching=Paged(block_size=4), scheduling=Fcfs(preemption_mode="swap"))
-    execute = llm.engine._runner._execute
+    execute = llm.engine.runner.execute
 
     def failing(work):
         if work.moves if what == "moves" else work.shape.num_iterations:
             raise torch.OutOfMemoryError("no room") if what == "moves" else DeviceLostError("a rank is gone")
         return execute(work)
 
-    llm.engine._runner._execute = failing
+    llm.engine.runner.execute = failing
     outputs = llm.generate(prompts(), GREEDY)
     failed = [output for output in outputs if output.error is not None]
     assert failed

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from experiments.validate.drive import Drive, PromptTokens
-from experiments.validate.recording import Recorder
-from experiments.validate.replay import replay
+from experiments.validate_engine.drive import Drive, PromptTokens
+from experiments.validate_engine.recording import Recorder
+from experiments.validate_engine.replay import replay
 from policies.request import Prompt, Segment
 from realengine.clock import ThreadTimeClock
 from sim.workload.base import WorkloadNotes

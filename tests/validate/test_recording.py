@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.validate.recording import Recorder, load
-from experiments.validate.replay import replay
+from experiments.validate_engine.recording import Recorder, load
+from experiments.validate_engine.replay import replay
 from policies.batching.chunked import Chunked
 from policies.batching.dynamic import Dynamic
 from policies.batching.prefill_first import PrefillFirst

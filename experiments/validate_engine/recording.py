@@ -5,6 +5,7 @@ A recording is a folder:
     recording.json       what the engine was: its policies, sizes and clock; a digest of that
     steps.parquet        one row a launch: when it was planned and committed, its plan's digest and shape
     requests.parquet     the simulator's columns, and `known_s`: when the policies knew of a request
+    tokens.parquet       when a user saw each token
     events.jsonl         what came to the core, in order: requests, ends, steps that computed nothing
 
 Lines of events.jsonl say before which step they happened.
@@ -13,7 +14,8 @@ Lines of events.jsonl say before which step they happened.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,16 +28,24 @@ from policies.plan import Progress, StepOutcome, StepPlan
 from policies.request import Branching, Prompt, Request, Segment
 from policies.sequence import FinishReason, Sequence
 from realengine.answer import Answer
-from sim.records import RequestLog, Status
+from sim.records import NAN, RequestLog, Status
 from sim.shape import shape_of
 
 
 class Step(NamedTuple):
-    """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration."""
+    """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration.
+
+    start_s: the policies were asked; end_s: they were told that it is done; read_s: its tokens were there,
+    NaN of one that was never read. compute_s: what the executor took, NaN where that was not measured.
+    num_left: requests that had not ended then.
+    """
 
     step: int
     start_s: float
     end_s: float
+    read_s: float
+    compute_s: float
+    num_left: int
     num_iterations: int
     digest: str
     running: int
@@ -82,6 +92,9 @@ class Recording:
         folder.mkdir(parents=True, exist_ok=True)
         self.steps.to_parquet(folder / "steps.parquet")
         self.requests.to_parquet(folder / "requests.parquet")
+        ids = [request_id for request_id, times_s in self.token_times_s.items() for _ in times_s]
+        seen_s = [time_s for times_s in self.token_times_s.values() for time_s in times_s]
+        pd.DataFrame({"request_id": ids, "time_s": seen_s}).to_parquet(folder / "tokens.parquet")
         about = {"engine": self.engine, "num_steps": len(self.steps), "num_events": len(self.events)}
         (folder / "recording.json").write_text(json.dumps(about, indent=2) + "\n")
         with (folder / "events.jsonl").open("w") as lines:
@@ -91,14 +104,19 @@ class Recording:
 
 
 class Recorder:
-    """Watches one engine; `recording` is what it has seen."""
+    """Watches one engine; `recording` is what it has seen.
 
-    def __init__(self, core: EngineCore) -> None:
+    compute_s: tells, once a step, what the executor took since it was asked last.
+    """
+
+    def __init__(self, core: EngineCore, compute_s: Callable[[], float] = lambda: NAN) -> None:
         self._core = core
+        self._compute_s = compute_s
         self._steps: list[Step] = []
         self._open: Step | None = None  # planned, not committed
         self._events: list[Event] = []
         self._requests = RequestLog()
+        self._read_s: list[float] = []
         self._known_s: dict[int, float] = {}
         self._times_s: dict[int, list[float]] = {}
 
@@ -121,6 +139,9 @@ class Recorder:
             len(self._steps),
             now_s,
             now_s,
+            NAN,
+            NAN,
+            0,
             num_iterations,
             plan.digest(),
             len(core.running),
@@ -140,7 +161,8 @@ class Recorder:
         for request_id, going in outcome.parents.items():
             self._note("parents", now_s, request_id, going)
         assert self._open is not None
-        self._steps.append(self._open._replace(end_s=now_s))
+        compute_s, num_left = self._compute_s(), self._core.num_unfinished
+        self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
         for seq in progress.finished:
             self._requests.end(seq, Status.finished, now_s, now_s)
 
@@ -148,6 +170,9 @@ class Recorder:
         self._note("leave", now_s, seq.request_id, reason.name)
         status = Status.finished if reason is FinishReason.stop else Status.aborted
         self._requests.end(seq, status, now_s, now_s)
+
+    def read(self, now_s: float) -> None:
+        self._read_s.append(now_s)
 
     def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
         request_id = answer.request_id
@@ -165,6 +190,8 @@ class Recorder:
     def recording(self, engine: dict[str, Any]) -> Recording:
         """engine: what was recorded; see `describe`."""
         steps = pd.DataFrame(self._steps, columns=list(Step._fields))
+        num_read = min(len(self._read_s), len(steps))
+        steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
         requests = self._requests.table()
         requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
         return Recording(engine, steps, requests, self._events, self._times_s)
@@ -187,6 +214,7 @@ def load(folder: Path) -> Recording:
         about = json.loads((folder / "recording.json").read_text())
         steps = pd.read_parquet(folder / "steps.parquet")
         requests = pd.read_parquet(folder / "requests.parquet")
+        tokens = pd.read_parquet(folder / "tokens.parquet")
         lines = (folder / "events.jsonl").read_text().splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: not a recording: {error}") from error
@@ -203,7 +231,23 @@ def load(folder: Path) -> Recording:
     if len(backwards):
         step = int(backwards[0] + 1) // 2
         raise ValueError(f"{folder}/steps.parquet: step {step}: the clock goes backwards there")
-    return Recording(about["engine"], steps, requests, events, is_whole=is_whole)
+    if not is_whole:
+        requests, tokens = _known_by(steps, requests, tokens)
+    seen_s = {request_id: rows.tolist() for request_id, rows in tokens.groupby("request_id")["time_s"]}
+    return Recording(about["engine"], steps, requests, events, seen_s, is_whole)
+
+
+def _known_by(
+    steps: pd.DataFrame, requests: pd.DataFrame, tokens: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What had been seen of requests and tokens when the last of the steps was done."""
+    until_s = steps["end_s"].max() if len(steps) else -math.inf
+    known = requests[requests["known_s"] <= until_s].copy()
+    is_open = ~(known["finished_s"] <= until_s)
+    known.loc[is_open, "status"] = Status.unfinished.name
+    for column in ("scheduled_s", "first_token_s", "last_token_s", "finished_s"):
+        known[column] = known[column].where(known[column] <= until_s)
+    return known, tokens[tokens["time_s"] <= until_s]
 
 
 def _events(lines: list[str]) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from experiments.validate.recording import Event, Recording, Step
+from experiments.validate_engine.recording import Event, Recording, Step
 from policies.engine import EngineCore
 from policies.plan import StepOutcome, StepPlan
 from policies.sequence import FinishReason

@@ -8,7 +8,7 @@ model says does not matter, and no token ends an answer.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -68,21 +68,25 @@ class Drive:
         self._engine = engine
         self._source = source
         self._prompts = prompts
-        self._start_s = engine.clock.now()
-        self._coming: list[tuple[float, int, Arrival]] = []
+        self._start_s = 0.0
+        self._coming: list[tuple[float, int, Arrival, list[int]]] = []
         self._order = count()
-        self._open_loop: Iterator[Arrival] = source.arrivals()
+        # Clients write their prompts on machines of their own: no time of the engine's passes.
+        self._open_loop = iter(
+            [(arrival, prompts.of(arrival.request.prompt)) for arrival in source.arrivals()]
+        )
         self._requests: dict[int, tuple[Request, float]] = {}  # by the engine's id: and when it is given up
         self.answers: dict[int, Answer] = {}
 
-    def run(self) -> None:
-        """Until all requests have ended."""
+    def run(self, progress: Callable[[int], None] = lambda num_ended: None) -> float:
+        """Until all requests have ended; returns when it began, on the engine's clock."""
         engine = self._engine
-        self._expect(next(self._open_loop, None))
+        self._start_s = engine.clock.now()
+        self._expect_next()
         while self._coming or engine.num_unfinished:
             now = engine.clock.now() - self._start_s
             while self._coming and self._coming[0][0] <= now:
-                self._arrive(heapq.heappop(self._coming)[2])
+                self._arrive(*heapq.heappop(self._coming)[2:])
             self._give_up(now)
             if not engine.num_unfinished:
                 if self._coming:
@@ -91,15 +95,22 @@ class Drive:
             for answer in engine.step():
                 if answer.is_finished:
                     self._follow_up(answer)
+                    progress(len(self.answers) - len(self._requests))
             if engine.pause_s:
                 due_s = self._coming[0][0] - now if self._coming else engine.pause_s
                 engine.clock.sleep(max(0.0, min(engine.pause_s, due_s)))
+        return self._start_s
 
-    def _expect(self, arrival: Arrival | None) -> None:
-        if arrival is not None:
-            heapq.heappush(self._coming, (arrival.request.arrival_s, next(self._order), arrival))
+    def _expect_next(self) -> None:
+        """The next open-loop request."""
+        coming = next(self._open_loop, None)
+        if coming is not None:
+            self._expect(*coming)
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _expect(self, arrival: Arrival, tokens: list[int]) -> None:
+        heapq.heappush(self._coming, (arrival.request.arrival_s, next(self._order), arrival, tokens))
+
+    def _arrive(self, arrival: Arrival, tokens: list[int]) -> None:
         request = arrival.request
         branching = request.branching
         params = SamplingParams(
@@ -108,16 +119,22 @@ class Drive:
             max_tokens=arrival.num_output_tokens,
             ignore_eos=True,
         )
-        tokens = self._prompts.of(request.prompt)
-        arrival_s = self._start_s + request.arrival_s
-        answer = self._engine.add(tokens, params, request.priority, request.tenant, arrival_s=arrival_s)
+        due_s = request.deadline_s
+        answer = self._engine.add(
+            tokens,
+            params,
+            request.priority,
+            request.tenant,
+            arrival_s=self._start_s + request.arrival_s,
+            deadline_s=None if due_s is None else self._start_s + due_s,
+        )
         self.answers[request.request_id] = answer
         patience_s = self._source.patience_s
         give_up_s = float("inf") if patience_s is None else request.arrival_s + patience_s
         self._requests[answer.request_id] = request, give_up_s
         if answer.is_finished:  # refused
             self._follow_up(answer)
-        self._expect(next(self._open_loop, None))
+        self._expect_next()
 
     def _give_up(self, now: float) -> None:
         """Clients lose patience."""
@@ -134,4 +151,6 @@ class Drive:
         self._prompts.learn(request.answer_id, answer.outputs[0].tokens)
         now = self._engine.clock.now() - self._start_s
         num_tokens = sum(len(output.tokens) for output in answer.outputs)
-        self._expect(self._source.follow_up(request, now, num_tokens))
+        arrival = self._source.follow_up(request, now, num_tokens)
+        if arrival is not None:
+            self._expect(arrival, self._prompts.of(arrival.request.prompt))
