@@ -1,9 +1,9 @@
 """Running a Hydra application so that every mistake in the settings is found before anything runs.
 
-An application is a module with `main`, a `@hydra.main` function, and `check(cfg)`, which builds everything
-from a config and throws it away: it raises ConfigError if something cannot be built. `launch` composes and
-checks every point of the run, then hands over to Hydra; an exception after that is a bug and keeps its
-traceback.
+An application is a module with `main`, a `@hydra.main` function, and `check(cfg, composition)`, which builds
+everything from a config and throws it away: it raises ConfigError if something cannot be built. `launch`
+composes and checks every point of the run, then hands over to Hydra; an exception after that is a bug and
+keeps its traceback.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.application_help import print_help
-from experiments.compose import ConfigSource
+from experiments.compose import Composition, ConfigSource
 from experiments.config_groups import CONFIG_DIR, config_dirs
 from experiments.errors import ConfigError
-from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, check_edits, explain
+from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, composed, explain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Application:
 
     name: str  # of the command
     summary: str
-    module: str  # with main() and check(cfg)
+    module: str  # with main() and check(cfg, composition)
     config_name: str
     config_dir: Path = CONFIG_DIR
 
@@ -65,7 +65,10 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
 
 
 def _check_points(
-    source: ConfigSource, overrides: Sequence[str], multirun: bool, check: Callable[[DictConfig], object]
+    source: ConfigSource,
+    overrides: Sequence[str],
+    multirun: bool,
+    check: Callable[[DictConfig, Composition], object],
 ) -> None:
     """Compose and check each run's config; an error in a multirun says at which point."""
     try:
@@ -74,20 +77,11 @@ def _check_points(
         raise explain(error, overrides, source) from error
     for point in points or []:
         try:
-            check(_composed(source, point))
+            check(composed(source, point), Composition(source, point))
         except ConfigError as error:
             swept = [override for override in point if override not in overrides]
             where = f" (at {' '.join(swept)})" if swept else ""
             raise ConfigError(f"{error}{where}") from error
-
-
-def _composed(source: ConfigSource, overrides: Sequence[str]) -> DictConfig:
-    try:
-        cfg = source.compose(overrides)
-    except COMPOSE_ERRORS as error:
-        raise explain(error, overrides, source) from error
-    check_edits(cfg, overrides, source)
-    return cfg
 
 
 def _parser(application: Application) -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,6 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config_groups import find_groups
 from experiments.errors import ConfigError
+
+
+class Composition(NamedTuple):
+    """How a config came about, so that others like it can be made."""
+
+    source: "ConfigSource"
+    overrides: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,16 @@ def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) ->
     return ConfigError(_message(error, overrides, source))
 
 
+def composed(source: ConfigSource, overrides: Sequence[str]) -> DictConfig:
+    """The config with these overrides. Raises ConfigError."""
+    try:
+        cfg = source.compose(overrides)
+    except COMPOSE_ERRORS as error:
+        raise explain(error, overrides, source) from error
+    check_edits(cfg, overrides, source)
+    return cfg
+
+
 def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
     """Refuse `+key=value` where nobody would look at the key, outside the nodes that `build` checks.
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.build import build_as
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.outputs import write_result
@@ -43,7 +44,7 @@ class OutputSettings:
 _checked: dict[str, tuple[Scenario, Source, OutputSettings]] = {}
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Build all that a run needs; raises ConfigError for whatever a user can mend."""
     _checked.clear()
     _checked[OmegaConf.to_yaml(cfg)] = build_run(cfg)

@@ -29,6 +29,7 @@ from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.calibrate_engine import command as of_engine
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.output_file import check_output_file
 from experiments.report.plain_page import drawn, write_page
@@ -88,7 +89,7 @@ class CalibrateSettings:
             GemmCurve(compute_capability=self.compute_capability)  # raises for one that it does not know
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Raises ConfigError for settings and for tables that cannot be right."""
     if cfg.device is not None:
         of_engine.check(cfg)

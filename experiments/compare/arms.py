@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,13 +18,9 @@ from experiments.compose import ConfigSource
 from experiments.config_groups import find_groups
 from experiments.convert import shown
 from experiments.errors import ConfigError, suggest
-from experiments.hydra_errors import COMPOSE_ERRORS, check_edits, explain
+from experiments.hydra_errors import composed
 from experiments.simulate import build_run
 from sim.scenario import Scenario
-
-
-class UnknownChoiceError(ConfigError):
-    """A choice of a config group that no folder has that we know of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +37,7 @@ class Point:
 
 
 def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
-    """Every arm at every swept value, composed and built once. Raises ConfigError, which names the arm.
-
-    UnknownChoiceError where a choice is missing: it may lie in a folder that `source` does not know.
-    """
+    """Every arm at every swept value, composed and built once. Raises ConfigError, which names the arm."""
     experiment, found = settings.experiment, []
     for arm in experiment.arms:
         for i, cfg in enumerate(_composed(settings, source, arm)):
@@ -97,13 +89,7 @@ def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iter
 
 def _compose(source: ConfigSource, overrides: Sequence[str], arm: str) -> DictConfig:
     try:
-        cfg = source.compose(overrides)
-        check_edits(cfg, overrides, source)
-        return cfg
-    except MissingConfigException as error:
-        raise UnknownChoiceError(f"arm {arm}: {explain(error, overrides, source)}") from error
-    except COMPOSE_ERRORS as error:
-        raise ConfigError(f"arm {arm}: {explain(error, overrides, source)}") from error
+        return composed(source, overrides)
     except ConfigError as error:
         raise ConfigError(f"arm {arm}: {error}") from error
 

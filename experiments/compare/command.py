@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +13,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.compare.arms import Point, UnknownChoiceError, points
+from experiments.compare.arms import Point, points
 from experiments.compare.page import write_comparison
 from experiments.compare.results import Results, evaluate
 from experiments.compare.runs import Runs, progress_of, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR, config_dirs
-from experiments.errors import ConfigError
+from experiments.compose import Composition, ConfigSource
+from experiments.config_groups import CONFIG_DIR
 from experiments.outputs import write_table
 
 
@@ -37,48 +35,21 @@ class Comparable(NamedTuple):
 # What was composed for the settings checked last: arms are composed once, not twice.
 _checked: dict[str, Comparable] = {}
 
-# Settings whose check must wait for `main`, which knows the user's folder.
-_postponed: list[DictConfig] = []
+
+def check(cfg: DictConfig, composition: Composition) -> None:
+    """Raises ConfigError for whatever a user can mend."""
+    _checked.clear()
+    _checked[OmegaConf.to_yaml(cfg)] = build_comparison(cfg, composition.source.dirs)
 
 
 def build_comparison(cfg: DictConfig, dirs: Sequence[Path]) -> Comparable:
-    """Compose and build every arm. Raises ConfigError for whatever a user can mend."""
+    """Compose and build every arm. Raises ConfigError."""
     settings = build_settings(cfg)
     return Comparable(settings, points(settings, ConfigSource(config_name="simulate", dirs=dirs)))
 
 
-def check(cfg: DictConfig) -> None:
-    """Raises ConfigError for whatever a user can mend.
-
-    A choice that is not among ours may lie in the user's --config-dir, of which this is not told: `main` is.
-    """
-    try:
-        _remember(cfg, build_comparison(cfg, [CONFIG_DIR]))
-    except UnknownChoiceError:
-        _postponed.append(cfg)
-    except ConfigError:
-        _postponed.clear()
-        raise
-
-
-def main() -> None:
-    """What Hydra is about to read stands in sys.argv; what is left to check is checked before it starts."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", type=Path)
-    dirs = config_dirs(parser.parse_known_args()[0].config_dir)
-    postponed, _postponed[:] = list(_postponed), []
-    for cfg in postponed:
-        _remember(cfg, build_comparison(cfg, dirs))
-    _run()
-
-
-def _remember(cfg: DictConfig, comparable: Comparable) -> None:
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = comparable
-
-
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="compare")
-def _run(cfg: DictConfig) -> None:
+def main(cfg: DictConfig) -> None:
     """Run, evaluate, write, print."""
     key, folder, dirs = OmegaConf.to_yaml(cfg), _output_dir(), _config_dirs()
     state = GlobalHydra.instance().hydra

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments import wording
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
@@ -39,7 +40,7 @@ FAILED = 3
 """Exit code."""
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Raises ConfigError for whatever a user can mend without the server."""
     settings = build_settings(cfg)
     _require_client()

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.build import build_as
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.output_file import check_output_file
@@ -29,7 +30,7 @@ def build_survey(cfg: DictConfig) -> Survey:
         raise ConfigError(str(error)) from error
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Raises ConfigError for whatever a user can mend."""
     build_survey(cfg)
 

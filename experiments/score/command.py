@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from experiments.build import build_as
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError, suggest
 from experiments.output_file import check_output_file
@@ -94,7 +95,7 @@ class ScoreSettings:
         check_output_file("out", self.out)
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Raises ConfigError for settings and for tables that cannot be right."""
     _read(_settings(cfg))
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.build import build_as
+from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError, suggest
 from experiments.outputs import write_table
@@ -81,7 +82,7 @@ _checked: dict[str, Validation] = {}
 """The settings checked last: a single validation reads its file once, not twice."""
 
 
-def check(cfg: DictConfig) -> None:
+def check(cfg: DictConfig, composition: Composition) -> None:
     """Raises ConfigError for settings and for recordings that cannot be used."""
     _checked.clear()
     _checked[OmegaConf.to_yaml(cfg)] = build_validation(cfg)

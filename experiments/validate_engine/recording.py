@@ -233,7 +233,9 @@ def load(folder: Path) -> Recording:
         raise ValueError(f"{folder}/steps.parquet: step {step}: the clock goes backwards there")
     if not is_whole:
         requests, tokens = _known_by(steps, requests, tokens)
-    seen_s = {request_id: rows.tolist() for request_id, rows in tokens.groupby("request_id")["time_s"]}
+    seen_s: dict[int, list[float]] = {}
+    for request_id, time_s in zip(tokens["request_id"].tolist(), tokens["time_s"].tolist(), strict=True):
+        seen_s.setdefault(request_id, []).append(time_s)
     return Recording(about["engine"], steps, requests, events, seen_s, is_whole)
 
 

@@ -66,7 +66,7 @@ MODULES = {
 
         RUNS = []
 
-        def check(cfg):
+        def check(cfg, composition):
             build(cfg.wheel, "wheel")
 
         @hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "configs"), config_name="toy")
