@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.calibrate.yaml_file import figure, quoted
-from experiments.calibrate_engine.collectives import RingLink
-from experiments.calibrate_engine.machine import Machine
 from hwmodels.host import CudaGraphs, HostOverhead
 from sim.engine_profile import EngineProfile
+
+if TYPE_CHECKING:  # they need torch
+    from experiments.calibrate_engine.collectives import RingLink
+    from experiments.calibrate_engine.machine import Machine
 
 WRITTEN_BY = "# Written by `windtunnel calibrate`; it may be written anew."
 UNKNOWN_TDP_W = 1.0

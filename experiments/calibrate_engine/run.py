@@ -60,6 +60,7 @@ class Found(NamedTuple):
     errors: pd.DataFrame
     notes: list[str]
     how_to: str
+    files: Files
 
 
 def check(settings: MeasureSettings, node: Mapping[str, Any]) -> None:
@@ -73,7 +74,7 @@ def check(settings: MeasureSettings, node: Mapping[str, Any]) -> None:
         kv_dtype_of(settings.model),
         quantization=quantization_of(settings.model),
     )
-    _files(settings, device).check()
+    _files(settings, device.type).check()
 
 
 def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progress) -> Found:
@@ -82,14 +83,17 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     if device.type == "cpu":
         torch.set_num_threads(1)  # thread time sees no other
     architecture = architecture_of(node)
-    name, files = _name(settings, device), _files(settings, device)
+    name, files = settings.name or machine_name(device.type), _files(settings, device.type)
     progress("the machine")
     machine = measure_machine(device, DTYPES[TORCH_DTYPES[settings.model.dtype]])
     link = _link_between_gpus(device)
-    host = measure_host(settings.limit("max_num_seqs"), settings.block_size)
     served, sections, totals = _operators(settings, architecture, device, progress)
+    progress("the host")
+    with_executor = served if device.type == "cpu" else None
+    host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor)
     rows = profile_rows(sections, architecture.num_layers)
-    rows = rows.assign(gpu=name, model=settings.model.name)
+    chunks_apart = int(served.backend.name == "torch")  # the reference goes through them one by one
+    rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
     write_table(rows, files.table)
     hardware_text = hardware_yaml(name, machine, link)
     files.hardware.write_text(hardware_text, encoding="utf-8")
@@ -119,7 +123,7 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "iterations": residuals.to_dict("records"),
     }
     files.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return Found(operators, errors, _notes(machine, host, residuals), _how_to(settings, name, files))
+    return Found(operators, errors, _notes(machine, host, residuals), _how_to(settings, name, files), files)
 
 
 def device_of(hardware_text: str) -> Device:
@@ -243,14 +247,13 @@ def _how_to(settings: MeasureSettings, name: str, files: Files) -> str:
     return f"windtunnel simulate --config-dir {settings.out} {chosen} {model}   (report: {files.report})"
 
 
-def _name(settings: MeasureSettings, device: torch.device) -> str:
-    if settings.name is not None:
-        return settings.name
-    return "cpu" if device.type == "cpu" else plain(torch.cuda.get_device_name(device))
+def machine_name(device: str) -> str:
+    """Of cpu or cuda, as a file's name."""
+    return "cpu" if device == "cpu" else plain(torch.cuda.get_device_name(device))
 
 
-def _files(settings: MeasureSettings, device: torch.device) -> Files:
-    return Files.under(Path(settings.out), _name(settings, device), settings.model.name)
+def _files(settings: MeasureSettings, device: str) -> Files:
+    return Files.under(Path(settings.out), settings.name or machine_name(device), settings.model.name)
 
 
 def _shown(settings: MeasureSettings) -> dict[str, Any]:

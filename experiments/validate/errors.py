@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from experiments.validate.curves import Curve, curves
 from experiments.validate.iteration_errors import IterationError, iteration_errors
-from experiments.validate.measured import Measured
+from experiments.validate.measured import Measured, of_records
 from experiments.validate.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.thresholds import Thresholds
 from hwmodels.iteration import IterationModel
+from sim.scenario import MetricsSettings, RunResult
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""
@@ -107,6 +108,22 @@ def compare(
         curves=found,
         iterations=by_shape,
     )
+
+
+def fidelity_of(
+    result: RunResult,
+    reals: Sequence[Measured],
+    *,
+    trim: MetricsSettings,
+    thresholds: Thresholds,
+    slos: Sequence[ScaledSlo],
+) -> Fidelity:
+    """Compare a simulated run with the measured ones, over the part that is measured."""
+    simulated, *measured = (
+        run.trimmed(warmup_s=trim.warmup_s, cooldown_s=trim.cooldown_s)
+        for run in (of_records(result.records), *reals)
+    )
+    return compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.model)
 
 
 def metric_error(

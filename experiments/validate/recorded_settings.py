@@ -38,6 +38,15 @@ CONFIG_KEYS = (
 )
 """Parts of a config that decide what an engine does; not the traffic, nor how time is modelled."""
 
+DECIDING = ("model", "batching", "scheduling", "caching", "prediction", "tensor_parallel_size")
+DECIDING_LIMITS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "num_kv_blocks",
+    "swap_space_gib",
+)
+
 LIMITS = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -64,6 +73,17 @@ def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, A
     return []
 
 
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the decisions of our own engine hang on, of a resolved configuration."""
+    found = {key: config[key] for key in DECIDING if key in config}
+    return found | {"engine": {name: config["engine"][name] for name in DECIDING_LIMITS}}
+
+
+def config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Settings in which a configuration is not the recorded one, each as it would be typed."""
+    return list(_config_differences(recorded, config))
+
+
 def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     for key in CONFIG_KEYS:
         if key in recorded and key in config:
@@ -72,6 +92,9 @@ def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) 
 
 def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
     if isinstance(recorded, Mapping) and isinstance(given, Mapping):
+        if recorded.get("_target_") != given.get("_target_"):
+            yield f"{key}._target_={recorded.get('_target_')}"
+            return
         names = [*recorded, *(name for name in given if name not in recorded)]
         for name in names:
             yield from _leaves(f"{key}.{name}", recorded.get(name), given.get(name))

@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.validate.errors import Part
 from experiments.validate.measured import Measured, of_records
-from experiments.validate_engine.recorded_run import measured
+from experiments.validate_engine.from_recording import measured
 from experiments.validate_engine.recording import Recording
 from experiments.validate_engine.swapped import RecordedTimes, num_equal, replay_in_simulator
 from hwmodels.host import HostOverhead

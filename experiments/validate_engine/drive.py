@@ -8,7 +8,6 @@ model says does not matter, and no token ends an answer.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -78,7 +77,7 @@ class Drive:
         self._requests: dict[int, tuple[Request, float]] = {}  # by the engine's id: and when it is given up
         self.answers: dict[int, Answer] = {}
 
-    def run(self, progress: Callable[[int], None] = lambda num_ended: None) -> float:
+    def run(self) -> float:
         """Until all requests have ended; returns when it began, on the engine's clock."""
         engine = self._engine
         self._start_s = engine.clock.now()
@@ -95,7 +94,6 @@ class Drive:
             for answer in engine.step():
                 if answer.is_finished:
                     self._follow_up(answer)
-                    progress(len(self.answers) - len(self._requests))
             if engine.pause_s:
                 due_s = self._coming[0][0] - now if self._coming else engine.pause_s
                 engine.clock.sleep(max(0.0, min(engine.pause_s, due_s)))

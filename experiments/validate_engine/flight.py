@@ -13,7 +13,7 @@ import torch
 from experiments.calibrate_engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
 from experiments.outputs import config_digest
 from experiments.validate.environment import environment
-from experiments.validate.recorded_settings import CONFIG_KEYS
+from experiments.validate.recorded_settings import deciding
 from experiments.validate_engine.drive import Drive, PromptTokens
 from experiments.validate_engine.recording import Recorder, Recording
 from hwmodels.model_spec import ModelSpec
@@ -131,8 +131,9 @@ def _kv_cache_dtype(model: ModelSpec) -> str:
     return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
 
 
-def same_memory(scenario: Scenario, memory: Memory) -> Scenario:
+def with_memory_of(scenario: Scenario, architecture: Architecture, hangar: Hangar) -> Scenario:
     """The scenario with as many KV blocks as the engine has. Raises ValueError where a token's KV differs."""
+    _, memory = hangar.executor(Model.of(architecture), settings_of(scenario, hangar.device))
     per_token = memory.block_bytes / scenario.caching.block_size
     if per_token != scenario.kv_bytes_per_token:
         raise ValueError(
@@ -147,7 +148,6 @@ def fly(
     architecture: Architecture,
     hangar: Hangar,
     config: Mapping[str, Any],
-    progress: Callable[[int], None] = lambda num_ended: None,
 ) -> Recording:
     """One run on the engine, from an empty cache.
 
@@ -157,8 +157,8 @@ def fly(
     settings = settings_of(scenario, hangar.device)
     executor, memory = hangar.executor(Model.of(architecture), settings)
     _warm_up(scenario, architecture, settings, executor, memory)
-    recording, engine = _fly(scenario.source(), architecture, settings, executor, memory, progress)
-    kept = {key: config[key] for key in CONFIG_KEYS if key in config}
+    recording, engine = _fly(scenario.source(), architecture, settings, executor, memory)
+    kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
         "num_kv_blocks": engine.core.pool.num_blocks,
@@ -179,9 +179,8 @@ def _warm_up(
     memory: Memory,
 ) -> None:
     """What is done for the first time takes longer: the first requests, by an engine that nobody watches."""
-    _fly(
-        _First(scenario.source(), WARM_UP_REQUESTS), architecture, settings, executor, memory, lambda _: None
-    )
+    first = _First(scenario.source(), WARM_UP_REQUESTS)
+    _fly(first, architecture, settings, executor, memory)
 
 
 def _fly(
@@ -190,7 +189,6 @@ def _fly(
     settings: EngineSettings,
     executor: Executor,
     memory: Memory,
-    progress: Callable[[int], None],
 ) -> tuple[Recording, Any]:
     is_cpu = executor.device.type == "cpu"
     clock: Clock = ThreadTimeClock() if is_cpu else WallClock()
@@ -206,7 +204,7 @@ def _fly(
     recorder = Recorder(engine.core) if stopwatch is None else Recorder(engine.core, stopwatch.take)
     engine.observer = recorder
     drive = Drive(engine, source, PromptTokens(architecture.vocab_size))
-    start_s = drive.run(progress)
+    start_s = drive.run()
     return recorder.recording({"start_s": start_s}), engine
 
 

@@ -1,95 +1,114 @@
-"""A recording as a run among others: the tables that simulated and measured runs are compared by.
-
-An iteration begins when the one before it was read, as long as there was anything to do, and ends when its
-own tokens are there. So it holds the host's time between two launches, as a simulated iteration does; with
-overlap, where the host works beside the device, only what the device waits for.
-"""
+"""`windtunnel validate against=FOLDER`: what our own engine did some other time, or on another machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from omegaconf import DictConfig
+from rich.console import Console
 
-from experiments.validate.measured import Measured
-from experiments.validate_engine.recording import Recording
-from hwmodels.iteration import IterationShape
-from sim.records import Gaps
-
-TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
-GROWING = ("decode_context_tokens", "kv_tokens_used")
-"""By a token a sequence, from one iteration of a launch to the next."""
-
-
-def begins_s(recording: Recording) -> NDArray[np.float64]:
-    """When each launch began, on the engine's clock. [N]"""
-    steps = recording.steps
-    start_s, num_left = steps["start_s"].to_numpy(), steps["num_left"].to_numpy()
-    waits, leaves = np.zeros(len(steps), bool), np.zeros(len(steps), np.int64)
-    for event in recording.events:
-        if event.step < len(steps):
-            waits[event.step] |= event.kind == "wait"
-            leaves[event.step] += event.kind == "leave"
-    before_s, left_before = np.roll(ends_s(recording), 1), np.roll(num_left, 1)
-    is_busy = (left_before > leaves) & ~waits
-    is_busy[:1] = False
-    begin_s: NDArray[np.float64] = np.where(is_busy, before_s, start_s)
-    begin_s[1:] = np.maximum(begin_s[1:], before_s[1:])  # of a step that is launched ahead
-    return begin_s
+from experiments.build import build_as
+from experiments.errors import ConfigError
+from experiments.outputs import config_digest
+from experiments.simulate import OutputSettings, build_scenario
+from experiments.validate.printed import print_files
+from experiments.validate.recorded_settings import config_differences, deciding
+from experiments.validate.settings import ValidateSettings, plain, split
+from experiments.validate_engine.from_recording import until_s
+from experiments.validate_engine.recording import Recording, load
+from experiments.validate_engine.swapped import RecordedSource
+from experiments.validate_engine.verdict import judge, write_verdict
+from sim.scenario import Scenario
 
 
-def ends_s(recording: Recording) -> NDArray[np.float64]:
-    """When each launch's tokens were there; of one that was never read, when it was committed. [N]"""
-    steps = recording.steps
-    read_s: NDArray[np.float64] = steps["read_s"].fillna(steps["end_s"]).to_numpy(dtype=np.float64)
-    return read_s
+def is_recording(folder: Path) -> bool:
+    """Of our own engine."""
+    return (folder / "recording.json").is_file()
 
 
-def measured(recording: Recording, name: str = "measured") -> Measured:
-    """All times from the beginning of the run, `start_s` of what the recording says of its engine."""
-    start_s = float(recording.engine["start_s"])
-    requests = recording.requests.copy()
-    for column in TIMES:
-        requests[column] -= start_s
-    notes: tuple[str, ...] = ()
-    if not recording.is_whole:
-        notes = (f"The recording of {name} was cut short: {len(recording.steps):,} steps of it are used.",)
-    return Measured(
-        name=name,
-        requests=requests.sort_values(["arrival_s", "request_id"], ignore_index=True),
-        gaps=_gaps(recording, start_s),
-        iterations=_iterations(recording, start_s),
-        num_kv_blocks=int(recording.engine["num_kv_blocks"]),
-        notes=notes,
-        block_size=int(recording.engine["block_size"]),
-    )
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """All that is known before anything is simulated."""
+
+    settings: ValidateSettings
+    scenario: Scenario
+    output: OutputSettings
+    recordings: list[Recording]
+
+    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+        """Replay, simulate, compare, write, print."""
+        source = RecordedSource(self.recordings[0], as_seen=False)
+        verdict = judge(self.settings, self.scenario, self.recordings, source)
+        written = write_verdict(
+            folder,
+            verdict,
+            title=f"{self.scenario.model.name}: simulated against a recording of our engine",
+            config=plain(cfg),
+            recordings=self.recordings,
+            page=self.output.report,
+            tables=self.output.tables,
+        )
+        verdict.print(console)
+        print_files(written, console)
 
 
-def _gaps(recording: Recording, start_s: float) -> Gaps | None:
-    """Between the tokens that a user sees; those of one launch have gaps of 0."""
-    if not recording.token_times_s:
-        return None
-    times_s = [np.asarray(times_s) for times_s in recording.token_times_s.values() if len(times_s) > 1]
-    gaps_s = [np.diff(one) for one in times_s]
-    gap_s = np.concatenate(gaps_s) if gaps_s else np.zeros(0)
-    end_s = np.concatenate([one[1:] for one in times_s]) - start_s if times_s else np.zeros(0)
-    return Gaps(gap_s, np.ones(len(gap_s), np.int64), end_s)
+def build(cfg: DictConfig) -> RecordedRun:
+    """Read the recordings and put the simulated run together. Raises ConfigError."""
+    settings, given = split(cfg)
+    scenario = build_scenario(given)
+    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    recordings = []
+    for folder in settings.files:
+        try:
+            recording = load(folder)
+        except ValueError as error:
+            raise ConfigError(f"against={error}") from error
+        if settings.check_config:
+            _check_config(folder, recording, plain(given))
+        recordings.append(recording)
+    _check_repetitions(settings, recordings)
+    try:
+        scenario = as_recorded(scenario, recordings[0])
+        scenario.plan_memory()
+        scenario.iteration_model()
+        RecordedSource(recordings[0], as_seen=False)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    return RecordedRun(settings, scenario, output, recordings)
 
 
-def _iterations(recording: Recording, start_s: float) -> pd.DataFrame:
-    """One row an iteration; those of one launch share its time evenly."""
-    steps = recording.steps
-    num = steps["num_iterations"].to_numpy()
-    begin_s = begins_s(recording)
-    each_s = (ends_s(recording) - begin_s) / num
-    rows = np.repeat(np.arange(len(steps)), num)
-    nth = np.arange(len(rows)) - np.repeat(np.cumsum(num) - num, num)
-    columns = ["running", "waiting", "kv_blocks_used", "kv_tokens_used", "preempted", *IterationShape._fields]
-    table = steps[columns].iloc[rows].reset_index(drop=True)
-    for column in GROWING:
-        table[column] += nth * table["decode_seqs"]
-    table.insert(0, "replica", 0)
-    table.insert(1, "iteration", np.arange(len(rows)))
-    table.insert(2, "start_s", begin_s[rows] + nth * each_s[rows] - start_s)
-    table.insert(3, "duration_s", each_s[rows])
-    return table
+def as_recorded(scenario: Scenario, recording: Recording) -> Scenario:
+    """With the engine's KV blocks; up to the end of a recording that was cut short."""
+    blocks = int(recording.engine["num_kv_blocks"])
+    scenario = replace(scenario, engine=replace(scenario.engine, num_kv_blocks=blocks))
+    if recording.is_whole:
+        return scenario
+    return replace(scenario, sim=replace(scenario.sim, until_s=until_s(recording)))
+
+
+def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> None:
+    """The configuration of the recording, whole, and the one that is given."""
+    about = recording.engine
+    recorded, given = about["config"], deciding(given)
+    if config_digest(recorded) != about["config_digest"]:
+        raise ConfigError(f"against={folder}: recording.json: its config is not the one that was recorded")
+    if about["config_digest"] != config_digest(given):
+        found = " ".join(config_differences(recorded, given))
+        raise ConfigError(
+            f"against={folder}: was recorded with other settings; add  {found}  or check_config=false"
+        )
+
+
+def _check_repetitions(settings: ValidateSettings, recordings: Sequence[Recording]) -> None:
+    columns = ["prompt_tokens", "output_tokens"]
+    first = recordings[0].requests[columns].to_numpy()
+    for folder, other in zip(settings.files[1:], recordings[1:], strict=True):
+        if not np.array_equal(first, other.requests[columns].to_numpy()):
+            raise ConfigError(
+                f"against: {folder} is no repetition of {settings.files[0]}: its requests have other "
+                "lengths; validate against each alone"
+            )

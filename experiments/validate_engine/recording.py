@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,9 +27,11 @@ from policies.engine import EngineCore
 from policies.plan import Progress, StepOutcome, StepPlan
 from policies.request import Branching, Prompt, Request, Segment
 from policies.sequence import FinishReason, Sequence
-from realengine.answer import Answer
 from sim.records import NAN, RequestLog, Status
 from sim.shape import shape_of
+
+if TYPE_CHECKING:
+    from realengine.answer import Answer
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.validate_engine.recorded_run import begins_s, ends_s, measured
+from experiments.validate_engine.from_recording import begins_s, ends_s, measured, until_s
 from experiments.validate_engine.recording import Recording
 from hwmodels.iteration import Explained, IterationModel, IterationShape, Num
 from policies.plan import StepPlan
@@ -25,6 +25,8 @@ from sim.records import RunRecords, Status
 from sim.scenario import Scenario
 from sim.simulation import Simulation
 from sim.workload.base import Arrival, WorkloadNotes
+
+NEVER = 1 << 30  # tokens: the context ends an answer before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,7 @@ def replay_in_simulator(
         model=model,
         routing=RoundRobin(),
         leap=False,
+        until_s=until_s(recording),
         frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
         plans_ahead=not as_seen and scenario.engine.host.overlapped,
         seed=scenario.seed,
@@ -82,13 +85,16 @@ class RecordedSource:
         ended = recording.requests.set_index("request_id")
         arrivals = []
         for event in recording.events:
-            if event.kind != "enter" or ended["status"][event.request_id] != Status.finished.name:
+            if event.kind != "enter" or event.request_id not in ended.index:
                 continue
             request: Request = event.value
             shifted = request._replace(arrival_s=request.arrival_s - start_s)
             if request.deadline_s is not None:
                 shifted = shifted._replace(deadline_s=request.deadline_s - start_s)
-            num_tokens = int(ended["longest_tokens"][event.request_id])
+            if ended["status"][event.request_id] == Status.finished.name:
+                num_tokens = int(ended["longest_tokens"][event.request_id])
+            else:  # the recording ends before it does
+                num_tokens = request.max_tokens or NEVER
             time_s = seen_s[event.request_id] - start_s if as_seen else None
             arrivals.append(Arrival(shifted, num_tokens, time_s=time_s))
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)

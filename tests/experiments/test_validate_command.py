@@ -132,7 +132,8 @@ def test_a_recording_with_other_settings_is_refused(simulated, tmp_path, capsys)
 
 
 def test_what_is_asked_for_must_be_there(simulated, tmp_path, capsys):
-    assert "against: must be given" in refused(capsys, tmp_path)
+    assert "device, against: neither given" in refused(capsys, tmp_path)
+    assert "device, against: both given" in refused(capsys, tmp_path, "device=cpu", "against=nowhere.csv")
     assert "no such file" in refused(capsys, tmp_path, "against=nowhere.csv")
     file = slower(tmp_path, simulated, 1.0)
     assert "run=night: no such run" in refused(capsys, tmp_path, f"against={file}", "run=night")
@@ -161,7 +162,7 @@ def test_requests_that_failed_are_not_simulated(simulated, tmp_path, capsys):
 def test_help_names_its_settings(capsys):
     assert main(["validate", "--help"]) == 0
     out = capsys.readouterr().out
-    for text in ("against=???", "thresholds", "slo_scales", "check_config=true"):
+    for text in ("against=null", "device=null", "suite", "thresholds", "slo_scales", "check_config=true"):
         assert text in out
 
 

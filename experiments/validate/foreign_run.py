@@ -1,0 +1,187 @@
+"""`windtunnel validate against=FILE`: simulate what was measured on any engine, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.build import build_as
+from experiments.errors import ConfigError, suggest
+from experiments.outputs import write_table
+from experiments.progress import simulated_time
+from experiments.score.per_request import Replayed
+from experiments.simulate import OutputSettings, build_scenario
+from experiments.timeline import write_timeline
+from experiments.validate.errors import fidelity_of
+from experiments.validate.foreign import read_runs
+from experiments.validate.measured import Measured
+from experiments.validate.metrics import scaled
+from experiments.validate.printed import print_fidelity, print_files
+from experiments.validate.recorded_settings import differences
+from experiments.validate.report import write_validation
+from experiments.validate.settings import ValidateSettings, plain, split
+from hwmodels.iteration import UnknownIterationError
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from sim.scenario import RunResult, Scenario
+from sim.workload.distributions import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRun:
+    """All that is known before anything is simulated."""
+
+    settings: ValidateSettings
+    scenario: Scenario
+    output: OutputSettings
+    reals: list[Measured]
+
+    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+        """Simulate, compare, write, print. Raises ConfigError."""
+        scenario, output = self.scenario, self.output
+        source = scenario.source()
+        with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
+            try:
+                result = scenario.run(source, report)
+            except UnknownIterationError as error:
+                raise ConfigError(f"latency: {error}") from error
+        fidelity = fidelity_of(
+            result,
+            self.reals,
+            trim=scenario.metrics,
+            thresholds=self.settings.thresholds,
+            slos=scaled(scenario.slo, self.settings.slo_scales),
+        )
+        notes = notes_of(self, result)
+        title = f"{scenario.model.name} on {scenario.hardware.name}: simulated against measured"
+        written = write_validation(
+            folder, fidelity, title=title, config=plain(cfg), notes=notes, page=output.report
+        )
+        if output.tables:
+            write_tables(folder, result, self.reals)
+        if output.timeline:
+            write_timeline(folder / "timeline.json", result.records, output.timeline_requests)
+        print_fidelity(fidelity, notes, console)
+        print_files(written, console)
+
+
+def build(cfg: DictConfig) -> ForeignRun:
+    """Read what was measured and put the simulated run together. Raises ConfigError."""
+    settings, given = split(cfg)
+    scenario = build_scenario(given)
+    output = build_as(OutputSettings, cfg.output, "output")
+    reals = read_reals(settings)
+    if settings.check_config:
+        _check_settings(settings, reals, scenario, plain(given))
+    try:
+        scenario = replace(scenario, workload=replayed(reals[0]))
+        scenario.plan_memory()
+        scenario.iteration_model()
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    _check_context(reals[0], scenario)
+    return ForeignRun(settings, scenario, output, reals)
+
+
+def read_reals(settings: ValidateSettings) -> list[Measured]:
+    """The chosen runs, repetitions of one workload. Raises ConfigError."""
+    reals = [run for file in settings.files for run in _chosen(file, settings.runs)]
+    first = reals[0]
+    for other in reals[1:]:
+        if not np.array_equal(_lengths(first), _lengths(other)):
+            raise ConfigError(
+                f"against: {first.name} and {other.name} are not repetitions of one workload: their requests "
+                "have other lengths, or other ones failed; validate against each alone"
+            )
+    return reals
+
+
+def _lengths(run: Measured) -> IntArray:
+    return run.requests[["prompt_tokens", "output_tokens"]].to_numpy(dtype=np.int64)
+
+
+def _chosen(file: Path, names: Sequence[str]) -> list[Measured]:
+    found = read_runs(file)
+    for name in names:
+        if name not in found:
+            raise ConfigError(f"run={name}: no such run in {file}; {suggest(name, found)}")
+    if not names and len(found) > 1:
+        raise ConfigError(f"run: must be given, {file} has {len(found)}: {', '.join(found)}")
+    return [found[name] for name in names or found]
+
+
+def replayed(real: Measured) -> Replayed:
+    """The requests that were answered, at the times at which they came, with their lengths."""
+    answered = (real.requests["status"] == "finished").to_numpy()
+    requests = real.requests[answered]
+    block_ids: tuple[tuple[int, ...], ...] = ()
+    if real.block_ids:
+        block_ids = tuple(ids for ids, done in zip(real.block_ids, answered, strict=True) if done)
+    return Replayed(
+        arrival_s=requests["arrival_s"].to_numpy(dtype=np.float64),
+        prompt_tokens=requests["prompt_tokens"].to_numpy(dtype=np.int64),
+        output_tokens=requests["output_tokens"].to_numpy(dtype=np.int64),
+        block_ids=block_ids,
+        block_size=real.block_size,
+    )
+
+
+def _check_settings(
+    settings: ValidateSettings, reals: Sequence[Measured], scenario: Scenario, config: Any
+) -> None:
+    for file in settings.files:
+        for real in reals:
+            if found := differences(file, real.name, scenario, config):
+                raise ConfigError(
+                    f"against={file}: was recorded with other settings; add  {' '.join(found)}  "
+                    "or check_config=false"
+                )
+
+
+def _check_context(real: Measured, scenario: Scenario) -> None:
+    total = (real.requests["prompt_tokens"] + real.requests["output_tokens"]).to_numpy()
+    if len(total) and total.max() > scenario.max_model_len:
+        row = int(total.argmax())
+        raise ConfigError(
+            f"against: row {real.requests.get('row', real.requests.index)[row]} has {total[row]:,} tokens, "
+            f"prompt and answer together; the simulated engine takes {scenario.max_model_len:,}: choose the "
+            "recorded model, or raise engine.max_model_len"
+        )
+
+
+def notes_of(validation: ForeignRun, result: RunResult) -> list[str]:
+    """What a reader must know of the simulated side."""
+    notes = list(result.summary["notes"])
+    requests, scenario = result.summary["requests"], validation.scenario
+    if missing := requests["arrived"] - requests["finished"]:
+        notes.insert(0, f"{missing:,} of {requests['arrived']:,} simulated requests were not answered.")
+    trim = scenario.metrics
+    if trim.warmup_s or trim.cooldown_s:
+        notes.append(
+            f"Only requests are measured that arrived after {trim.warmup_s:g} s and more than "
+            f"{trim.cooldown_s:g} s before the last one."
+        )
+    if any("took a request" in note for run in validation.reals for note in run.notes):
+        frontend_ms = 1e3 * scenario.engine.frontend_s
+        if frontend_ms:
+            notes.append(f"Simulated TTFT has {frontend_ms:g} ms of a frontend (engine.frontend_s) in it.")
+    if scenario.slo is not None:
+        limits = scaled(scenario.slo, [1.0])[0].limits
+        notes.append(f"SLO {scenario.slo.name}: {limits}; × 2 doubles every limit (slo_scales).")
+    if not validation.reals[0].block_ids and isinstance(scenario.caching, PrefixCaching | Radix):
+        notes.append("The recording does not say which prompts share a prefix: none is found in the cache.")
+    return notes
+
+
+def write_tables(folder: Path, result: RunResult, reals: Sequence[Measured]) -> None:
+    """The requests of all runs, and the simulated iterations."""
+    write_table(result.requests, folder / "simulated_requests.parquet")
+    write_table(result.records.iterations, folder / "simulated_iterations.parquet")
+    for i, real in enumerate(reals):
+        write_table(real.latencies, folder / f"measured_requests_{i}.parquet")

@@ -1,0 +1,37 @@
+"""A validation on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.terminal import plain_table
+from experiments.validate import tables
+from experiments.validate.errors import Fidelity, Part
+
+
+def print_fidelity(
+    fidelity: Fidelity, notes: Sequence[str], console: Console, parts: Sequence[Part] = ()
+) -> None:
+    """The verdict, the errors, where they come from, and what there is to know."""
+    colour = {"met": "bold green", "missed": "bold red"}.get(fidelity.verdict, "bold")
+    console.print(tables.verdict_line(fidelity), style=colour, highlight=False)
+    console.print(plain_table(tables.metric_rows(fidelity)))
+    if fidelity.curves:
+        console.print(plain_table(tables.curve_rows(fidelity.curves)))
+    if fidelity.iterations:
+        console.print(plain_table(tables.kind_rows(fidelity.iterations)))
+    if parts:
+        console.print(plain_table(tables.part_rows(parts)))
+        console.print(tables.largest_part(parts), highlight=False)
+    for note in dict.fromkeys([*notes, *(note for run in fidelity.reals for note in run.notes)]):
+        console.print(note, style="yellow", highlight=False, soft_wrap=True)
+
+
+def print_files(files: Sequence[Path], console: Console) -> None:
+    """Where they are, seen from here."""
+    for file in files:
+        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        console.print(str(shown), style="dim", soft_wrap=True, highlight=False)

@@ -1,0 +1,94 @@
+"""What `windtunnel validate` has besides the settings of a simulated run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.build import build_as
+from experiments.validate.thresholds import Thresholds
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """cases: overrides by name; they win over the command line's, which win over base."""
+
+    cases: Mapping[str, tuple[str, ...]]
+    base: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            raise ValueError("cases: must have one at least")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateSettings:
+    """Either against (recordings) or device (our own engine, flown now) is given."""
+
+    thresholds: Thresholds
+    against: str | tuple[str, ...] | None = None
+    device: str | None = None
+    suite: Suite = field(default_factory=lambda: Suite(cases={"run": ()}))
+    load: float | None = None
+    """Share of the simulated capacity that arrivals are paced to; None: the workload's own pace."""
+    repeats: int = 1
+    calibrated: str | None = None
+    """A folder of `windtunnel calibrate device=...`; None: the machine is measured first."""
+    run: str | tuple[str, ...] | None = None
+    slo_scales: tuple[float, ...] = (1.0,)
+    check_config: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.against is None) == (self.device is None):
+            given = "neither" if self.against is None else "both"
+            raise ValueError(
+                f"device, against: {given} given; device=cpu or device=cuda flies our own engine on this "
+                "machine, against=FILE takes what was measured"
+            )
+        if self.device is not None and self.device not in DEVICES:
+            raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
+        if self.load is not None and not 0 < self.load < float("inf"):
+            raise ValueError(f"load={self.load}: must be a finite number > 0, such as 0.6; null for none")
+        if self.repeats < 1:
+            raise ValueError(f"repeats={self.repeats}: must be >= 1")
+        if self.calibrated is not None and not Path(self.calibrated).is_dir():
+            raise ValueError(f"calibrated={self.calibrated}: no such folder; windtunnel calibrate writes one")
+        for scale in self.slo_scales:
+            if not 0 < scale < float("inf"):
+                raise ValueError(f"slo_scales={list(self.slo_scales)}: each must be a finite number > 0")
+        if len(self.files) > 1 and len(self.runs) > 1:
+            raise ValueError("run=[...]: several runs are taken from one file; give against= a single one")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        names = (self.against,) if isinstance(self.against, str) else self.against or ()
+        return tuple(Path(name).expanduser() for name in names)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        if self.run is None:
+            return ()
+        return (self.run,) if isinstance(self.run, str) else self.run
+
+
+OWN_KEYS = frozenset(one.name for one in fields(ValidateSettings))
+
+
+def split(cfg: DictConfig) -> tuple[ValidateSettings, DictConfig]:
+    """Our own settings, and those of the simulated run. Raises ConfigError."""
+    keys = [str(key) for key in cfg if key != "hydra"]
+    own = OmegaConf.masked_copy(cfg, [key for key in keys if key in OWN_KEYS])
+    settings: ValidateSettings = build_as(ValidateSettings, own, "")
+    return settings, OmegaConf.masked_copy(cfg, [key for key in keys if key not in OWN_KEYS])
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Resolved."""
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    return dict(config)

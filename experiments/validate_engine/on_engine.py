@@ -1,0 +1,32 @@
+"""What `flown_run` has done by the engine; needs torch."""
+
+from __future__ import annotations
+
+from experiments.calibrate_engine.run import check, machine_name, measure
+from experiments.calibrate_engine.served import architecture_of
+from experiments.validate_engine.flight import Hangar, fly, settings_of, with_memory_of
+from experiments.validate_engine.recording import Recording
+from experiments.validate_engine.suite import Case
+from experiments.validate_engine.traffic import at_load, exact
+from experiments.validate_engine.verdict import Verdict, judge, write_verdict
+
+__all__ = [
+    "Hangar",
+    "architecture_of",
+    "check",
+    "fly_case",
+    "machine_name",
+    "measure",
+    "settings_of",
+    "write_verdict",
+]
+
+
+def fly_case(case: Case, hangar: Hangar) -> tuple[Verdict, list[Recording]]:
+    """Raises ValueError for what cannot be flown."""
+    architecture = architecture_of(case.config["model"])
+    scenario = with_memory_of(case.scenario, architecture, hangar)
+    load = case.settings.load
+    scenario = exact(scenario) if load is None else at_load(scenario, load)
+    recordings = [fly(scenario, architecture, hangar, case.config) for _ in range(case.settings.repeats)]
+    return judge(case.settings, scenario, recordings, scenario.source()), recordings
