@@ -26,6 +26,8 @@ MAX_HOLD_S = 0.002
 """How long overdue requests, whose bodies may have to be written, keep this process to themselves."""
 BEAT_S = 0.02
 LEAD_S = 0.1
+GRACE_S = 1.0
+"""After giving up: a dead server's connections end at once, but not all are seen in one round."""
 
 Send = Callable[[bytes, Reply, Callable[[], float]], Awaitable[None]]
 
@@ -41,7 +43,8 @@ class Question(NamedTuple):
 class Load:
     """One run. write: arrival -> what is sent; answered: told of each reply that ended well.
 
-    until_s ends the run at that time; give_up_after: connections lost in a row that end it.
+    until_s ends the run at that time; give_up_after: connections lost in a row that end it, and what is
+    being answered then has failed.
     """
 
     def __init__(
@@ -97,6 +100,17 @@ class Load:
             for task in self._tasks:
                 task.cancel()
 
+    async def _give_up(self) -> None:
+        """See out the answers under way for a moment, then leave them as failed; nothing more is sent."""
+        until_s = self.now() + GRACE_S
+        while self.num_ended < len(self.replies) and self.now() < until_s:
+            await asyncio.sleep(BEAT_S)
+        for reply in self.replies:
+            if reply.status is Status.unfinished:
+                reply.fail("no end of the answer when the run was given up", self.now())
+        for task in self._tasks:
+            task.cancel()
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._group.create_task(work)
         self._tasks.add(task)
@@ -111,6 +125,8 @@ class Load:
             if wait_s > 0 or self.now() - yielded_s > MAX_HOLD_S:
                 await asyncio.sleep(max(wait_s, 0.0))
                 yielded_s = self.now()
+                if self.stopped:
+                    return
             self._begin(self._one(question))
             question = next(more, None)
 
@@ -143,9 +159,9 @@ class Load:
         if reply.status is Status.finished:
             self._answered(reply)
         self._num_lost = self._num_lost + 1 if reply.lost else 0
-        if self._num_lost >= self._give_up_after:
-            self.stop(f"{self._num_lost} connections in a row were lost ({reply.error})")
-            return
+        if self._num_lost >= self._give_up_after and not self.stopped:
+            self.stopped = f"{self._num_lost} connections in a row were lost ({reply.error})"
+            self._begin(self._give_up())
         arrival = self._source.follow_up(request, self.now(), reply.num_tokens)
         if arrival is not None and not self.stopped:
             self._begin(self._later(arrival))
@@ -153,7 +169,8 @@ class Load:
     async def _later(self, arrival: Arrival) -> None:
         question = self._write(arrival)
         await asyncio.sleep(max(0.0, question.request.arrival_s - self.now()))
-        await self._one(question)
+        if not self.stopped:
+            await self._one(question)
 
     async def _beat(self, report: Callable[[float, int, int], None] | None) -> None:
         """Nap, and note by how much each nap was too long: so long did received bytes wait for their time."""

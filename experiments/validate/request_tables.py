@@ -3,19 +3,21 @@
 Columns of a CSV: arrival_s (sent), input_tokens, output_tokens, first_token_s, last_token_s, and where known
 run, queued_s (when the engine took it: then that is its arrival), scheduled_s, status, prefix_block_ids (a
 number for each full block of 16 tokens of the prompt, equal where prefixes are), all on one clock. A request
-without a first or last token counts as failed. timeseries.csv[.gz] beside it, with t, running, waiting,
-kv_cache_pct, is what the server logged of itself.
+without a first or last token counts as failed: failed ones are told of, and left out. timeseries.csv[.gz]
+beside it, with t, running, waiting, kv_cache_pct, is what the server logged of itself.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from experiments.validate.clock import check_order, check_requests
 from experiments.validate.complete_prefix import Prefix, complete_lines
@@ -75,7 +77,9 @@ def _run(name: str, rows: pd.DataFrame, file: Path, notes: tuple[str, ...], num_
         }
     )
     check_requests(requests)
-    if arrives == "queued_s":
+    if observed := _observed_notes(file):
+        notes = (*notes, *observed)
+    elif arrives == "queued_s":
         notes = (
             *notes,
             "Arrival is when the engine took a request: what a frontend did before is not in it.",
@@ -98,8 +102,11 @@ def measured(
     samples: pd.DataFrame | None = None,
     block_ids: tuple[tuple[int, ...], ...] = (),
 ) -> Measured:
-    """A run on a clock that is 0 at its first arrival; raises ValueError where no request was answered."""
+    """The answered requests, on a clock that is 0 at the first arrival. Raises ValueError where none was."""
     notes = (*notes, *_failures(requests))
+    answered = _answered(requests)
+    requests = requests[answered].reset_index(drop=True)
+    block_ids = tuple(itertools.compress(block_ids, answered))
     zero_s = float(requests["arrival_s"].min())
     shifted = {str(name): requests[name] - zero_s for name in requests if str(name).endswith("_s")}
     if gaps is not None:
@@ -134,7 +141,13 @@ def read_parquet(file: Path) -> Measured:
             requests[name] = np.nan
     check_requests(requests)
     requests = requests.sort_values("arrival_s", kind="stable", ignore_index=True)
+    notes = _failures(requests)
+    requests = requests[_answered(requests)].reset_index(drop=True)
     iterations, chunks = _beside(file, "iterations.parquet"), _beside(file, "chunks.parquet")
+    if chunks is not None:
+        _require(requests.columns, ("request_id",))
+        chunks = chunks[chunks["request_id"].isin(requests["request_id"])]
+        notes += _observed_notes(file) or (CLIENTS_TIMES,)
     if iterations is not None:
         for replica, rows in iterations.groupby("replica"):
             check_order(rows["start_s"], f"iterations.parquet, replica {replica}")
@@ -145,7 +158,7 @@ def read_parquet(file: Path) -> Measured:
         iterations=iterations if iterations is not None and len(iterations) else None,
         num_kv_blocks=_summary(file.parent).get("memory", {}).get("num_blocks"),
         num_replicas=1 if iterations is None else max(int(iterations["replica"].nunique()), 1),
-        notes=(*_failures(requests), *(() if chunks is None else (CLIENTS_TIMES,))),
+        notes=notes,
         block_ids=_captured_block_ids(file.with_name("requests.csv.gz"), requests),
         block_size=BLOCK_SIZE,
     )
@@ -177,7 +190,27 @@ def _failures(requests: pd.DataFrame) -> tuple[str, ...]:
     failed = int((requests["status"] != "finished").sum())
     if failed == len(requests):
         raise ValueError("no request was answered: nothing to compare with")
-    return (f"{failed:,} of {len(requests):,} requests failed; they are not simulated.",) if failed else ()
+    if not failed:
+        return ()
+    how = "failed or were unfinished" if (requests["status"] == "unfinished").any() else "failed"
+    told = f"{failed:,} of {len(requests):,} requests {how}; they are not simulated."
+    return (f"{told} No measured figure counts them, though the server may have worked on them.",)
+
+
+def _answered(requests: pd.DataFrame) -> NDArray[np.bool_]:
+    """All but those that failed: as they are not simulated, what there is of them has no counterpart."""
+    return (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+
+
+def _observed_notes(file: Path) -> tuple[str, ...]:
+    """What an observed run says of itself, in the summary beside it; empty for other files."""
+    summary = _summary(file.parent)
+    if summary.get("source") != "observed":
+        return ()
+    endpoint = summary.get("endpoint", {})
+    served = f"{endpoint.get('model')} at {endpoint.get('url')}"
+    unchecked = f"Measured was {served}: whether model= and hardware= are the same cannot be checked."
+    return (unchecked, *summary.get("notes", ()), CLIENTS_TIMES)
 
 
 def _parquet(file: Path) -> pd.DataFrame:

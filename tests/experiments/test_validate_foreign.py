@@ -12,7 +12,10 @@ import pytest
 
 from experiments.errors import ConfigError
 from experiments.validate.complete_prefix import read_object
+from experiments.validate.curves import between
 from experiments.validate.foreign import read_runs
+from experiments.validate.metrics import metric_values
+from experiments.validate.request_tables import CLIENTS_TIMES
 
 # Three requests on a clock that begins at 100 s: sent, first token, last token, prompt and output tokens.
 RUN = [(100.0, 100.5, 101.5, 64, 11), (100.25, 101.0, 101.0, 32, 1), (101.0, 101.25, 102.25, 16, 5)]
@@ -125,20 +128,29 @@ def test_gaps_of_vllm_bench(tmp_path):
     assert run.gaps.gap_end_s[0] == pytest.approx(0.6)
 
 
-def test_failed_requests_are_counted(tmp_path):
+def test_failed_requests_are_told_of_and_left_out(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(bench(failed=True)))
     (run,) = read_runs(tmp_path / "bench.json").values()
-    assert run.requests["status"].tolist() == ["finished", "aborted", "finished"]
-    assert run.notes[-1] == "1 of 3 requests failed; they are not simulated."
+    assert run.requests["row"].tolist() == [1, 3]
+    failed = (
+        "1 of 3 requests failed; they are not simulated. No measured figure counts them, though the server "
+        "may have worked on them."
+    )
+    assert run.notes[-1] == failed
     broken = aiperf(RUN[1]) | {"error": {"code": 500}, "metrics": {}}
     (tmp_path / "a.jsonl").write_text(lines([aiperf(RUN[0]), broken, aiperf(RUN[2], was_cancelled=True)]))
     (run,) = read_runs(tmp_path / "a.jsonl").values()
-    assert run.requests["status"].tolist() == ["finished", "aborted", "aborted"]
+    assert run.requests["row"].tolist() == [1]
     table = pd.read_csv(write(tmp_path, "a.csv"))
     table.loc[1, "last_token_s"] = np.nan
     table.to_csv(tmp_path / "a.csv", index=False)
     (run,) = read_runs(tmp_path / "a.csv").values()
-    assert run.requests["status"].tolist() == ["finished", "aborted", "finished"]
+    assert run.requests["row"].tolist() == [1, 3]
+    assert set(run.requests["status"]) == {"finished"}
+    assert run.notes == (failed,)
+    table.assign(prefix_block_ids=["1 2", "3", "4"]).to_csv(tmp_path / "a.csv", index=False)
+    (run,) = read_runs(tmp_path / "a.csv").values()
+    assert run.block_ids == ((1, 2), (4,))
 
 
 def test_warm_up_of_aiperf_is_left_out(tmp_path):
@@ -164,7 +176,7 @@ def test_chunks_and_prefixes_of_an_observed_run(tmp_path):
     table = pd.DataFrame(RUN, columns=columns).assign(status="finished", request_id=[7, 8, 9])
     table.loc[1, "status"] = "aborted"
     table.to_parquet(tmp_path / "requests.parquet")
-    chunks = [(9, 101.25, 1), (7, 100.5, 1), (9, 102.25, 4), (7, 101.5, 10), (8, 101.0, 1)]
+    chunks = [(9, 101.25, 1), (7, 100.5, 1), (9, 102.25, 4), (7, 101.5, 10), (8, 101.0, 3)]
     pd.DataFrame(chunks, columns=["request_id", "time_s", "tokens"]).to_parquet(tmp_path / "chunks.parquet")
     captured = pd.DataFrame({"req": [9, 7], "prefix_block_ids": ["3", "1 2"]})
     captured.to_csv(tmp_path / "requests.csv.gz", index=False)
@@ -172,7 +184,51 @@ def test_chunks_and_prefixes_of_an_observed_run(tmp_path):
     assert run.gaps is not None
     assert sorted(run.gaps.gap_s.tolist()) == [0.0] * 12 + [1.0, 1.0]
     assert run.gaps.gap_end_s.tolist() == [101.5] * 10 + [102.25] * 4
-    assert run.block_ids == ((1, 2), (), (3,))
+    assert run.block_ids == ((1, 2), (3,))
+
+
+def test_what_began_of_a_failed_request_is_in_no_figure(tmp_path):
+    """Its first token, its tokens and its gaps are not simulated, nor does it stay in flight for ever."""
+    columns = ["arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens"]
+    table = pd.DataFrame(RUN, columns=columns).assign(status="finished", request_id=[0, 1, 2])
+    table.loc[1, ["status", "last_token_s"]] = ["aborted", np.nan]
+    table.to_parquet(tmp_path / "requests.parquet")
+    (run,) = read_runs(tmp_path).values()
+    assert run.requests["request_id"].tolist() == [0, 2]
+    span_s = RUN[2][2] - RUN[0][0]
+    rates = {metric.name: value for metric, value in metric_values(run, ()).items()}
+    assert rates["output_tokens_per_s"] == pytest.approx((RUN[0][4] + RUN[2][4]) / span_s)
+    begin_s, end_s = (run.requests[name].to_numpy() for name in ("arrival_s", "last_token_s"))
+    in_flight = between(begin_s, end_s, np.array([100.0, 102.25, 103.0]))
+    assert run.notes[0].startswith("1 of 3 requests failed; they")
+    table.assign(status=["finished", "unfinished", "aborted"]).to_parquet(tmp_path / "requests.parquet")
+    (cut,) = read_runs(tmp_path).values()
+    assert cut.notes[0].startswith("2 of 3 requests failed or were unfinished; they are not simulated.")
+    assert in_flight.tolist() == pytest.approx([(1.5 + 1.25) / 2.25, 0.0])
+
+
+def test_an_observed_run_says_what_it_is_in_each_of_its_files(tmp_path):
+    file = write(tmp_path, "requests.parquet")
+    pd.read_parquet(file).assign(request_id=[0, 1, 2]).to_parquet(file)
+    table = pd.read_csv(write(tmp_path, "requests.csv"))
+    table.assign(queued_s=table["arrival_s"]).to_csv(tmp_path / "requests.csv", index=False)
+    pd.DataFrame({"request_id": [0], "time_s": [0.1], "tokens": [1]}).to_parquet(tmp_path / "chunks.parquet")
+    endpoint = {"model": "tiny", "url": "http://there"}
+    summary = {"source": "observed", "endpoint": endpoint, "notes": ["Given up after 3.0 s."]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    wanted = (
+        "Measured was tiny at http://there: whether model= and hardware= are the same cannot be checked.",
+        "Given up after 3.0 s.",
+        CLIENTS_TIMES,
+    )
+    for name in ("requests.parquet", "requests.csv"):
+        (run,) = read_runs(tmp_path / name).values()
+        assert run.notes == wanted
+    (tmp_path / "summary.json").unlink()
+    (run,) = read_runs(tmp_path / "requests.csv").values()
+    assert "Arrival is when the engine took a request" in run.notes[0]
+    (run,) = read_runs(tmp_path / "requests.parquet").values()
+    assert run.notes == (CLIENTS_TIMES,)
 
 
 # Cut short
