@@ -45,13 +45,13 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 def _fitting(rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:
     """One table; where that is too wide, a column for each row, in as many tables as it takes."""
     for table in (plain_table(rows), _close(plain_table(rows))):
-        if _fits(table, console):
+        if fits(table, console):
             yield table
             return
     heading, *left = rows
     while left:
         num_rows = len(left)
-        while num_rows > 1 and not _fits(_turned(heading, left[:num_rows]), console):
+        while num_rows > 1 and not fits(_turned(heading, left[:num_rows]), console):
             num_rows -= 1
         yield _turned(heading, left[:num_rows])
         left = left[num_rows:]
@@ -76,7 +76,7 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
         side_by_side = plain_table(
             [headings, *([text for item in line for text in item] for line in lines)], (0, 2, 4)
         )
-        if _fits(side_by_side, console):
+        if fits(side_by_side, console):
             return side_by_side
     below = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     below.add_column(overflow="fold")
@@ -98,7 +98,7 @@ def plain_table(rows: Sequence[Sequence[str]], label_columns: Collection[int] = 
     return table
 
 
-def _fits(table: Table, console: Console) -> bool:
+def fits(table: Table, console: Console) -> bool:
     """Whether no cell of the table must be broken."""
     unlimited = console.options.update(width=10_000)
     return Measurement.get(console, unlimited, table).maximum <= console.width

@@ -6,35 +6,33 @@
 
 There is no prefill phase and no decode phase here: a sequence has tokens computed and tokens known, a step
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
-decode set, which advances in constant time (policies/decode_set.py).
+decode set, which advances in constant time (policies/decode_set.py). Where a sequence stands while it has a
+slot is told in policies/running_set.py, what becomes of KV that moves between tiers in policies/transfers.py.
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan.
-Sequences with several answers decode beside it (policies/branch_set.py).
 KV that moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there.
 Whoever runs several iterations of a plan in one go asks for their blocks before, by `reserve`.
 
-Above 400 lines, as a sequence's whole way between the sets is one state machine: intake, start, stop, end.
+Above 400 lines, as intake, plan, commit and end are one protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
-from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, NoReturn
 
 from policies.batching import Batching
-from policies.branch_set import BranchSet, tokens_in_own_name
 from policies.caching.pool import BlockPool
-from policies.decode_set import AT_LIMIT, DecodeSet
 from policies.limits import Bounds, Limits, RejectedError, StopAfter
-from policies.naming import Naming
 from policies.plan import Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
 from policies.request import Request
+from policies.running_set import RunningSet
 from policies.scheduling import Scheduling
-from policies.sequence import FinishReason, Sequence, SequenceState
+from policies.sequence import AT_WORK, FinishReason, Sequence, SequenceState
 from policies.step import StepBuilder
+from policies.transfers import Transfers
 from policies.view import StepView
 
 
@@ -76,24 +74,22 @@ class EngineCore:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.swaps = scheduling.preemption_mode == "swap"
-        self.num_free_swap_blocks = num_swap_blocks
         self.waiting = scheduling.queue()
-        self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
-        self.prefilling: dict[int, Sequence] = {}  # the running ones that have prompt left, same order
-        self.paused: dict[int, Sequence] = {}  # the running ones that a policy has paused
-        self.loading: dict[int, Sequence] = {}  # the running ones whose KV is on its way
-        self.decodes = DecodeSet(max_num_seqs, pool.block_size)
-        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
-        self.branched = BranchSet(pool, self.free_slots)
-        self._naming = Naming(pool, self.branched) if names_blocks else None
+        self.running_set = RunningSet(pool, max_num_seqs)
+        self.running = self.running_set.running  # its parts, for those who look at them in every step
+        self.prefilling = self.running_set.prefilling
+        self.paused = self.running_set.paused
+        self.loading = self.running_set.loading
+        self.decodes = self.running_set.decodes
+        self.branched = self.running_set.branched
+        self.free_slots = self.running_set.free_slots
+        self.transfers = Transfers(pool, self.branched, num_swap_blocks, names_blocks)
         self.view = StepView(self)
         self.num_iterations = 0
         self.num_preemptions = 0
         self.may_branch = False  # somebody has asked for several answers
-        self._num_admissions = 0
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
         self.waits_for: Cause | None = None  # after such a plan: why who waits has to, as StepPlan.waits_for
-        self._transfers: list[Transfer] = []  # wanted by plans, not taken yet
         self._loaded_in_flight: list[int] = []  # request ids: loaded while a plan was in flight
         self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
@@ -117,14 +113,12 @@ class EngineCore:
     @property
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
-        num_tokens = self.decodes.num_context_tokens
-        for seq in self.prefilling.values():
-            num_tokens += seq.num_held
-        for seq in self.paused.values():
-            num_tokens += seq.num_held
-        if self.branched.members:
-            num_tokens += self.branched.num_tokens_held
-        return num_tokens
+        return self.running_set.num_tokens_held
+
+    @property
+    def num_free_swap_blocks(self) -> int:
+        """Blocks of host memory that are left for preempted KV."""
+        return self.transfers.num_free_swap_blocks
 
     @property
     def lost(self) -> SequenceOf[Sequence]:
@@ -190,7 +184,7 @@ class EngineCore:
             return None
         if seq._state is SequenceState.waiting:
             self.waiting.remove(seq)
-            self._free_swapped(seq)
+            self.transfers.free_swapped(seq)
             self._end(seq, reason)
         else:
             self._finish(seq, reason)
@@ -208,8 +202,7 @@ class EngineCore:
             return None
         if seq.request.branching is not None:
             return None
-        blocks = () if self._naming is None else self._naming.blocks(seq, seq.num_computed)
-        migrant = Migrant(seq.request, seq.num_known, seq.num_computed, blocks)
+        migrant = Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
         self._finish(seq, FinishReason.migrated)
         return migrant
 
@@ -259,7 +252,7 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    plan.admitted[:0] = [seq for seq in self._arrived if seq._state in _AT_WORK]
+                    plan.admitted[:0] = [seq for seq in self._arrived if seq._state in AT_WORK]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -282,13 +275,7 @@ class EngineCore:
 
         Stores of the last plan come before it is run: their blocks are its blocks. More in `Transfer`.
         """
-        if self._naming is not None:
-            return self._naming.take()
-        transfers, self._transfers = self._transfers, []
-        if self.pool.stores:
-            transfers[:0] = [Transfer(None, *store) for store in self.pool.stores]
-            self.pool.stores = []
-        return transfers
+        return self.transfers.take()
 
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
         """Hand out the KV blocks of num_iterations iterations of the plan in flight before they are run.
@@ -319,23 +306,9 @@ class EngineCore:
             self._loaded_in_flight.append(request_id)
             return
         seq = self.loading.get(request_id)
-        if seq is None:
-            return
-        seq._num_transfers -= 1
-        if seq._num_transfers:
-            return
-        del self.loading[request_id]
-        seq._num_loading = 0
-        self.pool.loaded(seq)
-        self._free_swapped(seq)
-        self._arrived.append(seq)
-        if seq._branches is not None and seq._branches.is_swapped:
-            self.branched.join(seq, seq._branches)
-        elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
-            self._join(seq)
-        else:
-            seq._state = SequenceState.prefilling
-            self.prefilling[request_id] = seq
+        if seq is not None and self.transfers.is_loaded(seq):
+            self.running_set.arrive(seq)
+            self._arrived.append(seq)
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Enter what a plan's run has changed: outcome.iterations times the plan, then the ends."""
@@ -375,10 +348,10 @@ class EngineCore:
             if seq._computed == seq._known:
                 prefilled.append(seq)
                 if seq.request.branching is None:
-                    self._begin_decoding(seq, finished)
+                    if self.running_set.begin_decoding(seq):
+                        finished.append(seq)
                 else:
-                    del self.prefilling[seq.request_id]
-                    self.branched.fork(seq)
+                    self.running_set.fork(seq)
                     if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
                         finished.append(seq)
         if outcome.ended:
@@ -393,18 +366,42 @@ class EngineCore:
     def cancel(self, plan: StepPlan) -> list[Sequence]:
         """Give up a plan in flight that could not be run: who took part ends, as aborted. Returns those.
 
-        What the plan would have computed is lost; no cache offers it.
+        What the plan would have computed is lost; no cache offers it. So who waits for a transfer and has
+        found a part of it ends, too.
         """
         if plan is not self._in_flight:
             raise ValueError("cancel: not the plan in flight")
         self._in_flight = None
         num_planned = dict.fromkeys(plan.decodes, max(1, self._num_reserved))
         num_planned |= {chunk.seq: chunk.num_tokens for chunk in plan.chunks}
+        for chunk in plan.chunks:
+            num_planned |= {seq: 0 for seq in self.running_set.sharers(chunk.seq) if seq not in num_planned}
         self._num_reserved = 0
-        for seq, num_tokens in num_planned.items():
-            self._finish(seq, FinishReason.aborted, num_tokens)
+        for seq in sorted(num_planned, key=lambda seq: seq._admission, reverse=True):  # sharers first
+            self._finish(seq, FinishReason.aborted, num_planned[seq])
         self._take_loaded()
         return list(num_planned)
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
+
+        While it decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
+        """
+        return self.pool.block_ids(seq, num_tokens)
+
+    def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
+        """Blocks that num_repeats more iterations of a plan need beyond those reserved for its first."""
+        num_blocks = self.decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
+        for chunk in plan.chunks:
+            first = chunk.num_cached + chunk.num_tokens
+            num_blocks += self.pool.blocks_to_grow(chunk.seq, first, first + num_repeats * chunk.num_tokens)
+        return num_blocks
+
+    def check_integrity(self) -> None:
+        """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
+        self._check_at_rest("check_integrity")
+        self.running_set.check_integrity()
+        assert len(self._sequences) == len(self.running) + len(self.waiting)
 
     def _grow_chunks(self, chunks: list[Chunk], num_repeats: int) -> None:
         """Prompts side by side grow in turns, as in steps: of equal contents a cache offers the first."""
@@ -432,86 +429,23 @@ class EngineCore:
                 if seq not in finished:
                     finished.append(seq)
 
-    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
-
-        While it decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
-        """
-        return self.pool.block_ids(seq, num_tokens)
-
-    def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
-        """Blocks that num_repeats more iterations of a plan need beyond those reserved for its first."""
-        num_blocks = self.decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
-        for chunk in plan.chunks:
-            first = chunk.num_cached + chunk.num_tokens
-            num_blocks += self.pool.blocks_to_grow(chunk.seq, first, first + num_repeats * chunk.num_tokens)
-        return num_blocks
-
-    def check_integrity(self) -> None:
-        """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
-        self._check_at_rest("check_integrity")
-        running = list(self.running.values())
-        self.pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
-        assert self.pool.num_apart == sum(seq._num_apart for seq in running)
-        self.branched.check_integrity()
-        slots = [seq._slot for seq in running] + self.free_slots
-        slots += [slot for seq in running for slot in seq._more_slots]
-        assert all(len(seq._more_slots) == seq.width - 1 for seq in running)
-        assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self.max_num_seqs))
-        states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
-        for seq in running:
-            states[seq._state].add(seq.request_id)
-        decoding = {seq.request_id for seq in self.decodes} | set(self.branched.members)
-        assert decoding == states[SequenceState.decoding]
-        assert set(self.prefilling) == states[SequenceState.prefilling]
-        assert set(self.paused) == states[SequenceState.paused]
-        assert set(self.loading) == states[SequenceState.loading]
-        assert len(self._sequences) == len(running) + len(self.waiting)
-
     def _start(self, seq: Sequence, num_cached: int, num_loaded: int) -> None:
         """From waiting to running: a slot, and KV for num_cached tokens; num_loaded more are on their way."""
         self.waiting.remove(seq)
-        seq._slot = heappop(self.free_slots)
-        self.running[seq.request_id] = seq
-        self._num_admissions += 1
-        seq._admission = self._num_admissions
-        self.pool.admit(seq, num_cached)
-        if seq.request.branching is not None:
-            self.branched.start(seq)
-        seq._computed = num_cached
-        seq._num_found = num_cached + num_loaded
-        seq._dropped = 0
-        if not num_loaded:
-            seq._state = SequenceState.prefilling
-            self.prefilling[seq.request_id] = seq
-            return
-        seq._state = SequenceState.loading
-        seq._computed = num_cached + num_loaded
-        seq._num_loading = num_loaded
-        self.pool.grow(seq, num_cached, seq._computed)
-        self.loading[seq.request_id] = seq
-        if self._naming is not None:
-            seq._num_transfers = self._naming.load(seq, num_cached)
-            return
-        loads = [(seq._swap_tier, num_loaded)] if seq._swapped else self.pool.loads(seq)
-        assert sum(num_tokens for _, num_tokens in loads) == num_loaded
-        self._transfers += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
-        seq._num_transfers = len(loads)
+        self.running_set.seat(seq, num_cached, num_loaded)
+        if num_loaded:
+            self.transfers.load(seq, num_cached)
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
-        num_branched = tokens_in_own_name(seq)
         is_recomputing = self.branched.is_recomputing(seq)  # its blocks are not in an order that swaps keep
-        self._leave(seq, SequenceState.waiting)
+        num_branched = self.running_set.leave(seq, SequenceState.waiting)
         seq._num_lost = seq._computed
         if swap and not seq._dropped and not is_recomputing:
-            self._swap_out(seq, is_branched=num_branched is not None)
-        if num_branched is None:
-            self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_planned)
-        else:
-            self.pool.release(seq, num_branched)
-        if seq._num_apart:
-            self.branched.give_back(seq)
+            self.transfers.swap_out(seq, is_branched=num_branched is not None)
+        self.running_set.release(seq, num_branched, num_planned)
+        if seq._num_loading:
+            self.transfers.drop_loads(seq)
         seq._num_preemptions += 1
         self.num_preemptions += 1
         if seq.request.branching is not None:
@@ -529,104 +463,12 @@ class EngineCore:
         if waits:
             self.waiting.push(seq)
 
-    def _victim(self) -> Sequence:
-        """The running sequence of largest rank, but for those whose KV is on its way."""
-        candidates: Collection[Sequence] = self.running.values()
-        if self.loading:
-            candidates = [seq for seq in candidates if seq._state is not SequenceState.loading]
-        return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
-
-    def _swap_out(self, seq: Sequence, is_branched: bool) -> None:
-        """Move what a sequence has computed to host memory, if there is room."""
-        num_blocks = self._num_swap_blocks(seq, seq._computed, is_branched)
-        if not 0 < num_blocks <= self.num_free_swap_blocks:
-            return
-        self.num_free_swap_blocks -= num_blocks
-        seq._swapped = seq._computed
-        if self._naming is None:
-            self._transfers.append(Transfer(None, "gpu", "host", seq._computed))
-        else:
-            self._naming.store(seq, is_branched)
-
-    def _num_swap_blocks(self, seq: Sequence, num_tokens: int, is_branched: bool) -> int:
-        """Blocks of the num_tokens tokens that a sequence has computed; branches leave several part full."""
-        return self.branched.num_stored_blocks(seq) if is_branched else self.pool.blocks_for(num_tokens)
-
-    def _free_swapped(self, seq: Sequence) -> None:
-        """Give back the host memory of a sequence that was swapped out."""
-        if seq._swapped and seq._swap_tier == "host":
-            is_branched = seq._branches is not None and seq._branches.is_swapped
-            num_blocks = self._num_swap_blocks(seq, seq._swapped, is_branched)
-            self.num_free_swap_blocks += num_blocks
-            if self._naming is not None:
-                self._naming.give_up(seq, num_blocks)
-        seq._swapped = 0
-        seq._swap_tier = "host"
-
-    def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
-        """A prefill that is complete has produced a token: the sequence decodes on, or ends with it."""
-        seq._known += 1
-        if seq._known == seq._end_known:
-            finished.append(seq)
-            return
-        del self.prefilling[seq.request_id]
-        self._join(seq)
-
-    def num_pooled(self, seq: Sequence) -> int:
-        """Tokens for which the pool holds blocks in a running sequence's own name."""
-        num_branched = tokens_in_own_name(seq)
-        return seq.num_held if num_branched is None else num_branched
-
-    def _resume(self, seq: Sequence) -> None:
-        """A sequence whose KV is complete decodes again."""
-        if seq._branches is None:
-            self.decodes.join(seq, seq._growth)
-        else:
-            self.branched.resume(seq, seq._branches)
-
-    def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
-        """A sequence decodes no more; its counts are written back to it."""
-        if seq._branches is None:
-            self.decodes.leave(seq, state)
-        else:
-            self.branched.leave(seq, state)
-
-    def _join(self, seq: Sequence) -> None:
-        """A sequence decodes from now on, or waits at its limit for room."""
-        growth = self.pool.growth(seq)
-        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
-
     def _finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
         """End a running sequence; num_planned tokens of a plan in flight will not be computed."""
-        num_branched = tokens_in_own_name(seq)
-        self._leave(seq, SequenceState.ended)
-        if num_branched is None:
-            num_lost = num_planned + seq._num_loading
-            self.pool.release(seq, seq._computed - seq._dropped + num_planned, num_lost)
-        else:
-            self.pool.release(seq, num_branched)
-        if seq._num_apart:
-            self.branched.give_back(seq)
-        self._free_swapped(seq)
+        num_branched = self.running_set.leave(seq, SequenceState.ended)
+        self.running_set.release(seq, num_branched, num_planned)
+        self.transfers.free_swapped(seq)
         self._end(seq, reason)
-
-    def _leave(self, seq: Sequence, state: SequenceState) -> None:
-        """Take a running sequence out of the sets of the running, and its slot from it."""
-        if seq._state is SequenceState.decoding:
-            self._end_decoding(seq, state)
-        elif seq._state is SequenceState.prefilling:
-            del self.prefilling[seq.request_id]
-        elif seq._state is SequenceState.paused:
-            del self.paused[seq.request_id]
-        else:
-            del self.loading[seq.request_id]
-        seq._state = state
-        del self.running[seq.request_id]
-        assert seq._slot is not None
-        heappush(self.free_slots, seq._slot)
-        seq._slot = None
-        while seq._more_slots:
-            heappush(self.free_slots, seq._more_slots.pop())
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq._state = SequenceState.ended
@@ -644,10 +486,6 @@ class EngineCore:
     def _check_at_rest(self, what: str) -> None:
         if self._in_flight is not None:
             raise RuntimeError(f"{what} while a plan is in flight: commit it first")
-
-
-_AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)
-"""States of sequences that may compute; the others wait, for KV too, or have ended."""
 
 
 class _Hooks(NamedTuple):

@@ -53,6 +53,10 @@ class Naming:
             self._loads.append(Transfer(seq, source, "gpu", num_tokens, named, contents))
         return len(loads)
 
+    def drop_loads(self, seq: Sequence) -> None:
+        """A sequence gives up its blocks before its loads were taken."""
+        self._loads = [load for load in self._loads if load.seq is not seq]
+
     def take(self) -> list[Transfer]:
         """All of it, in the order that `Transfer` promises."""
         loads = self._loads

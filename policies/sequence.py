@@ -23,6 +23,10 @@ class SequenceState(Enum):
     loading = 5  # holds slot and blocks; KV from another tier is on its way into them
 
 
+AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)
+"""States of sequences that may compute; the others wait, for KV too, or have ended."""
+
+
 class FinishReason(Enum):
     """Why a sequence ended."""
 

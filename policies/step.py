@@ -13,7 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING
 
 from policies.plan import FOREVER, Cause, Chunk, StepPlan
-from policies.sequence import Sequence, SequenceState
+from policies.sequence import AT_WORK, Sequence, SequenceState
 
 if TYPE_CHECKING:
     from policies.caching.branches import Branches
@@ -202,45 +202,36 @@ class StepBuilder:
     def preempt(self, seq: Sequence, swap: bool | None = None) -> None:
         """Take slot, KV and its part of this step from a sequence; it waits.
 
+        So do all that this step has admitted and that rely on its part: they have found, in a cache, what it
+        was to compute. Nothing happens to one that this step has preempted already.
+
         swap: move the KV that it has computed to host memory, while there is room, and load it when it is
-        admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says.
+        admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says. Who
+        was admitted in this step has computed nothing, and is recomputed in any case.
         """
         self._check_open()
-        core = self._core
-        num_planned = 0
-        if seq._state is SequenceState.decoding:
-            if self._all_decode:
-                self._decoded = {s.request_id: s for s in core.decodes}
-                self._all_decode = False
-            num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
-        elif seq._state is SequenceState.prefilling:
-            mine = [chunk for chunk in self._chunks if chunk.seq is seq]
-            num_planned = sum(chunk.num_tokens for chunk in mine)
-            self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
-        elif seq._state is not SequenceState.paused:
+        if seq in self._preempted:
+            return
+        if seq._state not in AT_WORK:
             raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
-        self._spend(-num_planned)
-        if seq in self._admitted:
-            self._admitted.remove(seq)
-        core._stop(seq, num_planned, core.swaps if swap is None else swap)
-        seq._displaced_by = None
-        self._preempted.append(seq)
+        if seq._state is SequenceState.prefilling:
+            for other in self._core.running_set.sharers(seq):
+                self._take_back(other, swap=False)
+        self._take_back(seq, self._core.swaps if swap is None else swap)
 
     def pause(self, seq: Sequence) -> None:
         """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
         self._check_open()
         if seq._state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
-        self._core._end_decoding(seq, SequenceState.paused)
-        self._core.paused[seq.request_id] = seq
+        self._core.running_set.pause(seq)
 
     def resume(self, seq: Sequence) -> None:
         """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
         self._check_open()
         if seq._state is not SequenceState.paused:
             raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
-        del self._core.paused[seq.request_id]
-        self._core._resume(seq)
+        self._core.running_set.resume(seq)
 
     def rerank(self, seq: Sequence) -> None:
         """Ask the scheduling policy for the rank of a sequence again, and move it there."""
@@ -290,15 +281,36 @@ class StepBuilder:
         """
         core = self._core
         while core.pool.num_free < num_blocks:
-            victim = core._victim()
+            victim = core.running_set.victim()
             if victim is seq and any(other._rank > seq._rank for other in core.loading.values()):
                 return False
+            num_before = len(self._preempted)
             self.preempt(victim)
-            victim._displaced_by = seq.request_id
+            for lost in self._preempted[num_before:]:
+                lost._displaced_by = seq.request_id
             self._is_squeezed = True
             if victim is seq:
                 return False
         return True
+
+    def _take_back(self, seq: Sequence, swap: bool) -> None:
+        """Preempt a sequence on whose part of this step nobody relies, or does any more."""
+        num_planned = 0
+        if seq._state is SequenceState.decoding:
+            if self._all_decode:
+                self._decoded = {s.request_id: s for s in self._core.decodes}
+                self._all_decode = False
+            num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
+        elif seq._state is SequenceState.prefilling:
+            num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
+            self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
+        self._spend(-num_planned)
+        if seq in self._admitted:
+            self._admitted.remove(seq)
+            swap = False  # what it has found, this step may compute: nothing to be stored before
+        self._core._stop(seq, num_planned, swap)
+        seq._displaced_by = None
+        self._preempted.append(seq)
 
     def _renew_all(self) -> None:
         """Ask the pool about every sequence at its KV limit; who finds no room is preempted."""

@@ -76,7 +76,7 @@ class StepView:
 
     def num_blocks_held(self, seq: Sequence) -> int:
         """KV blocks that a running sequence owns, those shared with others included."""
-        return self._core.pool.blocks_held(seq, self._core.num_pooled(seq)) + seq._num_apart
+        return self._core.pool.blocks_held(seq, self._core.running_set.num_pooled(seq)) + seq._num_apart
 
     def num_blocks_to_admit(self, seq: Sequence) -> int:
         """KV blocks that a waiting sequence would hold when all its known tokens are computed."""

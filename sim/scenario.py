@@ -21,6 +21,7 @@ from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
 from policies.prediction import LengthPredictor
 from policies.routing import Routing
+from policies.scheduling.longest_prefix import LongestPrefix
 from sim.deployment import Deployment
 from sim.links import Links
 from sim.metrics.slo import Slo
@@ -274,7 +275,7 @@ class Scenario(Deployment):
         )
 
     def _limits(self, model: IterationModel, memory: MemoryPlan) -> Iterator[str]:
-        """What no policy could change: latencies below the hardware's, a context larger than the cache."""
+        """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
         lone_s = _lone_seconds(model)
         limits_s = self.slo.limits_s if self.slo else {}
         for term, least_s in lone_s.items():
@@ -283,7 +284,21 @@ class Scenario(Deployment):
                     f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
                     f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
                 )
-        num_tokens = self.caching.pool(self.kv_memory(memory.num_blocks, FutureUses(()))).max_tokens_per_seq
+        limit = self.engine.max_num_seqs
+        for name in ("batch_size", "n_parallel"):
+            asked = getattr(self.batching, name, None)
+            if isinstance(asked, int) and asked > limit:
+                yield (
+                    f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
+                    f"raise that for batches of {asked}."
+                )
+        pool = self.caching.pool(self.kv_memory(memory.num_blocks, FutureUses(())))
+        if isinstance(self.scheduling, LongestPrefix) and not pool.finds_kv:
+            yield (
+                f"scheduling=LongestPrefix, caching={type(self.caching).__name__}: nothing of a prompt is "
+                "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
+            )
+        num_tokens = pool.max_tokens_per_seq
         if num_tokens < self.max_model_len:
             yield (
                 f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "

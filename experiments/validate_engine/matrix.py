@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments import wording
 from experiments.report.plain_page import write_page
-from experiments.terminal import plain_table
+from experiments.terminal import fits, plain_table
 from experiments.validate.errors import MetricError
 from experiments.validate.report import table_html
 from experiments.validate.tables import VERDICTS, plain_percent, signed_percent
@@ -22,7 +22,6 @@ from experiments.validate_engine.verdict import Verdict
 SHOWN = {
     "ttft_mean_s": "TTFT",
     "tpot_mean_s": "TPOT",
-    "itl_mean_s": "ITL",
     "e2e_mean_s": "E2E",
     "output_tokens_per_s": "tokens/s",
     "iteration_median": "iteration",
@@ -39,34 +38,38 @@ class Row(NamedTuple):
 
 
 def print_matrix(rows: Sequence[Row], console: Console) -> None:
-    """Errors of the means, and under them their noise floor; then the worst of each metric."""
-    console.print(plain_table(matrix_rows(rows, SHOWN)))
-    console.print(
-        "Errors of the simulated figures, the engine's own spread from flight to flight in brackets. "
-        "Decisions: plans decided alike, of all.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    """Errors of the means, with their noise floor where that fits."""
+    table = plain_table(matrix_rows(rows, SHOWN))
+    text = "Errors of the simulated figures"
+    if fits(table, console):
+        text += ", in brackets the engine's own spread from flight to flight"
+    else:
+        table = plain_table(matrix_rows(rows, SHOWN, with_noise=False))
+    console.print(table)
+    console.print(f"{text}. Decisions: plans decided alike, of all.", highlight=False, soft_wrap=True)
 
 
-def matrix_rows(rows: Sequence[Row], shown: dict[str, str] | None = None) -> list[list[str]]:
+def matrix_rows(
+    rows: Sequence[Row], shown: dict[str, str] | None = None, *, with_noise: bool = True
+) -> list[list[str]]:
     """The heading first. shown: metrics by name, and their headings; None: all."""
     if shown is None:
         shown = {one.metric.name: one.metric.label for one in rows[0].verdict.fidelity.metrics}
     table = [["case", "decisions", *shown.values(), "verdict"]]
     for row in rows:
         errors = {one.metric.name: one for one in row.verdict.fidelity.metrics}
-        cells = [_cell(errors.get(name)) for name in shown]
+        cells = [_cell(errors.get(name), with_noise) for name in shown]
         verdict = row.verdict.fidelity.verdict
         table.append([row.name, _decisions(row.verdict), *cells, VERDICTS[verdict]])
     return table
 
 
-def _cell(one: MetricError | None) -> str:
+def _cell(one: MetricError | None, with_noise: bool) -> str:
     if one is None or math.isnan(one.error):
         return wording.MISSING
     signed = plain_percent if one.metric.family == "iteration" else signed_percent
-    return signed(one.error) if math.isnan(one.noise) else f"{signed(one.error)} ({100 * one.noise:.1f})"
+    has_noise = with_noise and not math.isnan(one.noise)
+    return f"{signed(one.error)} ({100 * one.noise:.1f})" if has_noise else signed(one.error)
 
 
 def _decisions(verdict: Verdict) -> str:

@@ -85,6 +85,7 @@ class BlockPool:
         hand_over               it goes on as branches: all behind its prompt's full blocks is theirs
         take_apart, give_back   its branches' blocks
         release                 it holds nothing
+        sharers                 before the release of planned tokens: who has found them and has to go, too
     """
 
     can_fork: ClassVar[bool] = True
@@ -129,6 +130,13 @@ class BlockPool:
     def max_tokens_per_seq(self) -> int:
         """Known tokens with which a sequence alone in the pool can still be admitted."""
         return self.num_blocks * self.block_size
+
+    @property
+    def finds_kv(self) -> bool:
+        """Whether one who waits may find KV of its tokens here."""
+        own = type(self)
+        looks = own.num_cached is not BlockPool.num_cached or own.num_loadable is not BlockPool.num_loadable
+        return looks or self.presume_cached
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold num_tokens tokens."""
@@ -264,6 +272,13 @@ class BlockPool:
         self.num_free += self.blocks_held(seq, num_tokens)
         assert self.num_free <= self.num_blocks
         self._give_back_ids(seq)
+
+    def sharers(self, seq: Sequence) -> Iterable[int]:
+        """Request ids of those that hold blocks which a sequence has not computed yet.
+
+        Where these are offered beforehand, the step that is being made has admitted them.
+        """
+        return ()
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks that a running sequence owns when it holds num_tokens tokens."""

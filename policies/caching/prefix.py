@@ -1,10 +1,11 @@
 """Prefix caching by block hashes, as vLLM's automatic prefix caching does it.
 
 Full blocks only. A block is offered to others from the moment at which it is handed out for known tokens: the
-step that computes it writes its KV, layer by layer, before others read it. A hit leaves at least one known
-token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in which they
-became free (LRU), the tail of a sequence before its head; blocks without content go first. The same content
-may be stored twice, if two sequences computed it side by side. Prefixes that clients pay for
+step that computes it writes its KV, layer by layer, before others read it. If who was to compute it is
+preempted in that step, so are those that it has admitted and that have found the block. A hit leaves at least
+one known token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in
+which they became free (LRU), the tail of a sequence before its head; blocks without content go first. The
+same content may be stored twice, if two sequences computed it side by side. Prefixes that clients pay for
 (`Prompt.num_pinned`: prompt caching as APIs sell it) are kept for pin_s after each use, within a share of the
 memory that is set aside for them. Generated tokens are offered, too, when their sequence has ended or was
 preempted: the next turn of a conversation finds prompt and answer.
@@ -131,7 +132,7 @@ class PrefixPool(BlockPool):
         assert num_tail >= max(0, num_withdrawn)
         self.num_free += num_tail
         self._num_fresh += num_tail
-        if seq.request.prompt.num_pinned:
+        if seq.request.prompt.num_pinned and seq._computed > seq._num_found:  # it has used what it found
             num_pinned = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
             if self._pins.keep(self._runs, held, num_pinned, self.now):
                 self.expires_s = self._pins.expires_s
@@ -140,6 +141,9 @@ class PrefixPool(BlockPool):
         seq._kv = None
         if self._places.is_crowded:
             self._places.forget(self._used_places())
+
+    def sharers(self, seq: Sequence) -> Iterable[int]:
+        return self._runs.owners_behind(seq._kv, seq._computed // self.block_size) - {seq.request_id}
 
     def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
         super().give_back(num_blocks, ids)

@@ -150,10 +150,22 @@ class Runs:
             index += 1
             first = upto
 
+    def owners_behind(self, held: Held, num_blocks: int) -> set[int]:
+        """Who holds any of all but the first num_blocks blocks with contents that somebody holds."""
+        owners: set[int] = set()
+        end = held.num_keyed
+        for run in reversed(held.runs):
+            if end <= num_blocks:
+                break
+            owners.update(run.owners)
+            end -= run.num_blocks
+        return owners
+
     def withdraw(self, held: Held, num_blocks: int) -> None:
-        """Take the contents from all but the first num_blocks blocks that somebody holds."""
+        """Take the contents from all but the first num_blocks blocks that somebody alone holds."""
         while held.num_keyed > num_blocks:
             run = held.runs[-1]
+            assert len(run.owners) == 1, "somebody else holds what is withdrawn"
             num_dropped = min(run.num_blocks, held.num_keyed - num_blocks)
             held.num_keyed -= num_dropped
             if num_dropped == run.num_blocks:

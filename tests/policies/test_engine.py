@@ -231,7 +231,7 @@ def swap_out_then_in(make_core, make_request, run_step):
             step.admit(seq, 99)
 
     core = make_core(batching=script)
-    core.num_free_swap_blocks = 9
+    core.transfers.num_free_swap_blocks = 9
     core.add(make_request(0), stop_after=9)
     core.add(make_request(1), stop_after=9)
     for _ in range(3):

@@ -36,8 +36,8 @@ POISON = -1
 class Whim:
     """Does whatever a random generator says, and something sensible if that was nothing.
 
-    swaps: whom it preempts goes to host memory. It preempts before it admits, since who is admitted may read
-    blocks that others compute in the same step.
+    swaps: whom it preempts goes to host memory. It preempts before it admits and behind that, when who was
+    admitted may have found blocks that others were to compute in the same step.
     """
 
     def __init__(self, seed, swaps):
@@ -64,6 +64,9 @@ class Whim:
         for seq in view.waiting:
             if rng.random() < 0.6 and not step.admit(seq, rng.randint(1, 9)):
                 break
+        running = [*view.decoding, *view.prefilling]
+        if running and rng.random() < 0.3:
+            step.preempt(rng.choice(running), swap=self._swaps and rng.random() < 0.8)
         if not step.num_tokens:
             step.budget(99)
             for seq in view.paused:

@@ -124,3 +124,34 @@ def test_four_answers_to_a_prompt_share_its_blocks(shares, peak_blocks, block_it
     assert result.summary["kv"]["peak_use_share"] == peak_blocks / 400
     assert result.records.iterations["kv_blocks_used"].sum() == block_iterations
     assert result.requests["output_tokens"].tolist() == [100]
+
+
+def notes(*overrides):
+    scenario, source, _ = build(*overrides)
+    return "\n".join(scenario.run(source).summary["notes"])
+
+
+@pytest.mark.parametrize(
+    ("batching", "name"),
+    [("slots", "n_parallel"), ("static", "batch_size"), ("orca", "batch_size"), ("dynamic", "batch_size")],
+)
+def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
+    """Twelve may run at once: thirteen are noted, twelve are not."""
+    told = f"batching.{name}=13: no more than engine.max_num_seqs=12 run at once"
+    settings = [f"batching={batching}", "engine.max_num_seqs=12"]
+    assert told in notes(*settings, f"batching.{name}=13")
+    assert "run at once" not in notes(*settings, f"batching.{name}=12")
+
+
+@pytest.mark.parametrize("caching", ["paged", "contiguous", "streaming_llm", "snapkv"])
+def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching):
+    settings = [f"caching={caching}", "engine.max_model_len=2048", "engine.num_kv_blocks=2000"]
+    told = "nothing of a prompt is ever found there, so the order is that of arrival"
+    assert told in notes("scheduling=longest_prefix", *settings)
+    assert told not in notes("scheduling=fcfs", *settings)
+
+
+@pytest.mark.parametrize("caching", ["prefix", "tiered", "radix"])
+def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
+    settings = [f"caching={caching}", "engine.num_kv_blocks=20000"]
+    assert "is ever found" not in notes("scheduling=longest_prefix", *settings)
