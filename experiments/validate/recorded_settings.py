@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
+from experiments.config_groups import CONFIG_DIR, find_groups
 from experiments.convert import shown
 from experiments.score import per_request
 from experiments.score.presets import NotSimulatedError, preset
@@ -93,13 +94,21 @@ def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) 
 def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
     if isinstance(recorded, Mapping) and isinstance(given, Mapping):
         if recorded.get("_target_") != given.get("_target_"):
-            yield f"{key}._target_={recorded.get('_target_')}"
+            yield _choice(key, recorded.get("_target_"))
             return
         names = [*recorded, *(name for name in given if name not in recorded)]
         for name in names:
             yield from _leaves(f"{key}.{name}", recorded.get(name), given.get(name))
     elif recorded != given:
         yield f"{key}={shown(recorded)}"
+
+
+def _choice(group: str, target: Any) -> str:
+    """The choice of a config group that is of that class, as it would be typed."""
+    for choice in find_groups([CONFIG_DIR]).get(group, []):
+        if f"_target_: {target}\n" in choice.file.read_text(encoding="utf-8"):
+            return f"{group}={choice.name}"
+    return f"{group}._target_={target}"
 
 
 def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
