@@ -46,7 +46,7 @@ class MeasureSettings:
     block_size: int = 16
     budget_s: float | None = None
     """Of measuring, whole rounds though: one to warm up and three at least."""
-    iterations: int = 40
+    iterations: int = 60
     """At random, to compare the table with."""
     seed: int = 0
 

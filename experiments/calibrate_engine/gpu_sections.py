@@ -57,7 +57,7 @@ def measure_sections(served: Served, points: Sequence[Point], progress: Progress
 def _whole_s(served: Served, step: Step) -> float:
     """By the wall clock, waited for. Each run has words of its own: a decode step writes into them."""
     works = iter([served.work(step) for _ in range(REPEATS + 1)])
-    return wall_s(lambda: served.executor.run(next(works)), served.device, REPEATS)
+    return wall_s(lambda: served.plain.run(next(works)), served.device, REPEATS)
 
 
 def measure_totals(served: Served, steps: Sequence[Step]) -> list[Total]:
@@ -69,12 +69,10 @@ def _calls(served: Served, step: Step) -> dict[str, tuple[int, list[Callable[[],
     """By operator: how often a step runs it, and some of its calls."""
     catcher = Catcher(LAYERS_TIMED)
     served.watched.watch = catcher
-    graphs, served.executor.graphs = served.executor.graphs, None
     try:
         served.executor.run(served.work(step))
     finally:
         served.watched.watch = None
-        served.executor.graphs = graphs
     calls = {name: (catcher.counts[name], each) for name, each in catcher.calls.items()}
     return calls | _ends(served, step)
 

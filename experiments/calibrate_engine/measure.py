@@ -1,22 +1,30 @@
-"""Seconds of every operator in every step of a grid: medians over rounds, each in another order."""
+"""Seconds of every operator in every step of a grid, and of whole steps: all in one random order.
+
+A shared machine is now faster and now slower, by a quarter for seconds at a time. So steps are repeated all
+over the budget, and each repetition is taken as it would have been at the machine's usual pace
+(`experiments.calibrate_engine.pace`); medians of that are the answer.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.calibrate_engine.grids import Point
+from experiments.calibrate_engine.pace import paces
 from experiments.calibrate_engine.served import Served
 from experiments.calibrate_engine.steps import Step
 from experiments.calibrate_engine.watch import OUTPUTS, Stopwatch
 
-LEAST_ROUNDS = 4
-MOST_ROUNDS = 25
+LEAST_REPEATS = 3
+MOST_REPEATS = 50
+TOLD_EVERY = 100
+"""Runs between two messages of progress."""
 
 Progress = Callable[[str], None]
 
@@ -29,7 +37,10 @@ class Sections(NamedTuple):
 
 
 class Total(NamedTuple):
-    """One step as a whole: median seconds, and the spread of its repetitions (p90 - p10 over the median)."""
+    """One step as a whole: median seconds, and the spread of its repetitions (p90 - p10 over the median).
+
+    On a CPU at one pace of the machine.
+    """
 
     step: Step
     seconds: float
@@ -44,52 +55,79 @@ def measure(
     seed: int,
     progress: Progress,
 ) -> tuple[list[Sections], list[Total]]:
-    """On a CPU, by thread time: the operators of points, and steps as a whole with nobody watching.
+    """On a CPU, by thread time: the operators of points, and steps as a whole with nobody watching."""
+    watch = served.watched.watch = Stopwatch()
+    num_points = len(points)
+    todo = [point.step for point in points]
+    marks: list[dict[str, int]] = []
 
-    One after the other in each round, so that both see the machine in the same moods. Rounds go on until the
-    budget, of thread time too, is spent; the first only warms up.
-    """
-    watch = Stopwatch()
-    watched_s: list[list[dict[str, float]]] = [[] for _ in points]
-    whole_s: list[list[float]] = [[] for _ in steps]
-
-    def run_watched(place: int) -> None:
-        work = served.work(points[place].step)
-        served.watched.watch = watch
+    def run(place: int) -> dict[str, float]:
+        """By operator where the step is watched, else all of it is outputs."""
+        work = served.work(todo[place])
         watch.start()
-        served.executor.run(work)
+        (served.executor if place < num_points else served.plain).run(work)
         watch.mark(OUTPUTS)
-        served.watched.watch = None
-        watched_s[place].append(watch.seconds)
+        return watch.seconds
 
-    def run_whole(place: int) -> None:
-        work = served.work(steps[place])
-        begin_s = time.thread_time()
-        served.executor.run(work)
-        whole_s[place].append(time.thread_time() - begin_s)
+    def run_first(place: int) -> float:
+        seconds = run(place)
+        marks.append(watch.marks)
+        return sum(seconds.values())
 
-    runs = [partial(run_watched, place) for place in range(len(points))]
-    runs += [partial(run_whole, place) for place in range(len(steps))]
-    shuffle, begin_s = random.Random(seed), time.thread_time()
-    for number in range(MOST_ROUNDS):
-        spent_s = time.thread_time() - begin_s
-        if number >= LEAST_ROUNDS and spent_s * (number + 1) / number > budget_s:
-            break
-        progress(f"round {number + 1}, {spent_s:.0f} s of {budget_s:.0f} s")
-        shuffle.shuffle(runs)
-        for run in runs:
-            run()
-    sections = [Sections(point, _medians(each[1:])) for point, each in zip(points, watched_s, strict=True)]
-    return sections, [_total(step, each[1:]) for step, each in zip(steps, whole_s, strict=True)]
+    begin_s = time.thread_time()
+    first_s = [run_first(place) for place in range(num_points)]
+    short = np.argsort(first_s)[: num_points // 3 + 1].tolist()  # of which is seen what watching takes
+    todo += [todo[place] for place in short] + list(steps)
+    first_s += [run_first(place) for place in range(num_points, len(todo))]
+    places = _order(np.array(first_s), budget_s - (time.thread_time() - begin_s), seed)
+    found: list[dict[str, float]] = []
+    for number, place in enumerate(places.tolist()):
+        if number % TOLD_EVERY == 0:
+            progress(f"{number} of {len(places)} steps, {time.thread_time() - begin_s:.0f} s")
+        found.append(run(place))
+    served.watched.watch = None
+    pace = paces(places, np.array([sum(seconds.values()) for seconds in found]))
+    repetitions: list[list[dict[str, float]]] = [[] for _ in todo]
+    for place, seconds, slower in zip(places.tolist(), found, pace.tolist(), strict=True):
+        repetitions[place].append({name: value / slower for name, value in seconds.items()})
+    watched_s = [_medians(each) for each in repetitions[:num_points]]
+    totals = [_total(*one) for one in zip(todo[num_points:], repetitions[num_points:], strict=True)]
+    mark_s = _mark_seconds([watched_s[place] for place in short], [marks[place] for place in short], totals)
+    sections = [
+        Sections(point, {name: value - mark_s * calls[name] for name, value in seconds.items()})
+        for point, seconds, calls in zip(points, watched_s, marks, strict=False)
+    ]
+    return sections, totals[len(short) :]
 
 
-def _total(step: Step, seconds: Sequence[float]) -> Total:
-    low, middle, high = np.quantile(seconds, [0.1, 0.5, 0.9]).tolist()
+def _mark_seconds(
+    watched_s: Sequence[Mapping[str, float]], marks: Sequence[Mapping[str, int]], totals: Sequence[Total]
+) -> float:
+    """What watching takes of each mark: by how much steps take longer, at the median."""
+    return float(
+        np.median(
+            [
+                (sum(seconds.values()) - total.seconds) / sum(calls.values())
+                for seconds, calls, total in zip(watched_s, marks, totals, strict=False)
+            ]
+        )
+    )
+
+
+def _order(each_s: NDArray[np.float64], budget_s: float, seed: int) -> NDArray[np.intp]:
+    """Places in the order of their runs; short steps come more often: their error is cheap to lower."""
+    repeats = budget_s / np.sqrt(each_s).sum() / np.sqrt(each_s)
+    repeats = np.clip(np.round(repeats), LEAST_REPEATS, MOST_REPEATS).astype(np.intp)
+    places = np.repeat(np.arange(len(each_s)), repeats).tolist()
+    random.Random(seed).shuffle(places)
+    return np.array(places, np.intp)
+
+
+def _total(step: Step, repetitions: Sequence[dict[str, float]]) -> Total:
+    whole_s = [sum(seconds.values()) for seconds in repetitions]
+    low, middle, high = np.quantile(whole_s, [0.1, 0.5, 0.9]).tolist()
     return Total(step, middle, (high - low) / middle)
 
 
 def _medians(repetitions: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {
-        name: float(np.median([sections[name] for sections in repetitions]))
-        for name in dict.fromkeys(name for sections in repetitions for name in sections)
-    }
+    return {name: float(np.median([seconds[name] for seconds in repetitions])) for name in repetitions[0]}

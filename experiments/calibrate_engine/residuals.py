@@ -10,12 +10,14 @@ import pandas as pd
 from experiments.calibrate_engine.steps import Chunk, Step
 
 KINDS = ("decode", "prefill", "mixed")
+SIGMA = 0.7
+"""Of the logarithms of contexts in one step: their own deviate by 0.8 of the mean, before they are cut."""
 
 
 def random_steps(
     count: int, *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int, seed: int
 ) -> list[Step]:
-    """Decodes, chunks and both in turns; contexts and prompts of any length within the limits."""
+    """Decodes, chunks and both in turns; contexts of any mean, prompts of any length, within the limits."""
     random = np.random.default_rng(seed)
     steps = []
     for place in range(count):
@@ -23,8 +25,8 @@ def random_steps(
         contexts: list[int] = []
         if kind != "prefill":
             num_decodes = int(random.integers(1, max(2, max_num_seqs - 3)))
-            ends = np.sort(random.integers(2, max_model_len, 2))
-            contexts = random.integers(ends[0], ends[1] + 1, num_decodes).tolist()
+            drawn = random.integers(2, max_model_len) * random.lognormal(-(SIGMA**2) / 2, SIGMA, num_decodes)
+            contexts = np.clip(drawn, 2, max_model_len).astype(int).tolist()
         chunks: list[Chunk] = []
         if kind != "decode":
             room = max_num_batched_tokens - len(contexts)

@@ -237,7 +237,9 @@ def _notes(machine: Machine, host: HostTime, residuals: pd.DataFrame) -> list[st
         notes.append(f"Launches: {launches}; {machine.host_copy_bytes_per_s / 1e9:.1f} GB/s to the host.")
     else:
         spread = residuals["spread"].median()
-        notes.append(f"Repetitions of one iteration spread by {spread:.0%} (p90 - p10 over the median).")
+        notes.append(
+            f"Repetitions of one iteration, at one pace: spread of {spread:.0%} (p90 - p10 over the median)."
+        )
     return notes
 
 

@@ -5,7 +5,7 @@ How long a product takes does not depend on what is multiplied, so no weights ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from realengine.backend import Backend, check_supported, choose_backend
 from realengine.executor import Executor
 from realengine.graphs import default_sizes
 from realengine.kv_cache import KvCache
+from realengine.model import Decoder
 from realengine.parallel import Group
 from realengine.quantization import Weights
 from realengine.settings import DTYPES, KV_DTYPES
@@ -57,10 +58,12 @@ def architecture_of(node: Mapping[str, Any]) -> Architecture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """An executor under watch, and what is needed to give it steps."""
+    """An executor under watch, the same as in service, and what is needed to give them steps."""
 
     architecture: Architecture
     executor: Executor
+    """Its operators are watched: each costs some time more, and none runs in a graph."""
+    plain: Executor
     weights: Weights
     watched: Watched
     padding: Padding
@@ -72,7 +75,7 @@ class Served:
 
     def work(self, step: Step) -> Work:
         """The step for the executor."""
-        return work_of(step, self.padding, self.architecture.vocab_size, self.executor.graphs)
+        return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
 
 
 def serve(
@@ -92,8 +95,6 @@ def serve(
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization)
     weights = load_weights(None, architecture, dtype, device, quantization=quantization, seed=seed)
     watched = Watched()
-    under_watch = watched.backend(backend)
-    decoder = WatchedDecoder(watched, architecture, weights, under_watch, max_model_len, Group())
     blocks_each = -(-max_model_len // block_size)
     block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype)
     num_blocks = min(max_num_seqs * blocks_each, _kv_bytes(device) // block_bytes)
@@ -102,20 +103,35 @@ def serve(
             f"measure.max_model_len={max_model_len}: {num_blocks} blocks of KV fit, one sequence needs "
             f"{blocks_each}; lower it"
         )
-    executor = Executor(
-        decoder,
-        KvCache(architecture, num_blocks, block_size, kv_dtype, device),
-        under_watch,
-        num_slots=max_num_seqs,
-        max_model_len=max_model_len,
-        graph_sizes=default_sizes(max_num_seqs) if device.type == "cuda" else (),
+    cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device)
+
+    def executor_of(decoder: Decoder, backend: Backend, graph_sizes: Sequence[int] = ()) -> Executor:
+        return Executor(
+            decoder,
+            cache,
+            backend,
+            num_slots=max_num_seqs,
+            max_model_len=max_model_len,
+            graph_sizes=graph_sizes,
+        )
+
+    under_watch = watched.backend(backend)
+    executor = executor_of(
+        WatchedDecoder(watched, architecture, weights, under_watch, max_model_len, Group()), under_watch
     )
-    if executor.graphs is not None:
-        executor.graphs.capture()
-    executor.run(Tables.drawn(max_num_seqs, num_blocks, blocks_each, seed).work())
+    plain = executor_of(
+        Decoder(architecture, weights, backend, max_model_len, Group()),
+        backend,
+        default_sizes(max_num_seqs) if device.type == "cuda" else (),
+    )
+    if plain.graphs is not None:
+        plain.graphs.capture()
+    for one in (executor, plain):
+        one.run(Tables.drawn(max_num_seqs, num_blocks, blocks_each, seed).work())
     return Served(
         architecture=architecture,
         executor=executor,
+        plain=plain,
         weights=weights,
         watched=watched,
         padding=Padding(max_num_seqs, blocks_each),

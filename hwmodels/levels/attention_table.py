@@ -22,25 +22,35 @@ class AttentionTable:
         s chunks of T / s, one by one,   behind  max(Q / T - (T / s + 1) / 2, 0)  each
 
     The first is right where cached tokens prevail, the second where long prompts are computed from scratch.
+
+    An engine that computes chunks apart, masking what it has multiplied in vain, takes the time of neither:
+    its chunks add up, and n new tokens behind c cached ones count n (n + c) products. All chunks together:
+    A = Q + (N - T) / 2, where N, the sum of n n, follows from Q if C cached tokens lie evenly before them:
+
+        s chunks of T / s, one by one,   behind  A / T - T / s  each              N = 2 (Q - T C / s) - T
     """
 
-    def __init__(self, *, decode: Grid, prefill: Grid, mixed: Grid | None) -> None:
+    def __init__(
+        self, *, decode: Grid, prefill: Grid, mixed: Grid | None, chunks_apart: bool = False
+    ) -> None:
         """decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
 
-        Without `mixed` a mixed batch takes the sum of both. Engines that run both in one kernel need more:
-        1.2 to 1.4 times the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
+        chunks_apart: an engine of that kind; it has no `mixed`. Without, a mixed batch takes the sum of both.
+        Engines that run both in one kernel need more: 1.2 to 1.4 times the sum at the median, 4 times for 128
+        long decodes (vLLM 0.19, FlashAttention).
         """
         self._decode = decode
         self._prefill = prefill
         self._mixed = mixed
+        self._chunks = self._apart if chunks_apart else self._cheaper
 
     def seconds(self, shape: IterationShape) -> float:
         """Of one iteration."""
         fields: tuple[Any, ...] = shape
-        num_seqs, context, chunks, tokens, pairs, _, _ = fields
+        num_seqs, context, chunks, tokens, pairs, ends, _ = fields
         if tokens == 0:
             return self._decode.at(num_seqs, context / num_seqs)
-        cached, together, best = self._chunks(self._prefill.at, tokens, chunks, pairs)
+        cached, together, best = self._chunks(self._prefill.at, chunks, tokens, pairs, ends)
         if num_seqs == 0:
             return float(best)
         if self._mixed is None:
@@ -59,7 +69,7 @@ class AttentionTable:
             (decodes & prefills, self._mixed_many),
         ):
             if rows.any():
-                seconds[rows] = price(*(field[rows] for field in fields[:5]))
+                seconds[rows] = price(*(field[rows] for field in fields[:6]))
         return seconds
 
     def decode_seconds_many(self, num_seqs: int, context: Floats) -> Floats:
@@ -69,20 +79,20 @@ class AttentionTable:
     def _decodes_many(self, num_seqs: Floats, context: Floats, *_: Floats) -> Floats:
         return self._decode.at_many(num_seqs, context / num_seqs)
 
-    def _prefills_many(self, _: Floats, __: Floats, chunks: Floats, tokens: Floats, pairs: Floats) -> Any:
-        return self._chunks(self._prefill.at_many, tokens, chunks, pairs)[2]
+    def _prefills_many(self, _: Floats, __: Floats, *of_chunks: Floats) -> Any:
+        return self._chunks(self._prefill.at_many, *of_chunks)[2]
 
     def _mixed_many(
-        self, num_seqs: Floats, context: Floats, chunks: Floats, tokens: Floats, pairs: Floats
+        self, num_seqs: Floats, context: Floats, chunks: Floats, tokens: Floats, pairs: Floats, ends: Floats
     ) -> Any:
-        cached, together, best = self._chunks(self._prefill.at_many, tokens, chunks, pairs)
+        cached, together, best = self._chunks(self._prefill.at_many, chunks, tokens, pairs, ends)
         if self._mixed is None:
             return best + self._decode.at_many(num_seqs, context / num_seqs)
         both = self._mixed.at_many(tokens, cached, num_seqs, context / num_seqs)
         return larger(both - (together - best), best)
 
     @staticmethod
-    def _chunks(at: Any, tokens: Any, chunks: Any, pairs: Any) -> tuple[Any, Any, Any]:
+    def _cheaper(at: Any, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
         """Cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
         cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
         cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
@@ -90,3 +100,13 @@ class AttentionTable:
         if not isinstance(chunks, np.ndarray) and chunks == 1:
             return cached, together, together
         return cached, together, smaller(together, chunks * at(tokens / chunks, cached_each))
+
+    @staticmethod
+    def _apart(at: Any, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
+        """The same of chunks that are computed apart: the one chunk and its seconds are the sum of all."""
+        each = tokens / chunks
+        squares = 2.0 * (pairs - each * (ends - tokens)) - tokens
+        squares = smaller(larger(squares, tokens * each), 1.0 * tokens * tokens)
+        cached = larger((pairs + 0.5 * (squares - tokens)) / tokens - each, 0.0)
+        seconds = chunks * at(each, cached)
+        return cached, seconds, seconds

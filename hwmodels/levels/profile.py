@@ -12,6 +12,8 @@ A table is a mapping of column names to arrays (of a parquet or CSV file, say), 
     cached_tokens       attention: tokens before them
     decode_seqs         attention: sequences that decode one token each, 0 for a chunk alone
     decode_kv_tokens    attention: KV tokens that each of them attends to
+    chunks_apart        attention: 1 if the engine computes prompt chunks one by one, each against all keys up
+                        to its last; 0 (or no such column) if all in one kernel: see `AttentionTable`
 
 Columns that no component in the table needs may be absent. Attention is measured on a grid (holes are
 interpolated): decodes alone, a chunk alone and, for engines that batch both, both.
@@ -124,6 +126,7 @@ def _columns(rows: Rows) -> dict[str, NDArray[Any]]:
     for name in ("calls", "latency_us", *sizes):
         columns[name] = np.asarray(rows[name], dtype=np.float64)
     _check_values(columns, sizes)
+    columns["chunks_apart"] = np.asarray(rows.get("chunks_apart", np.zeros(len(columns["operator"]))))
     return columns
 
 
@@ -200,7 +203,10 @@ def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls
     if decode is None or prefill is None:
         lacking = "decodes alone" if decode is None else "a prompt chunk alone"
         raise ValueError(f"profile: attention has no rows of {lacking}; both kinds are needed")
-    return AttentionTable(decode=decode, prefill=prefill, mixed=mixed)
+    chunks_apart = bool(_constant(columns, own, "chunks_apart"))
+    if chunks_apart and mixed is not None:
+        raise ValueError("profile: chunks_apart=1: no rows of chunks and decodes together; they take the sum")
+    return AttentionTable(decode=decode, prefill=prefill, mixed=mixed, chunks_apart=chunks_apart)
 
 
 def _attention_grid(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,12 +24,13 @@ from experiments.calibrate_engine.grids import Point, decode_points, prefill_poi
 from experiments.calibrate_engine.host_time import measure_host  # noqa: E402
 from experiments.calibrate_engine.machine import Machine  # noqa: E402
 from experiments.calibrate_engine.measure import Sections, measure  # noqa: E402
+from experiments.calibrate_engine.pace import paces  # noqa: E402
 from experiments.calibrate_engine.profile_rows import profile_rows  # noqa: E402
 from experiments.calibrate_engine.residuals import errors_by_kind, random_steps, residual_table  # noqa: E402
 from experiments.calibrate_engine.run import device_of  # noqa: E402
 from experiments.calibrate_engine.served import Served, architecture_of, quantization_of, serve  # noqa: E402
 from experiments.calibrate_engine.steps import Chunk, Step, Tables  # noqa: E402
-from experiments.calibrate_engine.watch import Catcher, Stopwatch  # noqa: E402
+from experiments.calibrate_engine.watch import Catcher  # noqa: E402
 from experiments.cli import main  # noqa: E402
 from experiments.compose import ConfigSource  # noqa: E402
 from experiments.config_groups import CONFIG_DIR  # noqa: E402
@@ -150,12 +153,53 @@ def test_sections_name_every_operator_and_add_up_to_the_step(served):
         assert sum(section.seconds.values()) == pytest.approx(total.seconds, rel=0.35)
 
 
-def test_a_mark_is_not_charged_to_the_operators():
-    watch = Stopwatch()
-    watch.start()
-    for _ in range(1000):
-        watch.mark("nothing")
-    assert watch.seconds["nothing"] < 1000 * 1e-6
+class Clockwork:
+    """Served on a clock of its own: 1 ms a token and operator; a mark takes 0.1 ms; all slower, later."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.watched = SimpleNamespace(watch=None)
+        self.executor, self.plain = SimpleNamespace(run=self.watch), SimpleNamespace(run=self.compute)
+
+    def work(self, step: Step) -> Step:
+        return step
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds * (1.5 if self.now_s > 4 else 1.0)
+
+    def compute(self, step: Step) -> None:
+        self.spend(3e-3 * step.num_tokens)
+
+    def watch(self, step: Step) -> None:
+        for name in ("qkv", "o", "qkv"):
+            self.spend(1e-3 * step.num_tokens + 100e-6)
+            self.watched.watch.mark(name)
+        self.spend(100e-6)
+
+
+def test_what_is_measured_is_without_the_watch_and_at_one_pace(monkeypatch):
+    clockwork = Clockwork()
+    monkeypatch.setattr("time.thread_time", lambda: clockwork.now_s)
+    points = [Point(Step(contexts=(9,) * count), 0, 0, count, 9) for count in range(1, 9)]
+    sections, totals = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
+    usual = totals[0].seconds / 18e-3
+    assert usual == pytest.approx(1.0, rel=1e-6) or usual == pytest.approx(1.5, rel=1e-6)
+    assert totals[0].spread < 0.05
+    for place, section in enumerate(sections, start=1):
+        assert section.seconds["qkv"] == pytest.approx(2e-3 * place * usual, rel=0.01)
+        assert section.seconds["o"] == pytest.approx(1e-3 * place * usual, rel=0.01)
+
+
+def test_the_pace_of_a_machine_comes_out_of_what_it_did():
+    """Steps of 1 ms to 1 s in random order, 10 % of noise; by and by the machine takes 1.4 times as long."""
+    random = np.random.default_rng(0)
+    usual_s, places = np.geomspace(1e-3, 1, 100), random.permutation(np.repeat(np.arange(100), 10))
+    slower = np.linspace(1, 1.4, 1000)
+    seconds = usual_s[places] * slower * random.lognormal(0, 0.1, 1000)
+    found = paces(places, seconds)
+    assert np.median(found) == pytest.approx(1)
+    assert np.std(np.log(found / slower)) < 0.06
+    assert paces(np.zeros(3, int), np.ones(3)).tolist() == [1, 1, 1]
 
 
 def test_a_catcher_keeps_calls_that_can_be_made_again(served):
@@ -214,13 +258,25 @@ def test_grids_are_full_and_reach_their_limits():
     assert {point.decode_seqs for point in decodes} == {1, 2, 3, 4, 5}
     assert {point.decode_kv_tokens for point in decodes} == {16, 64, 100}
     assert len(decodes) == 15
-    assert max(point.prefill_tokens for point in chunks) == 40
+    assert max(point.prefill_tokens for point in chunks) == 38
     assert len(chunks) == len({point[1:] for point in chunks})
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
-def test_spread_contexts_keep_their_mean(count):
-    assert np.mean(spread_around(1000, count)) == pytest.approx(1000, abs=1)
+@pytest.mark.parametrize("mean", [10, 1000, 1900])
+def test_spread_contexts_keep_their_mean_and_the_limit(count, mean):
+    contexts = spread_around(mean, count, 2000)
+    assert np.mean(contexts) == pytest.approx(mean, abs=1)
+    assert 1 <= min(contexts) <= max(contexts) <= 2000
+
+
+def test_every_small_batch_is_measured_with_one_context_and_the_grid_is_whole():
+    points = decode_points(40, 100) + prefill_points(40, 100)
+    assert {point.decode_seqs for point in points} == {0, *range(1, 33), 40}
+    times = dict.fromkeys(["qkv", "lm_head", "decode_attention"], 1e-3)
+    rows = profile_rows([Sections(point, times) for point in points], num_layers=2)
+    profile = Profile.from_rows({name: rows[name].to_numpy() for name in rows})
+    assert profile.attention.decode_seconds_many(29, np.array([29 * 90.0])) == pytest.approx([1e-3])
 
 
 def test_random_steps_stay_within_the_limits():
@@ -251,6 +307,21 @@ def test_the_host_needs_longer_for_more_sequences():
     host = measure_host(64, 16)
     assert 0 < host.by_batch[1] < host.by_batch[64] < 10e-3
     assert host.iteration_s + 64 * host.sequence_s == pytest.approx(host.by_batch[64], rel=0.5)
+
+
+def test_the_host_is_measured_without_the_executor_that_works_in_between(served, monkeypatch):
+    run = served.plain.run
+
+    def slow(work):
+        end_s = time.thread_time() + 20e-3
+        while time.thread_time() < end_s:
+            pass
+        return run(work)
+
+    monkeypatch.setattr(served.plain, "run", slow)
+    host = measure_host(2, 16, served)
+    assert set(host.by_batch) == {1, 2}
+    assert 0 < host.by_batch[1] < 10e-3
 
 
 def test_the_written_machine_is_a_device():

@@ -75,6 +75,7 @@ ATTENTION = [
     *rows_of("attention", "attention", 2, CHUNKS, [8, 28, 12, 52]),
 ]
 BOTH = [chunk[:2] + decode[2:] for chunk in CHUNKS for decode in DECODES]
+APART = [row | {"chunks_apart": 1} for row in ATTENTION]
 MIXED = rows_of("attention", "attention", 2, BOTH, [60 + 3 * place for place in range(16)])
 
 
@@ -144,6 +145,22 @@ def test_several_chunks_count_as_the_cheaper_of_one_long_and_many_short_ones():
     assert attention(prefill(10, cached=1_000, chunks=2))["attention"] == pytest.approx(2 * 51.8e-6)
 
 
+def test_chunks_apart_add_up_by_the_products_that_they_need():
+    attention = make_table(APART).breakdown
+    # Two fresh chunks of 10: 2 x 8 us. Of 4 and 16: 4 x 4 + 16 x 16 products, as two of 10 behind 3.6 each.
+    assert attention(prefill(10, chunks=2))["attention"] == pytest.approx(2 * 16e-6)
+    unequal = IterationShape(0, 0, 2, 20, causal_pairs(4) + causal_pairs(16), 20, 2)
+    assert attention(unequal)["attention"] == pytest.approx(2 * 2 * (8 + 20 * 3.6 / 1_000) * 1e-6)
+    # Behind 1,000 cached tokens: 2 x 28 us.
+    assert attention(prefill(10, cached=1_000, chunks=2))["attention"] == pytest.approx(2 * 56e-6)
+
+
+@given(st.integers(1, 50), st.integers(0, 2_000))
+def test_one_chunk_is_the_same_apart_and_together(num_tokens, cached):
+    shape = prefill(num_tokens, cached)
+    assert make_table(APART).seconds(shape) == pytest.approx(make_table(ATTENTION).seconds(shape))
+
+
 def test_no_row_through_the_lm_head_costs_nothing():
     unfinished = prefill(10)._replace(sampled_seqs=0)
     assert make_table(LM_HEAD, ATTENTION).breakdown(unfinished)["lm_head"] == 0
@@ -205,9 +222,11 @@ shapes = st.builds(
 
 
 @settings(deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=6), st.booleans())
-def test_arrays_equal_their_elements_to_the_last_bit(batch, complete):
-    tables = (GEMM, NORM, LM_HEAD, ATTENTION, MIXED) if complete else (GEMM, NORM)
+@given(
+    st.lists(shapes, min_size=1, max_size=6),
+    st.sampled_from([(GEMM, NORM, LM_HEAD, ATTENTION, MIXED), (GEMM, APART), (GEMM, NORM)]),
+)
+def test_arrays_equal_their_elements_to_the_last_bit(batch, tables):
     table = make_table(*tables, host=HostOverhead(), cuda_graphs=CudaGraphs(max_capture_size=64))
     one_by_one = [table.seconds(shape) for shape in batch]
     together = table.seconds(IterationShape(*(np.array(field) for field in zip(*batch, strict=True))))
@@ -275,6 +294,14 @@ def changed(table, row, **values):
         ),
         (columns(changed(GEMM, 0, calls=1.5)), r"row 0 \(qkv_proj\): calls=1.5: must be a whole number >= 1"),
         (columns(changed(GEMM, 2, component="gem")), "row 2: component=gem: must be one of gemm"),
+        (
+            columns(APART[:1], ATTENTION[1:]),
+            "row 1 .attention.: chunks_apart=0: row 0 of the same operator says 1",
+        ),
+        (
+            columns(APART, [row | {"chunks_apart": 1} for row in MIXED]),
+            "chunks_apart=1: no rows of chunks and",
+        ),
         (columns(GEMM[:1]), "qkv_proj has a single row; two sizes or more"),
         (columns(ATTENTION[:4]), "attention has no rows of a prompt chunk alone"),
         (columns(ATTENTION[4:]), "attention has no rows of decodes alone"),
