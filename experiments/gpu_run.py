@@ -47,6 +47,7 @@ class Call:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, print the table, return the exit status."""
+    only = ", ".join(name for name, part in PARTS.items() if part.if_asked)
     parser = argparse.ArgumentParser(
         prog="python -m experiments.gpu_run", description=__doc__.split("\n", 1)[0]
     )
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "parts",
         nargs="*",
         metavar="part",
-        help=f"{', '.join(PARTS)}; or the beginning of some names, as engine; default: all",
+        help=f"{', '.join(PARTS)}; or the beginning of some names, as engine; default: all but {only}",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="root of the results; default: %(default)s")
     parser.add_argument(
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--device cpu interprets the kernels, which takes hours at full size: add --quick")
     if asked.list:
         for name, part in PARTS.items():
-            print(f"{name:16} {part.about}")
+            print(f"{name:18} {part.about}")
         return 0
     environment = _environment(asked.device)
     if environment is None:

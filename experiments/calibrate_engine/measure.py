@@ -1,5 +1,8 @@
 """Seconds of every operator in every step of a grid, and of whole steps: all in one random order.
 
+Each comes behind a small decode step, the one of reference, as it does in service: caches hold what such a
+step leaves. That one tells the machine's pace besides.
+
 A shared machine is now faster and now slower, by a quarter for seconds at a time. So steps are repeated all
 over the budget, and each repetition is taken as it would have been at the machine's usual pace
 (`experiments.calibrate_engine.pace`); medians of that are the answer.
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 from experiments.calibrate_engine.grids import Point
 from experiments.calibrate_engine.pace import paces
 from experiments.calibrate_engine.served import Served
-from experiments.calibrate_engine.steps import Step
+from experiments.calibrate_engine.steps import REFERENCE, Step
 from experiments.calibrate_engine.watch import OUTPUTS, Stopwatch
 
 LEAST_REPEATS = 3
@@ -54,8 +57,11 @@ def measure(
     budget_s: float,
     seed: int,
     progress: Progress,
-) -> tuple[list[Sections], list[Total]]:
-    """On a CPU, by thread time: the operators of points, and steps as a whole with nobody watching."""
+) -> tuple[list[Sections], list[Total], float]:
+    """On a CPU, by thread time: the operators of points, and steps as a whole with nobody watching.
+
+    The last of the answer: what the step of reference takes.
+    """
     watch = served.watched.watch = Stopwatch()
     num_points = len(points)
     todo = [point.step for point in points]
@@ -77,7 +83,7 @@ def measure(
     begin_s = time.thread_time()
     first_s = [run_first(place) for place in range(num_points)]
     short = np.argsort(first_s)[: num_points // 3 + 1].tolist()  # of which is seen what watching takes
-    todo += [todo[place] for place in short] + list(steps)
+    todo += [*(todo[place] for place in short), *steps, REFERENCE]
     first_s += [run_first(place) for place in range(num_points, len(todo))]
     places = _order(np.array(first_s), budget_s - (time.thread_time() - begin_s), seed)
     found: list[dict[str, float]] = []
@@ -91,13 +97,13 @@ def measure(
     for place, seconds, slower in zip(places.tolist(), found, pace.tolist(), strict=True):
         repetitions[place].append({name: value / slower for name, value in seconds.items()})
     watched_s = [_medians(each) for each in repetitions[:num_points]]
-    totals = [_total(*one) for one in zip(todo[num_points:], repetitions[num_points:], strict=True)]
+    *totals, reference = map(_total, todo[num_points:], repetitions[num_points:])
     mark_s = _mark_seconds([watched_s[place] for place in short], [marks[place] for place in short], totals)
     sections = [
         Sections(point, {name: value - mark_s * calls[name] for name, value in seconds.items()})
         for point, seconds, calls in zip(points, watched_s, marks, strict=False)
     ]
-    return sections, totals[len(short) :]
+    return sections, totals[len(short) :], reference.seconds
 
 
 def _mark_seconds(
@@ -115,12 +121,17 @@ def _mark_seconds(
 
 
 def _order(each_s: NDArray[np.float64], budget_s: float, seed: int) -> NDArray[np.intp]:
-    """Places in the order of their runs; short steps come more often: their error is cheap to lower."""
-    repeats = budget_s / np.sqrt(each_s).sum() / np.sqrt(each_s)
+    """Places in the order of their runs, the last place before every other.
+
+    Short steps come more often: their error is cheap to lower.
+    """
+    *todo_s, reference_s = each_s.tolist()
+    weight = 1 / np.sqrt(todo_s)
+    repeats = weight * budget_s / (weight * (np.array(todo_s) + reference_s)).sum()
     repeats = np.clip(np.round(repeats), LEAST_REPEATS, MOST_REPEATS).astype(np.intp)
-    places = np.repeat(np.arange(len(each_s)), repeats).tolist()
+    places = np.repeat(np.arange(len(todo_s)), repeats).tolist()
     random.Random(seed).shuffle(places)
-    return np.array(places, np.intp)
+    return np.array([place for other in places for place in (len(todo_s), other)], np.intp)
 
 
 def _total(step: Step, repetitions: Sequence[dict[str, float]]) -> Total:

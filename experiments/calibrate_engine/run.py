@@ -87,7 +87,7 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     progress("the machine")
     machine = measure_machine(device, DTYPES[TORCH_DTYPES[settings.model.dtype]])
     link = _link_between_gpus(device)
-    served, sections, totals = _operators(settings, architecture, device, progress)
+    served, sections, totals, usual_s = _operators(settings, architecture, device, progress)
     progress("the host")
     with_executor = served if device.type == "cpu" else None
     host = measure_host(settings.limit("max_num_seqs"), settings.block_size, with_executor)
@@ -118,12 +118,19 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
         "machine": asdict(machine),
         "link": None if link is None else link._asdict(),
         "host": host._asdict(),
+        "reference_s": usual_s,
         "operators": operators.to_dict("records"),
         "errors": errors.to_dict("records"),
         "iterations": residuals.to_dict("records"),
     }
     files.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return Found(operators, errors, _notes(machine, host, residuals), _how_to(settings, name, files), files)
+
+
+def reference_s(files: Files) -> float | None:
+    """What a step of reference took on a CPU, at its usual pace; None on a GPU, whose pace is its own."""
+    seconds: float | None = json.loads(files.report.read_text(encoding="utf-8")).get("reference_s")
+    return seconds
 
 
 def device_of(hardware_text: str) -> Device:
@@ -136,7 +143,7 @@ def device_of(hardware_text: str) -> Device:
 
 def _operators(
     settings: MeasureSettings, architecture: Architecture, device: torch.device, progress: Progress
-) -> tuple[Served, list[Sections], list[Total]]:
+) -> tuple[Served, list[Sections], list[Total], float | None]:
     max_num_seqs, max_model_len, max_tokens = (
         settings.limit(name) for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     )
@@ -160,9 +167,8 @@ def _operators(
     )
     if device.type == "cuda":
         sections = gpu_sections.measure_sections(served, points, progress)
-        return served, sections, gpu_sections.measure_totals(served, steps)
-    sections, totals = cpu_sections.measure(served, points, steps, settings.seconds, settings.seed, progress)
-    return served, sections, totals
+        return served, sections, gpu_sections.measure_totals(served, steps), None
+    return served, *cpu_sections.measure(served, points, steps, settings.seconds, settings.seed, progress)
 
 
 def _link_between_gpus(device: torch.device) -> RingLink | None:

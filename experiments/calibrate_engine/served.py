@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.calibrate_engine.steps import Step, Tables, work_of
+from experiments.calibrate_engine.steps import REFERENCE, Step, Tables, nobodys_work, work_of
 from experiments.calibrate_engine.watch import Watched, WatchedDecoder
 from hwmodels.model_spec import ModelSpec
 from realengine.architecture import Architecture
@@ -74,7 +74,9 @@ class Served:
         return self.executor.device
 
     def work(self, step: Step) -> Work:
-        """The step for the executor."""
+        """The step for the executor; the one of reference by nobody's slot, as it is run in service."""
+        if step is REFERENCE:
+            return nobodys_work(self.padding)
         return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
 
 

@@ -62,6 +62,10 @@ class Step:
         )
 
 
+REFERENCE = Step(contexts=(1,) * 8)
+"""What it takes tells how fast a machine is at the moment."""
+
+
 class Tables(NamedTuple):
     """Block tables of all slots [S, M], and the work that enters them."""
 
@@ -87,14 +91,27 @@ def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs 
         return _mixed(step, vocab_size)
     count = len(step.contexts)
     num_rows = (graphs.size_for(count) if graphs is not None else None) or count
-    tokens, slots, contexts, places, ids = np.zeros((5, num_rows), np.int32)
+    tokens, slots, contexts = np.zeros((3, num_rows), np.int32)
     tokens[:count] = _tokens(count, vocab_size)
     slots[:] = padding.slot
     slots[:count] = np.arange(count)
     contexts[:] = 1
     contexts[:count] = step.contexts
-    places[:] = padding.place
-    shape = Shape(num_rows, num_rows, num_rows, num_rows, 0, max(step.contexts), Draw.greedy)
+    return _decode(tokens, slots, contexts, padding)
+
+
+def nobodys_work(padding: Padding) -> Work:
+    """REFERENCE by the slot that pads steps: no sequence is touched."""
+    contexts = np.array(REFERENCE.contexts, np.int32)
+    return _decode(np.zeros_like(contexts), np.full_like(contexts, padding.slot), contexts, padding)
+
+
+def _decode(
+    tokens: NDArray[np.int32], slots: NDArray[np.int32], contexts: NDArray[np.int32], padding: Padding
+) -> Work:
+    num_rows = len(tokens)
+    places, ids = np.full(num_rows, padding.place, np.int32), np.zeros(num_rows, np.int32)
+    shape = Shape(num_rows, num_rows, num_rows, num_rows, 0, int(contexts.max()), Draw.greedy)
     sampling = np.zeros(SAMPLING_WORDS * num_rows, np.int32)
     return Work(shape=shape, words=pack([sampling, tokens, slots, contexts, places, ids]))
 

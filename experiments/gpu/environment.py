@@ -21,11 +21,27 @@ import torch
 import triton
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("kernels", "realengine", "policies", "experiments/gpu")
+SOURCES = (
+    "kernels",
+    "realengine",
+    "policies",
+    "sim",
+    "hwmodels",
+    "experiments/gpu",
+    "experiments/calibrate_engine",
+    "experiments/validate",
+    "experiments/validate_engine",
+)
 PACKAGES = (
     "torch",
     "triton",
     "numpy",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "simpy",
+    "hydra-core",
+    "plotly",
     "transformers",
     "safetensors",
     "tokenizers",

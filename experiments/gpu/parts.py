@@ -12,7 +12,7 @@ class Part:
 
     share: of a call's time, relative to the other parts' shares; what one leaves, the later ones get.
     least_s: with less time than this it is not begun. needs: parts that go before it where the folder of
-    results has none of them.
+    results has none of them. if_asked: it is not among those that run where none is named.
     """
 
     module: str
@@ -20,6 +20,7 @@ class Part:
     share: float
     least_s: float
     needs: tuple[str, ...] = ()
+    if_asked: bool = False
 
 
 PARTS: Mapping[str, Part] = {
@@ -81,6 +82,36 @@ PARTS: Mapping[str, Part] = {
         share=60,
         least_s=40,
     ),
+    "calibrate_llama_8b": Part(
+        module="calibrating",
+        about="the machine under our engine, operator by operator, at Llama-3.1-8B's sizes",
+        share=180,
+        least_s=60,
+        if_asked=True,
+    ),
+    "validate_llama_8b": Part(
+        module="validating",
+        about="our engine flown, recorded and simulated: loads, policies, kinds of traffic",
+        share=220,
+        least_s=60,
+        needs=("calibrate_llama_8b",),
+        if_asked=True,
+    ),
+    "calibrate_llama_1b": Part(
+        module="calibrating",
+        about="as calibrate_llama_8b, at Llama-3.2-1B's",
+        share=70,
+        least_s=40,
+        if_asked=True,
+    ),
+    "validate_llama_1b": Part(
+        module="validating",
+        about="as validate_llama_8b, at Llama-3.2-1B's",
+        share=70,
+        least_s=40,
+        needs=("calibrate_llama_1b",),
+        if_asked=True,
+    ),
 }
 
 
@@ -90,8 +121,9 @@ def named(word: str) -> list[str]:
 
 
 def in_order(words: Sequence[str], done: Sequence[str] = ()) -> list[str]:
-    """The parts asked for (none: all) and those they need that are not `done`, in the order of PARTS."""
-    wanted = {name for word in words for name in named(word)} if words else set(PARTS)
+    """The parts asked for (none: the usual ones) and those they need that are not `done`, in PARTS' order."""
+    usual = {name for name, part in PARTS.items() if not part.if_asked}
+    wanted = {name for word in words for name in named(word)} if words else usual
     wanted |= {need for name in wanted for need in PARTS[name].needs if need not in done}
     return [name for name in PARTS if name in wanted]
 

@@ -20,7 +20,7 @@ def table_of(gpu: str, folder: Path, found: Mapping[str, Mapping[str, Any]]) -> 
         count = f"{len(rows)} rows" + (f", {len(failed)} failed" if failed else "")
         count += f", {missed} below target" if missed else ""
         count += f", {len(part['not_measured'])} not begun" if part.get("not_measured") else ""
-        lines.append(f"{name:16} {part['status']:12} {part['seconds']:6.1f} s  {part.get('why', count)}")
+        lines.append(f"{name:18} {part['status']:12} {part['seconds']:6.1f} s  {part.get('why', count)}")
         said = [f"  FAILED {row['name']}: {_why(row)}" for row in failed]
         if part["status"] in ("died", "out of time") and not failed:
             said += [f"  log: {line}" for line in part.get("log", [])[-6:] if line.strip()]

@@ -2,88 +2,144 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from experiments.calibrate_engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
+from experiments.calibrate_engine.steps import nobodys_work
 from experiments.outputs import config_digest
 from experiments.validate.environment import environment
 from experiments.validate.recorded_settings import deciding
 from experiments.validate_engine.drive import Drive, PromptTokens
+from experiments.validate_engine.paced import PacedClock
 from experiments.validate_engine.recording import Recorder, Recording
 from hwmodels.model_spec import ModelSpec
+from policies.batching.chunked import Chunked
 from realengine.architecture import Architecture
 from realengine.backend import choose_device
-from realengine.build import Memory, Model, assemble, build_executor
-from realengine.clock import Clock, ThreadTimeClock, WallClock
+from realengine.build import GIB, Memory, Model, assemble, build_executor
+from realengine.clock import ThreadTimeClock, WallClock
+from realengine.engine import Engine
 from realengine.executor import Executor
 from realengine.graphs import Drawn
 from realengine.parallel import Group
 from realengine.settings import EngineSettings
-from realengine.work import Work
+from realengine.work import Padding, Work
 from sim.scenario import Scenario
 from sim.workload.base import Arrival, Source
 
 WARM_UP_REQUESTS = 8
+ALIKE = ("dtype", "quantization", "kv_cache_dtype", "max_model_len", "use_graphs")
+"""Settings that an executor is built for, and for no others."""
+
+
+class Built(NamedTuple):
+    """An executor, and what it was built for."""
+
+    architecture: Architecture
+    settings: EngineSettings
+    executor: Executor
+    memory: Memory
+
+    def serves(self, architecture: Architecture, settings: EngineSettings) -> bool:
+        """Whether an engine with these settings finds all it needs, and no other numbers."""
+        own = self.settings
+        if settings.num_kv_blocks is None:
+            has_blocks = own.num_kv_blocks is None and (
+                settings.gpu_memory_utilization == own.gpu_memory_utilization
+            )
+        else:
+            has_blocks = settings.num_kv_blocks <= self.memory.num_blocks
+        return (
+            has_blocks
+            and architecture == self.architecture
+            and all(getattr(settings, name) == getattr(own, name) for name in ALIKE)
+            and settings.caching.block_size == own.caching.block_size
+            and settings.max_num_seqs <= own.max_num_seqs
+            and _largest_step(settings) <= _largest_step(own)
+        )
 
 
 @dataclass(slots=True)
 class Hangar:
-    """Executors that were built, to be used again: weights and graphs take long on a GPU.
+    """An executor that was built, to be used again: weights and graphs take long on a GPU.
 
-    Only the last is kept: a second model may not fit beside the first.
+    Only the last is kept: a second model may not fit beside the first. An engine of fewer blocks or fewer
+    sequences has a part of it.
     """
 
     device: torch.device
-    _key: tuple[Any, ...] = ()
-    _built: tuple[Executor, Memory] | None = None
+    reference_s: float | None = None
+    """What the reference step takes on this machine, if it is a CPU that was calibrated."""
+    _built: Built | None = None
 
     @classmethod
-    def of(cls, device: str) -> Hangar:
+    def of(cls, device: str, reference_s: float | None = None) -> Hangar:
         """device: cpu or cuda. Raises ValueError or RuntimeError where there is no such device."""
         chosen = choose_device(device)
         if chosen.type == "cpu":
             torch.set_num_threads(1)  # thread time sees no other
-        return cls(chosen)
+        return cls(chosen, reference_s)
 
     def executor(self, model: Model, settings: EngineSettings) -> tuple[Executor, Memory]:
-        """Raises ValueError for what the engine cannot serve."""
-        key = (
-            model.architecture,
-            settings.dtype,
-            settings.quantization,
-            settings.kv_cache_dtype,
-            settings.max_num_seqs,
-            settings.max_model_len,
-            settings.num_kv_blocks,
-            settings.gpu_memory_utilization,
-            settings.swap_space_gib,
-            settings.use_graphs,
-            settings.caching.block_size,
-            settings.num_kv_blocks is None and settings.max_num_batched_tokens,
-        )
-        if self._built is None or key != self._key:
-            self._built = None  # its memory is wanted
-            self._built = build_executor(model, settings, self.device, Group())
-            self._key = key
-        return self._built
+        """For nobody else until the next call. Raises ValueError for what the engine cannot serve."""
+        if self._built is None or not self._built.serves(model.architecture, settings):
+            self._built = None
+            gc.collect()  # its memory is wanted, and graphs refer to their executor
+            wide = with_room(settings)
+            built = build_executor(model, wide, self.device, Group())
+            self._built = Built(model.architecture, wide, *built)
+        executor, memory = self._built.executor, self._built.memory
+        executor.run(Work(table_updates=_nobodys_row(settings)))
+        num_blocks = memory.num_blocks if settings.num_kv_blocks is None else settings.num_kv_blocks
+        num_swap_blocks = int(settings.swap_space_gib * GIB / memory.block_bytes)
+        return executor, memory._replace(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
+
+
+def with_room(settings: EngineSettings) -> EngineSettings:
+    """The same with room for a whole prompt in one step, as some batching policies want."""
+    return replace(settings, batching=Chunked(max_num_batched_tokens=_largest_step(settings)))
+
+
+def _largest_step(settings: EngineSettings) -> int:
+    """Tokens, of one whole prompt at least."""
+    assert settings.max_model_len is not None  # a scenario's
+    return max(settings.max_num_batched_tokens or 0, settings.max_model_len)
+
+
+def _nobodys_row(settings: EngineSettings) -> NDArray[np.int32]:
+    """Updates that empty the row of the block tables that pads steps: the last engine may have used it."""
+    padding = _padding(settings)
+    updates = np.zeros((padding.max_blocks, 2), np.int32)
+    updates[:, 0] = np.arange(padding.max_blocks) + padding.place
+    return updates
+
+
+def _padding(settings: EngineSettings) -> Padding:
+    assert settings.max_model_len is not None
+    return Padding(settings.max_num_seqs, -(-settings.max_model_len // settings.caching.block_size))
 
 
 class Stopwatch:
     """What a synchronous executor took, summed up."""
 
-    def __init__(self, execute: Callable[[Work], Drawn | None], clock: Clock) -> None:
+    def __init__(self, execute: Callable[[Work], Drawn | None], clock: ThreadTimeClock | PacedClock) -> None:
         self._execute = execute
         self._clock = clock
         self._spent_s = 0.0
 
     def execute(self, work: Work) -> Drawn | None:
         """Run it, and count the time."""
+        if isinstance(self._clock, PacedClock):
+            self._clock.look()
         begin_s = self._clock.now()
         drawn = self._execute(work)
         self._spent_s += self._clock.now() - begin_s
@@ -108,9 +164,7 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         device=device.type,
         dtype=TORCH_DTYPES[model.dtype],
         quantization=quantization_of(model),
-        kv_cache_dtype="auto"
-        if kv_dtype_of(model) == getattr(torch, TORCH_DTYPES[model.dtype])
-        else model.kv_dtype,
+        kv_cache_dtype=_kv_cache_dtype(model),
         max_model_len=scenario.max_model_len,
         max_num_seqs=profile.max_num_seqs,
         num_kv_blocks=profile.num_kv_blocks,
@@ -156,8 +210,10 @@ def fly(
     """
     settings = settings_of(scenario, hangar.device)
     executor, memory = hangar.executor(Model.of(architecture), settings)
-    _warm_up(scenario, architecture, settings, executor, memory)
-    recording, engine = _fly(scenario.source(), architecture, settings, executor, memory)
+    first = _First(scenario.source(), WARM_UP_REQUESTS)  # what is done for the first time takes longer
+    _fly(first, architecture, settings, executor, memory, hangar.reference_s)
+    source = scenario.source()
+    recording, engine = _fly(source, architecture, settings, executor, memory, hangar.reference_s)
     kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
@@ -171,41 +227,44 @@ def fly(
     return recording
 
 
-def _warm_up(
-    scenario: Scenario,
-    architecture: Architecture,
-    settings: EngineSettings,
-    executor: Executor,
-    memory: Memory,
-) -> None:
-    """What is done for the first time takes longer: the first requests, by an engine that nobody watches."""
-    first = _First(scenario.source(), WARM_UP_REQUESTS)
-    _fly(first, architecture, settings, executor, memory)
-
-
 def _fly(
     source: Source,
     architecture: Architecture,
     settings: EngineSettings,
     executor: Executor,
     memory: Memory,
-) -> tuple[Recording, Any]:
-    is_cpu = executor.device.type == "cpu"
-    clock: Clock = ThreadTimeClock() if is_cpu else WallClock()
+    reference_s: float | None,
+) -> tuple[Recording, Engine]:
     own = replace(
         settings,
         batching=deepcopy(settings.batching),
         scheduling=deepcopy(settings.scheduling),
         predictor=deepcopy(settings.predictor),
     )  # what policies remember is a run's own
-    stopwatch = Stopwatch(executor.run, clock) if is_cpu else None
-    execute = executor.run if stopwatch is None else stopwatch.execute
-    engine = assemble(Model.of(architecture), own, executor, memory, execute, clock)
-    recorder = Recorder(engine.core) if stopwatch is None else Recorder(engine.core, stopwatch.take)
+    about: dict[str, Any] = {}
+    if executor.device.type == "cpu":
+        clock = _cpu_clock(executor, settings, reference_s)
+        stopwatch = Stopwatch(executor.run, clock)
+        engine = assemble(Model.of(architecture), own, executor, memory, stopwatch.execute, clock)
+        recorder = Recorder(engine.core, stopwatch.take)
+    else:
+        clock = None
+        engine = assemble(Model.of(architecture), own, executor, memory, executor.run, WallClock())
+        recorder = Recorder(engine.core)
     engine.observer = recorder
-    drive = Drive(engine, source, PromptTokens(architecture.vocab_size))
-    start_s = drive.run()
-    return recorder.recording({"start_s": start_s}), engine
+    about["start_s"] = Drive(engine, source, PromptTokens(architecture.vocab_size)).run()
+    if isinstance(clock, PacedClock):
+        about["pace"] = clock.pace._asdict()
+    return recorder.recording(about), engine
+
+
+def _cpu_clock(
+    executor: Executor, settings: EngineSettings, reference_s: float | None
+) -> ThreadTimeClock | PacedClock:
+    if reference_s is None:
+        return ThreadTimeClock()
+    padding = _padding(settings)
+    return PacedClock(lambda: executor.run(nobodys_work(padding)), reference_s)
 
 
 class _First:

@@ -42,7 +42,7 @@ class FlownRun:
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
-        hangar = engine.Hangar.of(self.device)
+        hangar = engine.Hangar.of(self.device, engine.reference_s(calibrated))
         rows: list[Row] = []
         failed: list[str] = []
         with console.status("") as status:

@@ -7,6 +7,11 @@ overlap, where the host works beside the device, only what the device waits for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from math import inf
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -20,22 +25,73 @@ TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_
 GROWING = ("decode_context_tokens", "kv_tokens_used")
 """By a token a sequence, from one iteration of a launch to the next."""
 
+LOADED_S = 1e-6
+"""What a copy between memory tiers counts as where nothing else was to be done: requests may come in it."""
+
+JUST_S = 1e-7
+"""Before a moment: more than what clocks round, less than anybody sees."""
+
 
 def begins_s(recording: Recording) -> NDArray[np.float64]:
     """When each launch began, on the engine's clock. [N]"""
+    return np.array([one.time_s for one in asked(recording) if one.is_planned], np.float64)
+
+
+class Asked(NamedTuple):
+    """Once that the policies were asked.
+
+    time_s: when an engine would have asked that takes no time between two launches. seen_s: a moment at which
+    such an engine may learn of a request, and lets it take part in this plan, not in the one before.
+    """
+
+    time_s: float
+    seen_s: float
+    request_ids: tuple[int, ...]
+    is_planned: bool
+
+
+def asked(recording: Recording) -> Iterator[Asked]:
+    """Every plan that was made, and those that came to nothing, in order."""
     steps = recording.steps
-    start_s, num_left = steps["start_s"].to_numpy(), steps["num_left"].to_numpy()
-    waits, leaves = np.zeros(len(steps), bool), np.zeros(len(steps), np.int64)
-    for event in recording.events:
-        if event.step < len(steps):
-            waits[event.step] |= event.kind == "wait"
-            leaves[event.step] += event.kind == "leave"
-    before_s, left_before = np.roll(ends_s(recording), 1), np.roll(num_left, 1)
-    is_busy = (left_before > leaves) & ~waits
-    is_busy[:1] = False
-    begin_s: NDArray[np.float64] = np.where(is_busy, before_s, start_s)
-    begin_s[1:] = np.maximum(begin_s[1:], before_s[1:])  # of a step that is launched ahead
-    return begin_s
+    events = {step: list(group) for step, group in groupby(recording.events, key=lambda event: event.step)}
+    columns = (steps["start_s"], ends_s(recording), steps["num_left"], steps["num_iterations"])
+    begin_s = before_s = -inf
+    left_before, iterations_before = 0, 1
+    for step, (start_s, end_s, num_left, num_iterations) in enumerate(zip(*columns, strict=True)):
+        told = events.get(step, [])
+        entered: list[int] = []
+        due_s: float | None = None  # nothing to do: when something comes from outside
+        seen_s = before_s
+        if left_before > sum(event.kind == "leave" for event in told):
+            # While an iteration is under way any moment of it will do: the next plan is made at its end.
+            due_s, seen_s = before_s, before_s - (before_s - begin_s) / iterations_before / 2
+        for event in told:
+            if event.kind == "enter":
+                entered.append(event.request_id)
+            elif event.kind == "wait":
+                one = _asked(max(event.now_s, before_s), due_s, seen_s, entered, is_planned=False)
+                yield one
+                entered = []
+                if event.value is None:
+                    due_s = None
+                    continue
+                if event.value:  # seen no earlier: a request may be what they wait for
+                    due_s = max(event.now_s + event.value, before_s)
+                    seen_s = max(one.time_s, due_s - JUST_S)
+                else:
+                    due_s = seen_s = one.time_s + LOADED_S
+        one = _asked(max(start_s, before_s), due_s, seen_s, entered, is_planned=True)
+        yield one
+        begin_s, before_s, left_before, iterations_before = one.time_s, end_s, num_left, num_iterations
+
+
+def _asked(
+    now_s: float, due_s: float | None, seen_s: float, entered: list[int], *, is_planned: bool
+) -> Asked:
+    """now_s: when the real engine asked, because it was due, or because something had come before that."""
+    if due_s is None or now_s < due_s:
+        return Asked(now_s, now_s, tuple(entered), is_planned)
+    return Asked(due_s, seen_s, tuple(entered), is_planned)
 
 
 def ends_s(recording: Recording) -> NDArray[np.float64]:
@@ -59,8 +115,13 @@ def measured(recording: Recording, name: str = "measured") -> Measured:
     for column in TIMES:
         requests[column] -= start_s
     notes: tuple[str, ...] = ()
+    if pace := recording.engine.get("pace"):
+        notes = (
+            f"{name}: the machine took {pace['median']:.2f} times as long as in its calibration (80 % of the "
+            f"time {pace['p10']:.2f} to {pace['p90']:.2f}); times are as they would have been there.",
+        )
     if not recording.is_whole:
-        notes = (f"The recording of {name} was cut short: {len(recording.steps):,} steps of it are used.",)
+        notes += (f"The recording of {name} was cut short: {len(recording.steps):,} steps of it are used.",)
     return Measured(
         name=name,
         requests=requests.sort_values(["arrival_s", "request_id"], ignore_index=True),

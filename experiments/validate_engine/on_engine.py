@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.calibrate_engine.run import check, machine_name, measure
+from experiments.calibrate_engine.run import check, machine_name, measure, reference_s
 from experiments.calibrate_engine.served import architecture_of
 from experiments.validate_engine.flight import Hangar, fly, settings_of, with_memory_of
 from experiments.validate_engine.recording import Recording
@@ -17,6 +17,7 @@ __all__ = [
     "fly_case",
     "machine_name",
     "measure",
+    "reference_s",
     "settings_of",
     "write_verdict",
 ]

@@ -93,6 +93,11 @@ def as_recorded(scenario: Scenario, recording: Recording) -> Scenario:
 def _check_config(folder: Path, recording: Recording, given: dict[str, Any]) -> None:
     """The configuration of the recording, whole, and the one that is given."""
     about = recording.engine
+    if "config" not in about:
+        raise ConfigError(
+            f"against={folder}: recording.json says of no config; compare it yourself, and add "
+            "check_config=false"
+        )
     recorded, given = about["config"], deciding(given)
     if config_digest(recorded) != about["config_digest"]:
         raise ConfigError(f"against={folder}: recording.json: its config is not the one that was recorded")

@@ -68,7 +68,9 @@ class Step(NamedTuple):
 class Event:
     """Something that the core was told before a step, or with it.
 
-    kind: enter (value: a request), leave (a reason), wait (nothing); with the step's commit: end, parents.
+    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents.
+    wait: the policies were asked, and had nothing to compute; value: after how many seconds they want to be
+    asked again, 0 where KV has come that was waited for, None: when something comes from outside.
     """
 
     step: int
@@ -155,7 +157,9 @@ class Recorder:
         )
 
     def waited(self, now_s: float) -> None:
-        self._note("wait", now_s)
+        core = self._core
+        pause_s = 0.0 if core.arrived else core.wake_s - now_s
+        self._note("wait", now_s, value=pause_s if pause_s < math.inf else None)
 
     def committed(self, outcome: StepOutcome, progress: Progress, now_s: float) -> None:
         for seq in outcome.ended:
@@ -166,12 +170,12 @@ class Recorder:
         compute_s, num_left = self._compute_s(), self._core.num_unfinished
         self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
         for seq in progress.finished:
-            self._requests.end(seq, Status.finished, now_s, now_s)
+            self._end(seq, Status.finished, now_s)
 
     def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
         self._note("leave", now_s, seq.request_id, reason.name)
         status = Status.finished if reason is FinishReason.stop else Status.aborted
-        self._requests.end(seq, status, now_s, now_s)
+        self._end(seq, status, now_s)
 
     def read(self, now_s: float) -> None:
         self._read_s.append(now_s)
@@ -198,6 +202,10 @@ class Recorder:
         requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
         return Recording(engine, steps, requests, self._events, self._times_s)
 
+    def _end(self, seq: Sequence, status: Status, now_s: float) -> None:
+        """What users see of it is told: before, or later where launches are read late."""
+        self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
+
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
         self._events.append(Event(len(self._steps), kind, now_s, request_id, value))
 
@@ -214,19 +222,22 @@ def load(folder: Path) -> Recording:
     """
     try:
         about = json.loads((folder / "recording.json").read_text())
-        steps = pd.read_parquet(folder / "steps.parquet")
+        engine, num_events, num_whole = about["engine"], about["num_events"], about["num_steps"]
+        steps = pd.read_parquet(folder / "steps.parquet")[list(Step._fields)]
         requests = pd.read_parquet(folder / "requests.parquet")
         tokens = pd.read_parquet(folder / "tokens.parquet")
-        lines = (folder / "events.jsonl").read_text().splitlines()
-    except (OSError, ValueError) as error:
+        events = list(_events((folder / "events.jsonl").read_text().splitlines()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: not a recording: {error}") from error
-    events = list(_events(lines))
     num_steps = len(steps)
-    is_whole = len(events) == about["num_events"] and num_steps == about["num_steps"]
-    if len(events) < about["num_events"]:
+    is_whole = len(events) == num_events and num_steps == num_whole
+    if len(events) < num_events:
         last = events[-1].step if events else 0
         num_steps = min(num_steps, last)  # what was told with the last step may be missing
+    if not is_whole:
         events = [event for event in events if event.step < num_steps]
+    if not num_steps:
+        raise ValueError(f"{folder}: not a recording: no step of it is complete")
     steps = steps.iloc[:num_steps]
     times_s = steps[["start_s", "end_s"]].to_numpy().reshape(-1)
     backwards = np.flatnonzero(np.diff(times_s) < 0)
@@ -238,7 +249,7 @@ def load(folder: Path) -> Recording:
     seen_s: dict[int, list[float]] = {}
     for request_id, time_s in zip(tokens["request_id"].tolist(), tokens["time_s"].tolist(), strict=True):
         seen_s.setdefault(request_id, []).append(time_s)
-    return Recording(about["engine"], steps, requests, events, seen_s, is_whole)
+    return Recording(engine, steps, requests, events, seen_s, is_whole)
 
 
 def _known_by(
@@ -248,10 +259,15 @@ def _known_by(
     until_s = steps["end_s"].max() if len(steps) else -math.inf
     known = requests[requests["known_s"] <= until_s].copy()
     is_open = ~(known["finished_s"] <= until_s)
+    seen = tokens[tokens["time_s"] <= until_s]
+    num_tokens = seen.groupby("request_id").size().reindex(known["request_id"], fill_value=0).to_numpy()
     known.loc[is_open, "status"] = Status.unfinished.name
+    known.loc[is_open, "reason"] = ""
+    known.loc[is_open, "longest_tokens"] = num_tokens[is_open]
+    known.loc[is_open, "output_tokens"] = (num_tokens * known["samples"])[is_open]
     for column in ("scheduled_s", "first_token_s", "last_token_s", "finished_s"):
         known[column] = known[column].where(known[column] <= until_s)
-    return known, tokens[tokens["time_s"] <= until_s]
+    return known, seen
 
 
 def _events(lines: list[str]) -> Iterator[Event]:

@@ -17,7 +17,7 @@ from hwmodels.model_spec import ModelSpec
 from sim.scenario import Scenario
 
 MEASURED_GROUPS = ("hardware", "calibration", "latency", "engine")
-"""What the machine decides, not the command line."""
+"""What the machine decides, neither the command line nor a case."""
 
 DEVICE_DEFAULTS = {"cpu": ("model=random_8m", "thresholds=cpu"), "cuda": ("thresholds=gpu",)}
 
@@ -36,7 +36,8 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
 
     Raises ConfigError, which names the case.
     """
-    given = _overrides(composition, device)
+    given = [override for override in composition.overrides if not override.startswith("hydra")]
+    _check_unmeasured(given, device)
     source, measured = composition.source, list[str]()
     if calibrated is not None:
         folder = calibrated.hardware.parents[1].resolve()
@@ -48,7 +49,8 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
     found = []
     for name, own in suite.cases.items():
         try:
-            cfg = composed(source, _merged([*DEVICE_DEFAULTS[device], *suite.base, *given, *own, *measured]))
+            _check_unmeasured([*suite.base, *own], device)
+            cfg = composed(source, _merged([DEVICE_DEFAULTS[device], suite.base, given, own, measured]))
             if device == "cpu" and cfg.model.get("dtype") == "auto":
                 cfg.model.dtype = "fp32"  # as the engine has it by default
             found.append(_case(name, cfg))
@@ -72,21 +74,26 @@ def _case(name: str, cfg: DictConfig) -> Case:
     return Case(name, settings, build_scenario(given), plain(cfg))
 
 
-def _overrides(composition: Composition, device: str) -> list[str]:
-    """Of the command line; what it may not choose is refused."""
-    for override in composition.overrides:
+def _check_unmeasured(overrides: Sequence[str], device: str) -> None:
+    """Refuse to choose what the machine decides."""
+    for override in overrides:
         if (key := _key(override)) in MEASURED_GROUPS:
             raise ConfigError(
                 f"{override}: device={device} is measured; leave {key}= out (single settings, such as "
                 "engine.max_num_seqs=8, may be given)"
             )
-    return [override for override in composition.overrides if not override.startswith("hydra")]
 
 
-def _merged(overrides: Iterable[str]) -> list[str]:
-    """Of equal keys the last one alone: groups may be chosen once."""
-    last = {_key(override): override for override in overrides}
-    return list(last.values())
+def _merged(layers: Iterable[Sequence[str]]) -> list[str]:
+    """Of equal keys the last one alone. A choice in a group drops what layers before have set in it."""
+    found: dict[str, str] = {}
+    for layer in layers:
+        keys = [_key(override) for override in layer]
+        chosen = [f"{key}{mark}" for key in keys if "." not in key for mark in "./"]
+        found = {key: one for key, one in found.items() if not key.startswith(tuple(chosen))}
+        for key, override in zip(keys, layer, strict=True):
+            found[key] = override
+    return list(found.values())
 
 
 def _key(override: str) -> str:

@@ -7,20 +7,22 @@ decomposition` swaps one after the other.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from experiments.validate_engine.from_recording import begins_s, ends_s, measured, until_s
+from experiments.validate_engine.from_recording import LOADED_S, asked, measured, until_s
 from experiments.validate_engine.recording import Recording
 from hwmodels.iteration import Explained, IterationModel, IterationShape, Num
-from policies.plan import StepPlan
+from policies.plan import StepPlan, Transfer
 from policies.request import Request
 from policies.routing.round_robin import RoundRobin
+from sim.links import Links
 from sim.records import RunRecords, Status
 from sim.scenario import Scenario
 from sim.simulation import Simulation
@@ -50,6 +52,8 @@ def replay_in_simulator(
     def note(plan: StepPlan) -> None:
         digests.append(plan.digest())
 
+    start_s = float(recording.engine["start_s"])
+    asked_s = [one.time_s - start_s for one in asked(recording)]
     simulation = Simulation(
         source=RecordedSource(recording, as_seen=as_seen),
         cores=[scenario.core(int(recording.engine["num_kv_blocks"]))],
@@ -59,6 +63,7 @@ def replay_in_simulator(
         until_s=until_s(recording),
         frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
         plans_ahead=not as_seen and scenario.engine.host.overlapped,
+        links=lambda: _RecordedLinks(asked_s=asked_s),
         seed=scenario.seed,
         on_plan=note,
     )
@@ -111,37 +116,23 @@ class RecordedSource:
 
 
 def _seen_s(recording: Recording) -> dict[int, float]:
-    """By request id, a moment at which a simulated engine takes it in before the same plan.
+    """By request id, a moment at which a simulated engine takes it in before the same plan."""
+    return {request_id: one.seen_s for one in asked(recording) for request_id in one.request_ids}
 
-    While an iteration is under way any moment of it will do: the next plan is made at its end.
+
+@dataclass(kw_only=True, slots=True)
+class _RecordedLinks(Links):
+    """Copies are there at once, or, where the engine waited for them, with what came meanwhile.
+
+    What they took is part of the recorded times. asked_s: when the policies were asked.
     """
-    begin_s, end_s = begins_s(recording), ends_s(recording)
-    num_steps = len(begin_s)
-    found: dict[int, float] = {}
-    entered: list[int] = []
-    step = 0
 
-    def reach(moment_s: float) -> None:
-        found.update(dict.fromkeys(entered, moment_s))
-        entered.clear()
+    asked_s: list[float]
 
-    for event in recording.events:
-        if event.step > step:
-            reach(_before_plan_s(step, begin_s, end_s))
-            step = event.step
-        if event.kind == "enter":
-            entered.append(event.request_id)
-        elif event.kind == "wait":
-            reach(event.now_s)
-    if step < num_steps:
-        reach(_before_plan_s(step, begin_s, end_s))
-    return found
-
-
-def _before_plan_s(step: int, begin_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> float:
-    if step and begin_s[step] == end_s[step - 1]:
-        return float(begin_s[step - 1] + end_s[step - 1]) / 2
-    return float(begin_s[step])
+    def begin(self, transfer: Transfer, now: float) -> float:
+        place = bisect(self.asked_s, now + LOADED_S / 2)
+        next_s = self.asked_s[place] if place < len(self.asked_s) else inf
+        return next_s if next_s < now + 2 * LOADED_S else now
 
 
 class RecordedTimes:

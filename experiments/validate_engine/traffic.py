@@ -60,18 +60,18 @@ def exact(scenario: Scenario) -> Scenario:
 def at_load(scenario: Scenario, load: float) -> Scenario:
     """Paced to a share of the simulated capacity: requests a second if all were there at once.
 
-    Raises ValueError for a workload whose requests all come at once.
+    Raises ValueError for a workload whose clients leave no time between their requests.
     """
     paced = Paced(workload=scenario.workload)
-    own_s = float(
-        scenario.simulate(paced.source(seed=scenario.seed, max_model_len=scenario.max_model_len))
-        .requests["arrival_s"]
-        .max()
-    )
-    if not own_s > 0:
-        raise ValueError(f"load={load:g}: the workload's requests all come at once; leave load out")
+    own = scenario.simulate(paced.source(seed=scenario.seed, max_model_len=scenario.max_model_len))
     crowd = replace(scenario, workload=replace(paced, stretch=0.0))
     records = crowd.simulate(crowd.source())
+    own_s = float(own.requests["arrival_s"].max())
+    if not own_s > float(records.requests["arrival_s"].max()):
+        raise ValueError(
+            f"load={load:g}: the workload's requests all come at once, or as soon as others have ended: they "
+            "cannot be paced; leave load out (load=null)"
+        )
     shortest_s = float(records.requests["last_token_s"].max())
     if math.isnan(shortest_s):
         raise ValueError(f"load={load:g}: the simulated engine answers none of the requests")

@@ -86,7 +86,7 @@ def judge(
     except ValueError as error:
         notes.append(f"The error is not taken apart: {error}.")
     if len(recordings) == 1:
-        notes.append("One flight has no noise floor; repeats=2 or more gives one.")
+        notes.append("One flight has no noise floor; repeats=2, or against= several recordings, give one.")
     return Verdict(
         result=result,
         fidelity=fidelity,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import gzip
+import importlib
 import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-
-import zstandard
 
 
 def require_file(path: Path) -> None:
@@ -36,7 +35,7 @@ def lines_of(path: Path) -> Iterator[str]:
                 yield text
     except UnicodeDecodeError:
         raise ValueError(f"{path}:{line + 1}:1: expected UTF-8 text, found other bytes") from None
-    except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}:{line + 1}:1: expected more compressed data, found: {error}") from None
 
 
@@ -53,7 +52,8 @@ class _ZstdFile(io.RawIOBase):
 
     def __init__(self, path: Path):
         self._compressed = path.open("rb")
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._zstd = importlib.import_module("zstandard")  # compiled, and wanted by such files alone
+        self._frame = self._zstd.ZstdDecompressor().decompressobj()
         self._frame_started = False
         self._text = b""
 
@@ -64,14 +64,17 @@ class _ZstdFile(io.RawIOBase):
         while not self._text:
             data = self._frame.unused_data or self._compressed.read(1 << 16)
             if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
+                self._frame = self._zstd.ZstdDecompressor().decompressobj()
                 self._frame_started = False
             if not data:
                 if self._frame_started:
                     raise EOFError("the zstd frame ends early")
                 return 0
             self._frame_started = True
-            self._text = self._frame.decompress(data)
+            try:
+                self._text = self._frame.decompress(data)
+            except self._zstd.ZstdError as error:
+                raise OSError(str(error)) from error
         count = min(len(buffer), len(self._text))
         buffer[:count] = self._text[:count]
         self._text = self._text[count:]

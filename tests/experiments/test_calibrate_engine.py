@@ -146,7 +146,7 @@ def test_sections_name_every_operator_and_add_up_to_the_step(served):
     points = [Point(Step(contexts=(40,) * 4), decode_seqs=4, decode_kv_tokens=40)]
     points.append(Point(Step(chunks=(Chunk(32, 64),)), prefill_tokens=64, cached_tokens=32))
     steps = [point.step for point in points]
-    sections, totals = measure(served, points, steps, 2.0, 0, quiet)
+    sections, totals, _ = measure(served, points, steps, 2.0, 0, quiet)
     assert set(sections[0].seconds) == SECTIONS | {"decode_attention"}
     assert set(sections[1].seconds) == SECTIONS | {"prefill_attention"}
     for section, total in zip(sections, totals, strict=True):
@@ -181,7 +181,7 @@ def test_what_is_measured_is_without_the_watch_and_at_one_pace(monkeypatch):
     clockwork = Clockwork()
     monkeypatch.setattr("time.thread_time", lambda: clockwork.now_s)
     points = [Point(Step(contexts=(9,) * count), 0, 0, count, 9) for count in range(1, 9)]
-    sections, totals = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
+    sections, totals, _ = measure(clockwork, points, [Step(contexts=(9,) * 6)], 20.0, 0, quiet)
     usual = totals[0].seconds / 18e-3
     assert usual == pytest.approx(1.0, rel=1e-6) or usual == pytest.approx(1.5, rel=1e-6)
     assert totals[0].spread < 0.05
@@ -442,7 +442,7 @@ def test_quantised_models_are_measured_with_their_own_linear_layers():
         model, architecture_of(TINY), torch.device("cpu"), max_num_seqs=2, max_model_len=64, block_size=16
     )
     points = [Point(Step(contexts=(8, 9)), decode_seqs=2, decode_kv_tokens=8)]
-    sections, _ = measure(quantised, points, [], 0.1, 0, quiet)
+    sections, _, _ = measure(quantised, points, [], 0.1, 0, quiet)
     assert sections[0].seconds["gate_up"] > 0
 
 

@@ -20,6 +20,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from experiments import gpu_run
+from experiments.calibrate_engine.files import Files, engine_yaml, hardware_yaml, latency_yaml
+from experiments.calibrate_engine.machine import Machine
+from experiments.gpu import validating
 from experiments.gpu.comparison import compared, relative_error
 from experiments.gpu.engine_correct import agreement
 from experiments.gpu.engine_models import (
@@ -39,7 +42,12 @@ from experiments.gpu.speed_cases import Target, shares
 from experiments.gpu.table import MOST_LINES, table_of
 from experiments.gpu.tile_search import REHEARSED, SEARCHES, replaced
 from experiments.gpu.timing import timed
+from experiments.gpu.validating import SUITES, flights_of, sum_up, worst_of
+from experiments.validate_engine.flight import Built, settings_of, with_room
+from hwmodels.host import CudaGraphs, HostOverhead
 from kernels.case import Case
+from realengine.build import Memory
+from sim.engine_profile import EngineProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -178,7 +186,9 @@ def test_resumed_rows_are_kept_and_not_measured_again(tmp_path):
 def test_needed_parts_come_first_unless_they_are_done():
     assert in_order(["kernels_speed"]) == ["limits", "compile", "kernels_speed"]
     assert in_order(["kernels_speed"], done=["limits"]) == ["compile", "kernels_speed"]
-    assert in_order([]) == list(PARTS)
+    assert in_order(["validate_llama_1b"]) == ["calibrate_llama_1b", "validate_llama_1b"]
+    assert in_order([]) == [name for name, part in PARTS.items() if not part.if_asked]
+    assert set(in_order([])).isdisjoint(in_order(["calibrate", "validate"]))
     assert named("engine") == [name for name in PARTS if name.startswith("engine_")]
     assert named("eng") == []
 
@@ -187,12 +197,13 @@ def test_time_is_shared_by_shares_and_what_is_left_goes_to_later_parts():
     shares = [PARTS[name].share for name in ("limits", "compile")]
     assert limit_s("limits", ["compile"], 100.0) == pytest.approx(100 * shares[0] / sum(shares))
     assert limit_s("compile", [], 90.0) == 90.0
-    everything, left_s = list(PARTS), 536.0
-    for place, name in enumerate(everything):  # each part may use all of its limit, and all still fit
-        part_s = limit_s(name, everything[place + 1 :], left_s)
-        assert part_s - gpu_run.GRACE_S >= PARTS[name].least_s
-        left_s -= part_s
-    assert left_s == pytest.approx(0.0, abs=1e-6)
+    for words, call_s in (([], 536.0), (["calibrate", "validate"], 476.0)):
+        names, left_s = in_order(words), call_s
+        for place, name in enumerate(names):  # each part may use all of its limit, and all still fit
+            part_s = limit_s(name, names[place + 1 :], left_s)
+            assert part_s - gpu_run.GRACE_S >= PARTS[name].least_s
+            left_s -= part_s
+        assert left_s == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_table_is_short_and_begins_with_what_failed(tmp_path):
@@ -284,6 +295,103 @@ def tiles_in(entry):
     else:
         for inner in entry.values() if isinstance(entry, dict) else entry:
             yield from tiles_in(inner)
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory):
+    """Of Llama-3.2-1B on a GPU that has been calibrated."""
+    folder = tmp_path_factory.mktemp("flights")
+    graphs = CudaGraphs(enabled=True, max_capture_size=256)
+    host = HostOverhead(iteration_s=1e-4, sequence_s=1e-6, launch_s=0.0, graph_replay_s=0.0, overlapped=True)
+    profile = EngineProfile(
+        max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=8192, host=host, cuda_graphs=graphs
+    )
+    rates = dict.fromkeys(("copy_bytes_per_s", "read_bytes_per_s", "host_copy_bytes_per_s"), 1e12)
+    sizes = {"memory_bytes": 141 << 30, "cache_bytes": 50 << 20, "num_sms": 132}
+    times = dict.fromkeys(("host_copy_s", "launch_s", "graph_replay_s"), 1e-5)
+    machine = Machine(name="GPU", flops_per_s={"bf16": 8e14}, **rates, **sizes, **times)
+    files = Files.under(folder / "calibrated_llama_1b", "gpu", "llama-3.2-1b")
+    files.check()
+    files.hardware.write_text(hardware_yaml("gpu", machine))
+    files.engine.write_text(engine_yaml("gpu", profile, 16))
+    files.latency.write_text(latency_yaml("gpu", "llama-3.2-1b", files.table))
+    files.table.touch()
+    path, limits = folder / "validate_llama_1b.json", {"quick": False, "limit_s": 60.0, "seed": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validating, "machine_name", lambda device: "gpu")
+        return list(flights_of(Record(path, "validate_llama_1b", torch.device("cuda"), **limits)))
+
+
+@pytest.mark.slow
+def test_all_cases_are_composed_for_a_gpu_that_was_calibrated(flights):
+    names = [flight.name for flight in flights]
+    assert names[:4] == [f"load/load_{share}" for share in (30, 60, 90, 110)]
+    assert {"policies/swap", "workload_gpu/multi_turn"} <= set(names)
+    for flight in flights:
+        scenario = flight.case.scenario
+        assert scenario.hardware.name == "gpu"
+        assert scenario.engine.max_model_len == 8192
+        assert scenario.model.dtype == "bf16"
+        assert scenario.model.num_parameters == pytest.approx(1.236e9, rel=1e-3)
+        assert flight.case.settings.thresholds.name == "gpu"
+    load = flights[0].case
+    assert (load.settings.repeats, load.settings.load) == (2, 0.3)
+    assert load.scenario.workload.lengths.prompt_tokens.mean == 512
+    assert load.scenario.workload.lengths.output_tokens.mean == 128
+
+
+@pytest.mark.slow
+def test_one_executor_serves_all_cases_but_those_of_other_blocks(flights):
+    gpu = torch.device("cuda")
+    first = settings_of(flights[0].case.scenario, gpu)
+    built = Built(LLAMA_8B, with_room(first), None, Memory(40_000, 2048, 1 << 21))
+    others = [
+        flight.name
+        for flight in flights
+        if not built.serves(LLAMA_8B, settings_of(flight.case.scenario, gpu))
+    ]
+    assert others == ["policies/radix"]
+
+
+def flown_row(error, noise=0.01, load=0.6, **given):
+    figures = {
+        "tpot_mean_s": {"error": error, "noise": noise, "threshold": 0.03},
+        "ttft_p99_s": {"error": 2 * error, "noise": None, "threshold": 0.10},
+        "itl_p99_s": {"error": None, "noise": None, "threshold": 0.10},
+    }
+    row = {"load": load, "plans": 10, "plans_equal": 10, "ok": True, "preempted": 1, "figures": figures}
+    return row | given
+
+
+def test_a_target_is_judged_by_its_worst_case():
+    rows = {"load_60": flown_row(0.02), "load_90": flown_row(-0.029)}
+    worst = worst_of(rows, "tpot_mean")
+    assert (worst["reached"], worst["met"], worst["case"]) == (0.029, True, "load_90")
+    assert not worst_of(rows | {"load_30": flown_row(0.031)}, "tpot_mean")["met"]
+    assert worst_of(rows, "p99")["figure"] == "ttft_p99_s"
+    assert worst_of(rows, "ttft_mean") is None
+
+
+def test_above_saturation_ttft_is_not_judged():
+    rows = {"load_60": flown_row(0.02), "load_110": flown_row(0.5, load=1.1)}
+    assert worst_of(rows, "p99")["case"] == "load_60"
+    assert worst_of(rows, "tpot_mean")["case"] == "load_110"
+
+
+def test_a_suite_is_summed_up_from_its_own_rows(tmp_path):
+    record = make_record(tmp_path)
+    load, policies, _ = SUITES
+    record.add({"name": "load/load_60", **flown_row(0.02)})
+    record.add({"name": "load/load_90", "error": "RuntimeError"})
+    record.add({"name": "policies/swap", **flown_row(0.9, plans_equal=9, ok=False)})
+    sum_up(record, load)
+    sum_up(record, policies)
+    rows = {row["name"]: row for row in record.rows}
+    assert (rows["load: decisions"]["reached"], rows["load: decisions"]["met"]) == (1.0, True)
+    assert rows["load: tpot_mean"]["met"]
+    assert rows["policies: decisions"]["reached"] == 0.9
+    assert not rows["policies: decisions"]["met"]
+    assert "policies: tpot_mean" not in rows  # few requests
 
 
 def run_program(*arguments, limit_s=280):
@@ -387,7 +495,7 @@ def test_short_calls_are_timed_in_a_graph_of_many(monkeypatch):
 
 @pytest.mark.slow
 def test_every_part_can_be_rehearsed(tmp_path):
-    done = run_program("--device", "cpu", "--quick", "--out", str(tmp_path), limit_s=540)
+    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), limit_s=540)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "cpu").iterdir()
     assert {file.stem for file in folder.glob("*.json")} == {"environment", *PARTS}

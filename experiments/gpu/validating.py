@@ -1,0 +1,227 @@
+"""`windtunnel validate device=...` for one model: our engine flown, recorded, and held against the simulator.
+
+A row a case, its recordings and its validation.json in validated_<model>/<suite>/<case>. One executor serves
+all cases; for blocks of another size it is built anew, so those cases come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from typing import Any, NamedTuple
+
+from experiments.calibrate_engine.files import Files
+from experiments.gpu.flown_models import calibrated_folder, composition, model_name, suite_of
+from experiments.gpu.record import Record, Row
+from experiments.validate.errors import MetricError
+from experiments.validate_engine.on_engine import Hangar, fly_case, machine_name, write_verdict
+from experiments.validate_engine.recording import Recording
+from experiments.validate_engine.suite import Case, cases_of
+from experiments.validate_engine.verdict import Verdict
+
+
+class Flown(NamedTuple):
+    """A suite, with what the command line would say. has_targets: enough requests to judge times by."""
+
+    suite: str
+    overrides: tuple[str, ...]
+    has_targets: bool
+    least_s: float
+
+
+SUITES = (
+    Flown(
+        "load",
+        (
+            "repeats=2",
+            "workload.num_requests=200",
+            "workload.lengths.prompt_tokens.mean=512",
+            "workload.lengths.output_tokens.mean=128",
+        ),
+        True,
+        25.0,
+    ),
+    Flown("policies", ("repeats=1", "workload.num_requests=24"), False, 8.0),
+    Flown("workload_gpu", ("repeats=1",), True, 15.0),
+)
+REHEARSED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "load": (("repeats=2", "workload.num_requests=10"), ("load_60", "load_110")),
+    "policies": (("repeats=1", "workload.num_requests=10"), ("chunked", "swap", "radix")),
+    "workload_gpu": (("repeats=1", "workload.num_requests=10"), ("short",)),
+}
+"""Overrides and cases instead."""
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "tpot_mean": ("tpot_mean_s",),
+    "e2e_mean": ("e2e_mean_s",),
+    "ttft_mean": ("ttft_mean_s",),
+    "p99": ("ttft_p99_s", "tpot_p99_s", "itl_p99_s", "e2e_p99_s"),
+    "throughput": ("requests_per_s", "output_tokens_per_s"),
+    "iteration": ("iteration_median",),
+}
+"""Numbers to reach, and the figures that each is about; how near: configs/thresholds/gpu.yaml."""
+TOLD = {"ttft_mean_s": "TTFT", "tpot_mean_s": "TPOT", "e2e_mean_s": "E2E", "output_tokens_per_s": "tokens/s"}
+
+
+class Flight(NamedTuple):
+    """A case of a suite."""
+
+    flown: Flown
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return f"{self.flown.suite}/{self.case.name}"
+
+
+def run(record: Record) -> None:
+    """The rows of all cases, and behind the last of each suite those that sum it up."""
+    hangar = Hangar.of(record.device.type)
+    flights = list(flights_of(record))
+    record.measure("warm_up", partial(_warm_up, flights[0].case, hangar))
+    usual = flights[0].case.scenario.caching.block_size
+    flights.sort(key=lambda one: one.case.scenario.caching.block_size != usual)
+    for place, flight in enumerate(flights):
+        record.measure(flight.name, partial(_fly, record, flight, hangar), least_s=flight.flown.least_s)
+        if all(later.flown is not flight.flown for later in flights[place + 1 :]):
+            sum_up(record, flight.flown)
+
+
+def flights_of(record: Record) -> Iterator[Flight]:
+    """All cases; to rehearse, some."""
+    device = record.device.type
+    (plain,) = cases_of(composition(record), suite_of("single"), device, None)
+    files = Files.under(calibrated_folder(record), machine_name(device), plain.scenario.model.name)
+    for flown in SUITES:
+        overrides, suite = flown.overrides, suite_of(flown.suite)
+        if record.quick:
+            overrides, names = REHEARSED[flown.suite]
+            suite = replace(suite, cases={name: suite.cases[name] for name in names})
+        asked = composition(record, overrides)
+        for case in cases_of(asked, suite, device, files):
+            yield Flight(flown, case)
+
+
+def _warm_up(case: Case, hangar: Hangar) -> dict[str, Any]:
+    """What nobody watches: kernels are compiled for batches that few requests do not make."""
+    fly_case(case._replace(settings=replace(case.settings, repeats=1, load=1.1)), hangar)
+    return {}
+
+
+def _fly(record: Record, flight: Flight, hangar: Hangar) -> dict[str, Any]:
+    """Fly, judge, and keep."""
+    case = flight.case
+    verdict, recordings = fly_case(case, hangar)
+    folder = record.folder / f"validated_{model_name(record)}" / flight.flown.suite / case.name
+    for number, recording in enumerate(recordings):
+        recording.save(folder / "recordings" / str(number))
+    title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {flight.name}"
+    write_verdict(
+        folder,
+        verdict,
+        title=title,
+        config=case.config,
+        recordings=recordings,
+        page=False,  # `windtunnel validate against=` makes one of the recordings
+        tables=False,
+    )
+    row = row_of(verdict, case.settings.load, recordings)
+    return row | ({"said": _said(row)} if flight.flown.has_targets else {})
+
+
+def row_of(verdict: Verdict, load: float | None, recordings: Sequence[Recording]) -> dict[str, Any]:
+    """The numbers of one case; the check is that all is decided again as it was."""
+    parts = verdict.decomposition
+    equal, steps = verdict.num_equal, verdict.num_steps
+    if parts is not None:
+        equal, steps = equal + parts.num_equal, steps + parts.num_steps
+    return {
+        "load": load,
+        "repeats": len(recordings),
+        "plans": verdict.num_steps,
+        "plans_equal": verdict.num_equal,
+        "plans_equal_in_simulator": None if parts is None else parts.num_equal,
+        "ok": equal == steps,
+        "why": verdict.decisions if equal < steps else "",
+        "preempted": int(recordings[0].steps["preempted"].sum()),
+        "num_kv_blocks": recordings[0].engine["num_kv_blocks"],
+        "figures": {one.metric.name: _figures(one) for one in verdict.fidelity.metrics},
+        "parts": {} if parts is None else {part.name: dict(part.errors) for part in parts.parts},
+        "notes": list(verdict.notes),
+    }
+
+
+def _figures(one: MetricError) -> dict[str, float | None]:
+    names = ("simulated", "real", "error", "noise", "threshold")
+    values = {name: getattr(one, name) for name in names}
+    return {name: value if value is not None and isfinite(value) else None for name, value in values.items()}
+
+
+def _said(row: Row) -> str:
+    figures = row["figures"]
+    errors = [
+        f"{label} {figures[name]['error']:+.1%}" for name, label in TOLD.items() if _is_known(figures, name)
+    ]
+    if _is_known(figures, "iteration_median"):
+        errors.append(f"iteration {figures['iteration_median']['error']:.1%}")
+    return f"{row['plans_equal']} of {row['plans']} plans; {', '.join(errors)}"
+
+
+def _is_known(figures: Mapping[str, Any], name: str) -> bool:
+    return name in figures and figures[name]["error"] is not None
+
+
+def sum_up(record: Record, flown: Flown) -> None:
+    """Rows of a suite: decisions, and where it has targets, the worst case of each."""
+    rows = {
+        row["name"].partition("/")[2]: row
+        for row in record.rows
+        if row["name"].startswith(f"{flown.suite}/") and "figures" in row
+    }
+    if not rows:
+        return
+    record.measure(f"{flown.suite}: decisions", partial(_decisions, rows), least_s=0.0)
+    for name in TARGETS if flown.has_targets else ():
+        worst = worst_of(rows, name)
+        if worst is not None:
+            record.measure(f"{flown.suite}: {name}", partial(dict, worst), least_s=0.0)
+
+
+def _decisions(rows: Mapping[str, Row]) -> dict[str, Any]:
+    plans, equal = (sum(row[name] for row in rows.values()) for name in ("plans", "plans_equal"))
+    share = equal / plans
+    alike = sum(row["ok"] for row in rows.values())
+    preempted = sum(row["preempted"] for row in rows.values())
+    said = f"{alike} of {len(rows)} cases alike, {equal} of {plans} plans, {preempted} preemptions"
+    return {"target": 1.0, "reached": share, "met": share == 1.0, "said": said}
+
+
+def worst_of(rows: Mapping[str, Row], name: str) -> dict[str, Any] | None:
+    """The largest error of a target's figures in all cases; None where none of them is known.
+
+    At a load of 1 and more, a queue grows as long as requests come: TTFT has no number to reach there.
+    """
+    errors = {
+        (case, figure): row["figures"][figure]
+        for case, row in rows.items()
+        for figure in TARGETS[name]
+        if _is_known(row["figures"], figure) and not (figure.startswith("ttft") and (row["load"] or 0) >= 1)
+    }
+    if not errors:
+        return None
+    (case, figure), worst = max(errors.items(), key=lambda item: abs(item[1]["error"]))
+    target, error = worst["threshold"], worst["error"]
+    met = abs(error) <= target
+    noise = "not known" if worst["noise"] is None else f"{worst['noise']:.1%}"
+    said = f"worst {error:+.1%} ({case}, {figure}; noise {noise}); target {target:.0%}"
+    return {
+        "target": target,
+        "reached": abs(error),
+        "met": met,
+        "case": case,
+        "figure": figure,
+        "noise": worst["noise"],
+        "by_case": {f"{case} {figure}": found["error"] for (case, figure), found in errors.items()},
+        "said": f"{said}: {'met' if met else 'NOT met'}",
+    }
