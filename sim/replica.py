@@ -3,6 +3,8 @@
 A plan that holds for several iterations is run as one event (a leap). What comes from outside in the middle
 of a leap cuts it: the leap then ends at the first iteration boundary that is not earlier, exactly where a
 simulation of single iterations would have seen it.
+
+Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from sim.links import Links
 from sim.parents import chosen
 from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
+from sim.signals import Counts, Signals
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
@@ -53,7 +56,9 @@ class Replica:
     on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
     knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
     what arrives has to wait for both. leap=False runs iteration by iteration. seed: of the world's choices.
-    on_plan is shown every plan, and who was preempted by it, before its first iteration.
+    on_plan is shown every plan, and who was preempted by it, before its first iteration. on_first_token is
+    called with every sequence that has produced one. signal_age_s: see `Signals`; None: nobody reads them.
+    is_looked_into: somebody asks for `num_cached`. It is a `policies.routing.ReplicaView`.
     """
 
     def __init__(
@@ -70,15 +75,23 @@ class Replica:
         links: Links | None = None,
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
+        on_first_token: Callable[[Sequence], None] | None = None,
+        signal_age_s: float | None = None,
+        is_looked_into: bool = False,
     ) -> None:
         self.index = index
         self.core = core
+        self.num_outstanding = 0  # what a router counts itself: see `ReplicaView`
+        self.num_outstanding_tokens = 0
+        self.num_queued_tokens = 0
+        self.num_kv_tokens = core.pool.num_blocks * core.pool.block_size
         self.iterations = IterationLog(index, core.pool.block_size)
         self.events = EventLog(frontend_s)
         self._model = model
         self._clock = clock
         self._requests = requests
         self._on_end = on_end
+        self._on_first_token = on_first_token
         self._max_leap = MAX_LEAP if leap else 1
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
@@ -89,6 +102,10 @@ class Replica:
         self._plans_ahead = plans_ahead
         self._seed = seed
         self._on_plan_made = on_plan
+        self._signals = None if signal_age_s is None else Signals(core, signal_age_s)
+        self._is_looked_into = is_looked_into
+        self._num_sent = self._num_sent_tokens = 0  # since the beginning
+        self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
         self._on_the_way: dict[int, bool] = {}  # by request id: not known to the engine yet; whether given up
         # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
         self._emitted_s = 0.0
@@ -101,23 +118,74 @@ class Replica:
         return self._links.bytes_per_token
 
     @property
-    def num_outstanding(self) -> int:
-        """Requests sent here that have not ended."""
-        return self.core.num_unfinished + len(self._on_the_way)
+    def _seen(self) -> Counts:
+        """What the signals say."""
+        if self._signals is None:
+            raise RuntimeError(
+                "signals: the routing policy must declare reads_signals: ClassVar[bool] = True"
+            )
+        return self._signals.read(self._clock.now)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot, as far as the signals tell."""
+        return self._seen.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue, as far as the signals tell."""
+        return self._seen.num_waiting
+
+    @property
+    def num_free_kv_tokens(self) -> int:
+        """Tokens for which KV memory is free, as far as the signals tell."""
+        pool = self.core.pool
+        return (pool.num_blocks - self._seen.num_blocks_used) * pool.block_size
+
+    @property
+    def num_unseen(self) -> int:
+        """Requests sent here that the signals do not count yet."""
+        return self._num_sent - self._seen.num_entered
+
+    @property
+    def num_unseen_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return self._num_sent_tokens - self._seen.num_entered_tokens
+
+    def num_cached(self, request: Request) -> int:
+        """Tokens of a prompt that the cache has, as of the last iteration that has begun.
+
+        Raises RuntimeError unless is_looked_into.
+        """
+        if not self._is_looked_into:
+            raise RuntimeError(
+                "num_cached: the routing policy must declare reads_caches: ClassVar[bool] = True"
+            )
+        self._settle()
+        return self.core.pool.peek(request)
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         if not (self._frontend_s or self._plans_ahead):
-            self.events.enter(self.core.add(request, stop_after))
-            self._look_up()
+            self._add(request, stop_after)
+            self._note_sent(request.prompt.num_tokens)
             return
         self.core.bounds_of(request, stop_after)
+        self._note_sent(request.prompt.num_tokens)
         self._on_the_way[request.request_id] = False
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
             self._clock.at(known_s, Phase.arrive, lambda event: self._reach_engine(request, stop_after))
         else:
             self._reach_engine(request, stop_after)
+
+    def _note_sent(self, num_tokens: int) -> None:
+        """Count a request that was taken in."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += num_tokens
+        self.num_queued_tokens += num_tokens
+        self._num_sent += 1
+        self._num_sent_tokens += num_tokens
 
     def _reach_engine(self, request: Request, stop_after: StopAfter) -> None:
         """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
@@ -130,10 +198,16 @@ class Replica:
             self._enter(request, stop_after)
 
     def _enter(self, request: Request, stop_after: StopAfter) -> None:
-        self.events.enter(self.core.add(request, stop_after))
-        self._look_up(is_late=self._plans_ahead)
+        self._add(request, stop_after, is_late=self._plans_ahead)
         if self._on_the_way.pop(request.request_id):
             self._give_up(request.request_id, is_late=self._plans_ahead)
+
+    def _add(self, request: Request, stop_after: StopAfter, is_late: bool = False) -> None:
+        self._settle(is_late)
+        self.events.enter(self.core.add(request, stop_after))
+        self._num_entered += 1
+        self._num_entered_tokens += request.prompt.num_tokens
+        self._look_up(is_late)
 
     def abort(self, request_id: int) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
@@ -162,6 +236,7 @@ class Replica:
         if self._flight is None:
             self._abort(request_id)
         else:
+            self._settle(is_late)
             self._aborts.append(request_id)
             self._look_up(is_late)
 
@@ -186,6 +261,29 @@ class Replica:
         end_s = flight.ends_s[num_iterations - 1]
         self._timer = self._clock.at(end_s, self.index, self._on_boundary)
 
+    def _settle(self, is_late: bool = False) -> None:
+        """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
+
+        For whoever looks into the cache in the middle of a leap. The cut must come before anything else comes
+        from outside: the plan made there must not know of it.
+        """
+        flight = self._flight
+        if not self._is_looked_into or flight is None or flight.num_iterations == 1:
+            return
+        core, plan, now = self.core, flight.plan, self._clock.now
+        num_ended = (bisect_right if is_late else bisect_left)(flight.ends_s, now)
+        num_ended = min(num_ended, flight.num_iterations - 1)
+        if not num_ended:
+            return
+        if not plan.chunks and core.blocks_of_repeats(plan, num_ended) <= core.pool.num_blank:
+            return  # nothing was evicted
+        if self._signals is not None:
+            self._signals.refresh(now)
+        flight.num_iterations = num_ended
+        self._flight = self._timer = None
+        self._commit(flight)
+        self._plan(flight.ends_s[num_ended - 1])
+
     def _on_boundary(self, event: Event) -> None:
         if event is not self._timer:
             return
@@ -199,7 +297,7 @@ class Replica:
                 self._abort(request_id)
             self._aborts.clear()
         if self._clock.peek() > self._clock.now:
-            self._plan()
+            self._plan(self._clock.now)
         else:  # others act at this very instant: plan after them
             self._plan_soon()
 
@@ -214,11 +312,11 @@ class Replica:
             return
         self._timer = None
         self._wakes = False
-        self._plan()
+        self._plan(self._clock.now)
 
-    def _plan(self) -> None:
+    def _plan(self, now: float) -> None:
         """Decide what comes next and set out, if there is anything to do."""
-        core, now = self.core, self._clock.now
+        core = self.core
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
@@ -227,6 +325,8 @@ class Replica:
         for seq in core.lost if plan is None else plan.preempted:
             self._note_preemption(seq)
         if plan is None:
+            if self._signals is not None:
+                self._signals.planned(None, self._num_entered, self._num_entered_tokens, now)
             if core.wake_s < inf:
                 self._plan_soon(core.wake_s)
             return
@@ -251,6 +351,8 @@ class Replica:
             core.num_tokens_held,
         )
         self._flight = flight
+        if self._signals is not None:
+            self._signals.planned(flight, self._num_entered, self._num_entered_tokens, now)
         self._leave_after(flight, len(ends_s))
 
     def _begin(self, transfers: list[Transfer]) -> float:
@@ -265,6 +367,7 @@ class Replica:
         return delay_s
 
     def _on_loaded(self, request_id: int, event: Event) -> None:
+        self._settle()
         seq = self.core.loading.get(request_id)
         if seq is not None:
             self.events.loaded(seq, self._clock.now)
@@ -297,6 +400,8 @@ class Replica:
         """Enter a flight's iterations into the logs and the core."""
         core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
         end_s = flight.ends_s[num_iterations - 1]
+        if num_iterations > 1 and self._signals is not None:
+            self._signals.refresh(end_s)
         num_fresh = 0
         if self._fresh or plan.idle or core.paused:
             num_fresh = self._log_gaps(plan, flight.ends_s[0])
@@ -314,6 +419,9 @@ class Replica:
         for seq in progress.prefilled:
             if seq.num_output_tokens == 1:
                 requests.first_token_s[seq.request_id] = end_s
+                self.num_queued_tokens -= seq.num_prompt_tokens
+                if self._on_first_token is not None:
+                    self._on_first_token(seq)
             else:  # resumed after a preemption: the gap spans its absence
                 num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
                 for _ in range(num_new):
@@ -327,7 +435,7 @@ class Replica:
             self._fresh.pop(seq, None)
             self._branched_s.pop(seq.request_id, None)
             requests.end(seq, Status.finished, end_s, end_s)
-            self._on_end(seq)
+            self._end(seq)
 
     def _advance_branches(self, plan: StepPlan, end_s: float) -> dict[int, tuple[int, ...]]:
         """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
@@ -365,6 +473,14 @@ class Replica:
         self._branched_s.pop(request_id, None)
         self.core.abort(request_id)
         self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
+        self._end(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        """A request is outstanding no more."""
+        self.num_outstanding -= 1
+        self.num_outstanding_tokens -= seq.num_prompt_tokens
+        if isnan(self._requests.first_token_s[seq.request_id]):
+            self.num_queued_tokens -= seq.num_prompt_tokens
         self._on_end(seq)
 
     def _note_preemption(self, seq: Sequence) -> None:

@@ -27,7 +27,8 @@ from sim.links import Links
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.records import RunRecords, Status
-from sim.simulation import Simulation
+from sim.signals import check_age
+from sim.simulation import Simulation, check_fleet
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
 
@@ -107,6 +108,8 @@ class Scenario(Deployment):
     """What clients pay; for the bill in the summary."""
     replicas: int = 1
     """Engines behind the router, all alike."""
+    signal_age_s: float = 0.05
+    """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
     energy: EnergySettings = EnergySettings()
     seed: int = 0
     sim: SimSettings = SimSettings()
@@ -117,6 +120,11 @@ class Scenario(Deployment):
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
+        check_age(self.signal_age_s)
+        try:
+            check_fleet(self.routing, self.replicas)
+        except ValueError as error:
+            raise ValueError(f"routing.{error}") from None
         Deployment.__post_init__(self)  # super() does not know classes with slots
         if not getattr(self.batching, "serves_alone", True):
             raise ValueError(
@@ -234,6 +242,7 @@ class Scenario(Deployment):
             plans_ahead=self.engine.host.overlapped,
             links=self.links,
             seed=self.seed,
+            signal_age_s=self.signal_age_s,
         )
         return simulation.run(report)
 

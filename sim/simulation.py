@@ -27,12 +27,21 @@ from sim.workload.base import Arrival, Source
 EVENTS_BETWEEN_REPORTS = 4096
 
 
+def check_fleet(routing: Routing, num_replicas: int) -> None:
+    """Raise ValueError where a router's settings and the number of replicas do not go together."""
+    check = getattr(routing, "check", None)
+    if check is not None:
+        check(num_replicas)
+
+
 class Simulation:
     """One run. `cores` are the replicas' engines, all alike in size; each is driven by `model`.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. frontend_s, plans_ahead: see `Replica`. links makes the
     ways between a replica's memory tiers. seed: of which branches of a search go on. on_plan: see `Replica`.
+    signal_age_s: of what the router knows of the replicas, see `Signals`.
+    Raises ValueError where the router's settings and the number of replicas do not go together.
     """
 
     def __init__(
@@ -49,14 +58,20 @@ class Simulation:
         links: Callable[[], Links] = Links,
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
+        signal_age_s: float = 0.05,
     ) -> None:
         if not cores:
             raise ValueError("replicas=0: must be >= 1")
         if until_s is not None and not until_s > 0:
             raise ValueError(f"until_s={until_s}: must be > 0 s")
+        check_fleet(routing, len(cores))
         self._clock = Clock()
         self._source = source
         self._routing = routing
+        self._on_routed_end: Callable[[Request, float], None] | None = getattr(routing, "on_end", None)
+        self._on_routed_token: Callable[[Request, float], None] | None = getattr(
+            routing, "on_first_token", None
+        )
         self._until_s = float("inf") if until_s is None else until_s
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
@@ -78,6 +93,9 @@ class Simulation:
                 links(),
                 seed,
                 on_plan,
+                None if self._on_routed_token is None else self._on_first_token,
+                signal_age_s if getattr(routing, "reads_signals", False) else None,
+                getattr(routing, "reads_caches", False),
             )
             for i, core in enumerate(cores)
         ]
@@ -135,11 +153,17 @@ class Simulation:
         if self._requests.status[request_id] == Status.unfinished:
             replica.abort(request_id)
 
+    def _on_first_token(self, seq: TokenSequence) -> None:
+        assert self._on_routed_token is not None
+        self._on_routed_token(seq.request, self._clock.now)
+
     def _on_end(self, seq: TokenSequence) -> None:
         self._follow_up(seq.request)
 
     def _follow_up(self, request: Request) -> None:
         """A request has ended; its user or conversation may send another."""
+        if self._on_routed_end is not None:
+            self._on_routed_end(request, self._clock.now)
         self.num_ended += 1
         self._num_ahead -= 1
         self._last_end_s = self._clock.now

@@ -32,8 +32,18 @@ from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
 from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.routing.cost_aware import CostAware
+from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.prefix_affinity import PrefixAffinity
+from policies.routing.prefix_index import PrefixIndex
+from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
+from policies.routing.session_affinity import SessionAffinity
+from policies.routing.slo_aware import SloAware
+from policies.routing.weighted import Weighted
+from policies.routing.weighted_score import WeightedScore
 from policies.scheduling.edf import EarliestDeadlineFirst
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.least_slack import LeastSlack
@@ -139,6 +149,38 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
     )
 
 
+def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
+    """Strategy: any routing policy, with settings that matter to a few requests."""
+    count = st.sampled_from(["requests", "tokens"])
+    by_replica = st.just(()) | st.tuples(*[st.sampled_from([1.0, 0.3, 7.0])] * num_replicas)
+    ttft_s = st.sampled_from([1, 3, 10]).map(lambda n: n * tick_s)
+    tokens_per_s = st.sampled_from([1.0, 20.0]).map(lambda n: n / tick_s)
+    return (
+        st.sampled_from([RoundRobin(), Random(), JoinShortestKv()])
+        | st.builds(Weighted, weights=by_replica)
+        | st.builds(LeastOutstanding, count=count)
+        | st.builds(PowerOfTwo, num_choices=st.integers(1, num_replicas), count=count)
+        | st.builds(SessionAffinity, max_load=st.sampled_from([1.1, 1.25, float("inf")]))
+        | st.builds(
+            PrefixAffinity,
+            cache_threshold=st.sampled_from([0.0, 0.3]),
+            balance_abs_threshold=st.sampled_from([0, 1, 64]),
+            max_tree_tokens=st.sampled_from([20, 2**24]),
+        )
+        | st.builds(PrefixIndex, overlap_weight=st.sampled_from([0.0, 1.0, 5.0]))
+        | st.builds(WeightedScore, prefix_weight=st.sampled_from([0.0, 3.0]))
+        | st.builds(
+            SloAware,
+            ttft_s=ttft_s,
+            headroom=st.sampled_from(["least", "most"]),
+            initial_tokens_per_s=tokens_per_s,
+        )
+        | st.builds(
+            CostAware, prices_usd_per_hour=by_replica, ttft_s=ttft_s, initial_tokens_per_s=tokens_per_s
+        )
+    )
+
+
 def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
     """Strategy: any scheduling policy, with settings that matter within a few ticks."""
     mode = st.sampled_from(["recompute", "swap"])
@@ -214,6 +256,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
     num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
     num_blocks = draw(st.integers(5, max(5, 64 // block_size)) if storm else st.integers(5, 40))
+    num_replicas = draw(st.sampled_from([1, 1, 1, 2] if storm else [1, 2, 3]))
     return World(
         asks=tuple(draw(st.lists(ask, min_size=num_asks, max_size=14))),
         batching=draw(draw_batching(tick_s)),
@@ -251,8 +294,9 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
         num_blocks=num_blocks,
         max_num_seqs=draw(st.integers(2 if storm else 1, 8)),
         max_model_len=draw(st.sampled_from([4096, 4096, 90, 30])),
-        num_replicas=draw(st.sampled_from([1, 1, 1, 2] if storm else [1, 2, 3])),
-        routing=draw(st.sampled_from([RoundRobin(), LeastOutstanding()])),
+        num_replicas=num_replicas,
+        routing=draw(draw_routing(num_replicas, tick_s)),
+        signal_age_s=draw(st.sampled_from([0.0, 0.5, 2.0, 7.3])) * tick_s,
         model=ToyModel(tick_s, flat=draw(st.booleans())),
         num_users=draw(st.none() | st.integers(1, 6)),
         think_s=draw(st.integers(0, 8)) * tick_s / 2,

@@ -103,6 +103,11 @@ class Routed:
     def __repr__(self) -> str:
         return repr(self._routing)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while a copy is being made, which has nothing yet
+            raise AttributeError(name)
+        return getattr(self._routing, name)
+
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The policy's choice, which must be the index of a replica."""
         index: int = self._routing.choose(request, replicas, now)

@@ -18,7 +18,7 @@ def in_words(world: World) -> str:
         f"caching {world.caching}",
     ]
     if world.num_replicas > 1:
-        lines.append(f"routing {world.routing}")
+        lines.append(f"routing {world.routing}, by signals that are up to {world.signal_age_s:.6g} s old")
     if world.scheduling.needs_predictor or world.caching.needs_predictor:
         lines.append(f"prediction {world.prediction}")
     if world.scheduling.preemption_mode == "swap":

@@ -252,6 +252,7 @@ class World:
     until_s: float | None = None
     frontend_s: float = 0.0
     plans_ahead: bool = False
+    signal_age_s: float = 0.05
     on_end: Callable[[int], None] | None = None
     """Called with the number of requests that have ended, whenever one more has."""
 
@@ -286,5 +287,6 @@ class World:
             frontend_s=self.frontend_s,
             plans_ahead=self.plans_ahead,
             links=self.links,
+            signal_age_s=self.signal_age_s,
         )
         return Flown(simulation.run(report), cores, source)

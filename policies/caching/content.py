@@ -12,6 +12,7 @@ are the place's blocks 0, 1, 2, ...
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from policies.request import Request, Segment
@@ -29,16 +30,18 @@ class Stretch(NamedTuple):
 
 def prompt_runs(request: Request) -> list[Segment]:
     """The prompt as runs. Contents without a name get one that nobody else has, below 0."""
+    return list(_prompt_runs(request))
+
+
+def _prompt_runs(request: Request) -> Iterator[Segment]:
     num_left = request.prompt.num_tokens
-    runs = []
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
-            runs.append(Segment(segment.content_id, num_tokens))
+            yield Segment(segment.content_id, num_tokens)
             num_left -= num_tokens
     if num_left:
-        runs.append(Segment(-2 * request.request_id - 1, num_left))
-    return runs
+        yield Segment(-2 * request.request_id - 1, num_left)
 
 
 def runs_of(request: Request) -> list[Segment]:
@@ -73,6 +76,21 @@ class Places:
             if place is None:
                 place = self._places[name] = self._num_given
                 self._num_given += 1
+            before, before_tokens = place, num_tokens
+            start += num_tokens
+            if start // self._block_size > end:
+                end = start // self._block_size
+                path.append(Stretch(place, end))
+        return path
+
+    def known_path(self, request: Request) -> list[Stretch]:
+        """The path of a prompt as far as its places are known; gives no new ones."""
+        path: list[Stretch] = []
+        before, before_tokens, start, end = -1, 0, 0, 0
+        for content_id, num_tokens in _prompt_runs(request):
+            place = self._places.get((before, before_tokens, content_id))
+            if place is None:
+                break
             before, before_tokens = place, num_tokens
             start += num_tokens
             if start // self._block_size > end:

@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 from policies.caching.eviction.future import FutureUses
 from policies.decode_set import PAGED, Growth
 from policies.plan import Content, Transfer
+from policies.request import Request
 from policies.sequence import Sequence
 
 
@@ -137,6 +138,17 @@ class BlockPool:
         own = type(self)
         looks = own.num_cached is not BlockPool.num_cached or own.num_loadable is not BlockPool.num_loadable
         return looks or self.presume_cached
+
+    @property
+    def num_blank(self) -> int:
+        """Free blocks that hold no contents: taking those evicts nothing."""
+        return self.num_free
+
+    def peek(self, request: Request) -> int:
+        """Tokens that `num_cached` would find of a prompt; who asks, from outside, leaves no trace."""
+        if not self.presume_cached:
+            return 0
+        return (request.prompt.num_tokens - 1) // self.block_size * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold num_tokens tokens."""

@@ -24,6 +24,7 @@ from policies.caching.content import Places
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.caching.runs import Held, Run, Runs
+from policies.request import Request
 from policies.sequence import Sequence
 
 
@@ -86,6 +87,15 @@ class PrefixPool(BlockPool):
     def num_cached(self, seq: Sequence) -> int:
         held = self._held(seq)
         held.found, num_found = self._runs.find(held.path, (seq._known - 1) // self.block_size)
+        return num_found * self.block_size
+
+    @property
+    def num_blank(self) -> int:
+        return self._num_fresh
+
+    def peek(self, request: Request) -> int:
+        path = self._places.known_path(request)
+        _, num_found = self._runs.find(path, (request.prompt.num_tokens - 1) // self.block_size)
         return num_found * self.block_size
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.caching.content import runs_of
+from policies.caching.content import prompt_runs, runs_of
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
@@ -28,6 +28,7 @@ from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.caching.radix_node import Node, Runs
 from policies.caching.radix_tree import RadixTree
+from policies.request import Request
 from policies.sequence import Sequence
 
 EVICTIONS: dict[str, type[Eviction]] = {
@@ -107,6 +108,13 @@ class RadixPool(BlockPool):
         held = self._held(seq)
         num_cached, held.node = self._tree.match(held.runs, self._most(seq, seq._known - 1))
         return num_cached
+
+    @property
+    def num_blank(self) -> int:
+        return self._num_unused
+
+    def peek(self, request: Request) -> int:
+        return self._tree.peek(tuple(prompt_runs(request)), request.prompt.num_tokens - 1)
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
         need = self.blocks_to_admit(seq) - num_cached // self.block_size

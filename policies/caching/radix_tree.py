@@ -92,6 +92,22 @@ class RadixTree:
         node, _, _ = self._walk(usable, None, 0)
         return Match(node.num_prefix_tokens, node)
 
+    def peek(self, runs: Runs, max_tokens: int | None = None) -> int:
+        """The tokens that `match` would find; touches and splits nothing."""
+        usable, _ = self._usable(runs, max_tokens)
+        node, first, skip = self.root, 0, 0
+        while first < len(usable):
+            child = node.children.get(child_key(usable, first, skip, self.page_size))
+            if child is None:
+                break
+            num_equal = num_shared(child.runs, usable[first : first + len(child.runs)], skip)
+            num_equal -= num_equal % self.page_size
+            if num_equal < child.num_tokens:
+                return node.num_prefix_tokens + num_equal
+            node = child
+            first, skip = locate(usable, node.num_prefix_tokens)
+        return node.num_prefix_tokens
+
     def insert(
         self, runs: Runs, num_tokens: int | None = None, *, priority: int = 0, num_counted_tokens: int = 0
     ) -> Insertion:

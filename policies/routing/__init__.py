@@ -3,23 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 from policies.request import Request
 
 
 class ReplicaView(Protocol):
-    """What a router may know of a replica."""
+    """What a router may know of a replica.
+
+    A router counts by itself what it has sent and what came back, so those counts are of this very instant:
+
+        num_outstanding, num_outstanding_tokens, num_queued_tokens
+
+    The rest is what the engine says of itself, once an iteration, and as old as the service's signals are
+    (`signal_age_s`). Requests that were sent and are not in it yet are known, too:
+
+        num_running, num_waiting, num_free_kv_tokens;  num_unseen, num_unseen_tokens
+
+    A policy that asks for any of these declares reads_signals: ClassVar[bool] = True: they cost time to keep.
+
+    Engines report changes of their caches as these happen (KV events), so `num_cached` is as of the last
+    iteration that has begun. A policy that asks for it declares reads_caches: ClassVar[bool] = True.
+    """
 
     @property
     def num_outstanding(self) -> int:
         """Requests sent there that have not ended."""
         ...
 
+    @property
+    def num_outstanding_tokens(self) -> int:
+        """Prompt tokens of those."""
+        ...
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of those that have no token of their answer yet."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the engine's queue."""
+        ...
+
+    @property
+    def num_free_kv_tokens(self) -> int:
+        """Tokens for which KV memory is free; contents that nobody uses any more are free memory."""
+        ...
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens for which it has KV memory at all."""
+        ...
+
+    @property
+    def num_unseen(self) -> int:
+        """Requests sent there that the signals do not count yet."""
+        ...
+
+    @property
+    def num_unseen_tokens(self) -> int:
+        """Prompt tokens of those."""
+        ...
+
+    def num_cached(self, request: Request) -> int:
+        """Tokens of a prompt whose KV it holds: what the request would find if it were admitted now."""
+        ...
+
 
 class Routing(Protocol):
-    """Chooses a replica for each request as it arrives."""
+    """Chooses a replica for each request as it arrives.
+
+    Three more methods are called if a policy has them:
+
+        check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
+        on_first_token(request, now)        a request sent has produced its first token
+        on_end(request, now)                it has ended, was given up, or was refused by its replica
+    """
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Index of the replica that gets the request."""
         ...
+
+
+COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}
+"""What a policy that compares loads may compare: the attribute of `ReplicaView`."""
+
+
+def check_count(count: str) -> None:
+    """Raise ValueError for what is no key of COUNTS."""
+    if count not in COUNTS:
+        raise ValueError(f"count={count}: must be one of {', '.join(COUNTS)}")
+
+
+def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> None:
+    """Raise ValueError unless there is one value a replica, or none at all."""
+    if values and len(values) != num_replicas:
+        raise ValueError(
+            f"{name}={list(values)}: must be one for each of the {num_replicas} replicas, "
+            f"found {len(values)}; [] makes all alike"
+        )
+
+
+def check_positive(name: str, values: Sequence[float]) -> None:
+    """Raise ValueError unless all are finite and > 0."""
+    for index, value in enumerate(values):
+        if not 0 < value < inf:
+            raise ValueError(f"{name}[{index}]={value}: must be a finite number > 0")

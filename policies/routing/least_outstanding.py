@@ -1,19 +1,30 @@
-"""Least outstanding requests, also known as join the shortest queue."""
+"""Least outstanding requests (join the shortest queue), or prompt tokens.
+
+NGINX's least_conn counts requests. Tokens tell a long prompt from a short one. What counts has been sent and
+has not ended: the router's own count, which has no delay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from policies.request import Request
-from policies.routing import ReplicaView
+from policies.routing import COUNTS, ReplicaView, check_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastOutstanding:
-    """Ties go to the replica of smallest index."""
+    """Ties go to the replica of smallest index. Reads all replicas."""
+
+    count: str = "requests"
+    """What is counted: requests, or the tokens of their prompts."""
+
+    def __post_init__(self) -> None:
+        check_count(self.count)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica with the fewest requests that have not ended, at this instant: no delay."""
-        counts = [replica.num_outstanding for replica in replicas]
+        """The replica with the least that has not ended, at this instant."""
+        counts = list(map(attrgetter(COUNTS[self.count]), replicas))
         return counts.index(min(counts))

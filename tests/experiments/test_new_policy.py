@@ -130,8 +130,8 @@ def test_overwrites_nothing_and_then_writes_nothing(existing, here, capsys):
             "name=chunked: batching=chunked exists; must be none of chunked, ",
         ),
         (
-            ["policy", "routing", "random"],
-            "name=random: Python has a module of that name; nearest: my_random$",
+            ["policy", "routing", "queue"],
+            "name=queue: Python has a module of that name; nearest: my_queue$",
         ),
         (["policy", "scheduling", "sim"], "name=sim: Python has a module of that name"),
         (["policy", "batchin", "x"], "batchin: no such family; nearest: batching; allowed: batching, "),

@@ -1,9 +1,11 @@
 """A routing policy: which replica gets a request. Say here what it does, and after which paper.
 
-It sees: the request (arrival, prompt, priority, tenant, session) and of each replica what ReplicaView has,
-the number of requests sent there that have not ended. It never sees how long an answer will be, nor what
-runs where.
-It may: choose, and remember what it chose.
+It sees: the request (arrival, prompt, priority, tenant, session) and of each replica what ReplicaView has:
+what was sent there and has not ended, at this instant; with reads_signals: ClassVar[bool] = True, what the
+engine says of itself (running, waiting, free KV), as old as `signal_age_s`; with reads_caches, how much of a
+prompt is cached there.
+It never sees how long an answer will be.
+It may: choose, and remember what it chose; have check, on_first_token, on_end (policies.routing.Routing).
 It must promise: the index of a replica, for every request, and the same one when asked the same again: no
 random numbers but those drawn from (seed, request id), no clock but `now`.
 

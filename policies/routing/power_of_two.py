@@ -1,0 +1,52 @@
+"""Power of two choices: of a few replicas drawn at random, the one with the least to do.
+
+Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue exponentially
+against one; more add little. Envoy's least request and SGLang's router offer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.prediction.draws import uniform
+from policies.request import Request
+from policies.routing import COUNTS, ReplicaView, check_count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerOfTwo:
+    """Reads num_choices replicas. Of equals, the one drawn first."""
+
+    num_choices: int = 2
+    """Different replicas that are compared."""
+    count: str = "requests"
+    """What is compared: outstanding requests, or the tokens of their prompts."""
+    seed: int = 0
+    """Of the draws."""
+
+    def __post_init__(self) -> None:
+        if self.num_choices < 1:
+            raise ValueError(f"num_choices={self.num_choices}: must be >= 1 replica")
+        check_count(self.count)
+
+    def check(self, num_replicas: int) -> None:
+        """Raise ValueError if there are fewer replicas than choices."""
+        if self.num_choices > num_replicas:
+            raise ValueError(
+                f"num_choices={self.num_choices}: must be <= {num_replicas}, the number of replicas"
+            )
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The least loaded of those drawn."""
+        name = COUNTS[self.count]
+        return min(self._drawn(request, len(replicas)), key=lambda index: getattr(replicas[index], name))
+
+    def _drawn(self, request: Request, num_replicas: int) -> list[int]:
+        """num_choices different replicas, every set of them as likely as any other (Floyd's algorithm)."""
+        drawn: list[int] = []
+        for last in range(num_replicas - self.num_choices, num_replicas):
+            stream = f"routing.power_of_two.{last - num_replicas}"
+            index = int(uniform(self.seed, stream, request.request_id) * (last + 1))
+            drawn.append(last if index in drawn else index)
+        return drawn

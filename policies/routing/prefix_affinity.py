@@ -1,0 +1,68 @@
+"""Prefix affinity as SGLang's router has it: a prompt goes where the longest part of it was sent before.
+
+The router asks no replica: it keeps a tree of what it has sent to each, which only resembles what these still
+have in their caches. While the load is balanced, a prompt of which more than cache_threshold matches goes to
+the replica that matches, any other to the replica with the smallest tree. Load out of balance, and the
+replica with the fewest outstanding requests gets it:
+
+    most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
+
+Defaults are the router's (sglang-router 0.2 and later: 0.3, 64, 1.5). Differs from it: it counts characters
+where this counts tokens, looks after its tree's size every two minutes where this does at once, and of
+replicas that match alike takes any where this takes the one with the longest run of the last piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.caching.content import prompt_runs
+from policies.request import Request, Segment
+from policies.routing import ReplicaView
+from policies.routing.prefix_tree import PrefixTree
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefixAffinity:
+    """Reads the outstanding requests of all replicas, and nothing else of them."""
+
+    cache_threshold: float = 0.3
+    """Share of the prompt that must match."""
+    balance_abs_threshold: int = 64
+    """Outstanding requests by which the most loaded replica may be ahead of the least loaded."""
+    balance_rel_threshold: float = 1.5
+    """The same as a ratio; both must be exceeded."""
+    max_tree_tokens: int = 2**24
+    """Tokens remembered of each replica; SGLang's 2^26 characters are about as many."""
+    _tree: PrefixTree | None = field(init=False, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cache_threshold <= 1:
+            raise ValueError(f"cache_threshold={self.cache_threshold}: must be >= 0 and <= 1, a share")
+        if self.balance_abs_threshold < 0:
+            raise ValueError(f"balance_abs_threshold={self.balance_abs_threshold}: must be >= 0 requests")
+        if not self.balance_rel_threshold >= 1:
+            raise ValueError(f"balance_rel_threshold={self.balance_rel_threshold}: must be >= 1, a ratio")
+        if self.max_tree_tokens < 1:
+            raise ValueError(f"max_tree_tokens={self.max_tree_tokens}: must be >= 1 token")
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The replica that matches, or the one with room, or the least loaded one."""
+        if self._tree is None:
+            self._tree = PrefixTree(len(replicas), self.max_tree_tokens)
+        runs = prompt_runs(request)
+        index = self._chosen(self._tree, runs, replicas)
+        self._tree.insert(runs, index)
+        return index
+
+    def _chosen(self, tree: PrefixTree, runs: list[Segment], replicas: Sequence[ReplicaView]) -> int:
+        counts = [replica.num_outstanding for replica in replicas]
+        most, fewest = max(counts), min(counts)
+        if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
+            return counts.index(fewest)
+        match = tree.match(runs)
+        num_tokens = sum([run.num_tokens for run in runs])
+        if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
+            return match.replica
+        return tree.num_tokens.index(min(tree.num_tokens))

@@ -1,0 +1,42 @@
+"""Prefix index: where a prompt costs least, by what the replicas' caches really hold.
+
+After NVIDIA Dynamo's KV router, which is told by the engines of every block they store and evict:
+
+    cost = overlap_weight * (tokens to be computed there before its first token) + tokens outstanding there
+
+To be computed are the prompt, less what is cached, and the prompts sent there that have no token yet. The
+smallest cost gets the request. overlap_weight=0 is least outstanding tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from policies.request import Request
+from policies.routing import ReplicaView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixIndex:
+    """Ties go to the smallest index. Reads the loads and caches of all replicas."""
+
+    overlap_weight: float = 1.0
+    """Of tokens to compute against tokens that are kept; Dynamo's default."""
+
+    reads_caches: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap_weight < inf:
+            raise ValueError(f"overlap_weight={self.overlap_weight}: must be a finite number >= 0")
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The replica of least cost."""
+        costs = [
+            self.overlap_weight * (replica.num_queued_tokens - replica.num_cached(request))
+            + replica.num_outstanding_tokens
+            for replica in replicas
+        ]
+        return costs.index(min(costs))

@@ -1,0 +1,22 @@
+"""Random: every replica is as likely as any other, whatever its load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.prediction.draws import uniform
+from policies.request import Request
+from policies.routing import ReplicaView
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Random:
+    """Reads no replica."""
+
+    seed: int = 0
+    """Of the draws."""
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """A replica drawn for this request."""
+        return int(uniform(self.seed, "routing.random", request.request_id) * len(replicas))

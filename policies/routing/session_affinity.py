@@ -1,0 +1,66 @@
+"""Session affinity: consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018).
+
+Replicas stand on a ring of hashes, at num_points places each. A session belongs to the first replica behind
+its own hash, and passes on to the next while that has its share of all outstanding requests:
+
+    bound = ceil(max_load * (all outstanding + 1) / replicas)
+
+So its KV is found again, a popular session does not drown a replica, and a replica more or less moves few
+sessions. HAProxy's hash-balance-factor is this; 125 there is max_load=1.25 here. Requests without a session
+are sessions of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import ceil, inf, isinf
+
+from policies.request import Request
+from policies.routing import ReplicaView
+
+
+@dataclass(kw_only=True, slots=True)
+class SessionAffinity:
+    """Reads the outstanding requests of all replicas, for their mean; none with max_load=inf."""
+
+    max_load: float = 1.25
+    """Outstanding requests of a replica over the mean; inf: no bound."""
+    num_points: int = 100
+    """Places on the ring of each replica: more make their shares more even."""
+    _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.max_load > 1:
+            raise ValueError(f"max_load={self.max_load}: must be > 1, the mean; inf for no bound")
+        if self.num_points < 1:
+            raise ValueError(f"num_points={self.num_points}: must be >= 1")
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The session's replica, or the next on the ring that is not full."""
+        num_replicas = len(replicas)
+        if not self._ring:
+            places = ((index, point) for index in range(num_replicas) for point in range(self.num_points))
+            self._ring.extend(sorted((_hash(f"replica/{index}/{point}"), index) for index, point in places))
+        bound: float = inf
+        if not isinf(self.max_load):
+            total = sum([replica.num_outstanding for replica in replicas])
+            bound = ceil(self.max_load * (total + 1) / num_replicas)
+        place = bisect_right(self._ring, (_hash(_session(request)), num_replicas))
+        for step in range(len(self._ring)):
+            index = self._ring[(place + step) % len(self._ring)][1]
+            if bound == inf or replicas[index].num_outstanding < bound:
+                return index
+        raise AssertionError("every replica is above the mean")
+
+
+def _session(request: Request) -> str:
+    if request.session_id is None:
+        return f"request/{request.request_id}"
+    return f"session/{request.tenant}/{request.session_id}"
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
