@@ -70,4 +70,5 @@ def _search_path(dirs: Sequence[Path]) -> list[str]:
     for folder in dirs:
         if "'" in str(folder):
             raise ConfigError(f"--config-dir={folder}: must have no quote in its name")
-    return [f"hydra.searchpath=['file://{folder}']" for folder in dirs]
+    folders = ",".join(f"'file://{folder}'" for folder in dirs)
+    return [f"hydra.searchpath=[{folders}]"] if dirs else []

@@ -7,6 +7,7 @@ Kernels run in Triton's interpreter, which must be chosen before Triton is impor
 import os
 from importlib.util import find_spec
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True)
@@ -16,6 +17,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 MISSING = [name for name in ("torch", "triton") if find_spec(name) is None]
 collect_ignore = ["kernels", "realengine", "validate"] if MISSING else []
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests name their group where pytest-xdist is left out, too."""
+    config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
 
 
 def pytest_report_header() -> str:

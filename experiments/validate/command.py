@@ -17,6 +17,7 @@ from rich.console import Console
 
 from experiments.compose import Composition, ConfigSource
 from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
 from experiments.validate import foreign_run
 from experiments.validate.settings import split
 from experiments.validate_engine import flown_run, recorded_run
@@ -31,6 +32,9 @@ class Validation(Protocol):
 
 _checked: dict[str, Validation] = {}
 """The settings checked last: a single validation reads its files once, not twice."""
+
+_told: list[ConfigError] = []
+"""What was found to be wrong while running."""
 
 
 def check(cfg: DictConfig, composition: Composition) -> None:
@@ -48,9 +52,23 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     return foreign_run.build(cfg)
 
 
+def main() -> None:
+    """Run what was checked. Raises ConfigError, the first one of a multirun."""
+    _told.clear()
+    _run()
+    if _told:
+        raise _told[0]
+
+
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="validate")
-def main(cfg: DictConfig) -> None:
-    """Run what was checked."""
+def _run(cfg: DictConfig) -> None:
+    try:
+        _validate(cfg)
+    except ConfigError as error:  # Hydra would write more than the message
+        _told.append(error)
+
+
+def _validate(cfg: DictConfig) -> None:
     hydra_cfg, key = HydraConfig.get(), OmegaConf.to_yaml(cfg)
     folder, overrides = Path(hydra_cfg.runtime.output_dir), list(hydra_cfg.overrides.task)
     folders = [Path(one.path) for one in hydra_cfg.runtime.config_sources if one.schema == "file"]

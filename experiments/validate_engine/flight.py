@@ -34,6 +34,7 @@ from realengine.parallel import Group
 from realengine.settings import EngineSettings
 from realengine.work import Padding, Work
 from sim.scenario import Scenario
+from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source
 
 WARM_UP_REQUESTS = 8
@@ -159,6 +160,11 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         raise ValueError(f"{scenario.layout.num_devices} devices: one is flown; set the parallel sizes to 1")
     if scenario.lora is not None:
         raise ValueError("lora: not flown; set it to null")
+    answers = getattr(scenario.workload, "branching", None)
+    if isinstance(answers, Answers) and answers.every is not None:
+        raise ValueError(
+            f"workload.branching.every={answers.every}: the engine chooses none of them anew; set it to null"
+        )
     model, profile = scenario.model, scenario.engine
     return EngineSettings(
         device=device.type,

@@ -50,7 +50,7 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
     for name, own in suite.cases.items():
         try:
             _check_unmeasured([*suite.base, *own], device)
-            cfg = composed(source, _merged([DEVICE_DEFAULTS[device], suite.base, given, own, measured]))
+            cfg = composed(source, _merged([measured, DEVICE_DEFAULTS[device], suite.base, given, own]))
             if device == "cpu" and cfg.model.get("dtype") == "auto":
                 cfg.model.dtype = "fp32"  # as the engine has it by default
             found.append(_case(name, cfg))
