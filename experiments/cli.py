@@ -1,7 +1,7 @@
 """The console script `windtunnel <command> ...`. Commands are imported when called: start-up is cheap.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 3 a load on a
-server of which a part failed, 130 Ctrl-C.
+Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 3 done, but a
+part of a load on a server failed, or the engine decided otherwise than the simulator, 130 Ctrl-C.
 """
 
 import importlib
@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "validate": Command(
         "experiments.validate.command",
-        "Hold a simulated run against measured requests: how far apart are they?",
+        "Fly our own engine, or take what was measured: how far off is the simulator, and why?",
         "validate",
     ),
     "explain": Command(

@@ -54,7 +54,7 @@ class Files(NamedTuple):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if file.suffix == ".yaml" and file.exists() and WRITTEN_BY not in file.read_text("utf-8"):
                     raise ValueError(
-                        f"out: {file} was not written by calibrate; choose another out= or name="
+                        f"out: {file} was not written by calibrate; choose another out= or measure.name="
                     )
                 existed = file.exists()
                 with file.open("ab"):

@@ -112,10 +112,8 @@ def _warm_up(case: Case, hangar: Hangar) -> dict[str, Any]:
 def _fly(record: Record, flight: Flight, hangar: Hangar) -> dict[str, Any]:
     """Fly, judge, and keep."""
     case = flight.case
-    verdict, recordings = fly_case(case, hangar)
     folder = record.folder / f"validated_{model_name(record)}" / flight.flown.suite / case.name
-    for number, recording in enumerate(recordings):
-        recording.save(folder / "recordings" / str(number))
+    verdict, recordings = fly_case(case, hangar, folder / "recordings")
     title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {flight.name}"
     write_verdict(
         folder,

@@ -131,7 +131,11 @@ def _values(name: str, run: Measured, source: str, edges_s: Times) -> Times:
         "waiting": ("arrival_s", "scheduled_s"),
         "running": ("scheduled_s", "last_token_s"),
     }[name]
-    return between(_column(run.requests, begins), _column(run.requests, ends), edges_s)
+    end_s = _column(run.requests, ends)
+    if "finished_s" in run.requests:  # who was refused, or given up, has gone
+        gone = run.requests["status"].isin(["rejected", "aborted"]).to_numpy()
+        end_s = np.where(gone, _column(run.requests, "finished_s"), end_s)
+    return between(_column(run.requests, begins), end_s, edges_s)
 
 
 def between(begin_s: Times, end_s: Times, edges_s: Times) -> Times:

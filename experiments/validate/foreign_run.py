@@ -185,3 +185,5 @@ def write_tables(folder: Path, result: RunResult, reals: Sequence[Measured]) -> 
     write_table(result.records.iterations, folder / "simulated_iterations.parquet")
     for i, real in enumerate(reals):
         write_table(real.latencies, folder / f"measured_requests_{i}.parquet")
+        if real.iterations is not None:
+            write_table(real.iterations, folder / f"measured_iterations_{i}.parquet")

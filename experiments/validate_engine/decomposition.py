@@ -4,10 +4,11 @@
     decisions              the simulator, with the recorded times, learning of requests as the engine did
     queueing               ... learning of requests when the model says
     compute                ... with the model's time for what the executor did; the host's as recorded
-    host                   ... with the model's time for the host, too: the free simulation
+    host                   ... with the model's time for the host, too
+    clients                ... with clients that react to the simulated answers: the free simulation
 
 What each step changes is that part of the error, so the parts add up to the whole. Where the host works
-beside the device (overlap), what it takes does not show in the recording, and the last two steps are one.
+beside the device (overlap), what it takes does not show in the recording: iteration times are one step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from experiments.validate_engine.from_recording import measured
 from experiments.validate_engine.recording import Recording
 from experiments.validate_engine.swapped import RecordedTimes, num_equal, replay_in_simulator
 from hwmodels.host import HostOverhead
-from sim.scenario import Scenario
+from sim.scenario import MetricsSettings, Scenario
 
 METRICS = {"ttft_s": "TTFT mean", "tpot_s": "TPOT mean", "e2e_s": "E2E mean"}
 
@@ -41,8 +42,9 @@ class Decomposition:
 def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Measured) -> Decomposition:
     """simulated: the free run. Parts are of the recordings' mean. Raises as `RecordedSource`."""
     model, has_host = scenario.iteration_model(), all(_knows_host(one) for one in recordings)
-    names = ["decisions", "queueing", *(("compute", "host") if has_host else ("iteration times",))]
-    means = [np.mean([_means(measured(one)) for one in recordings], axis=0)]
+    names = ["decisions", "queueing", *(("compute", "host") if has_host else ("iteration times",)), "clients"]
+    trim = scenario.metrics
+    means = [np.mean([_means(measured(one), trim) for one in recordings], axis=0)]
     chains = []
     equal = 0
     for one in recordings:
@@ -52,9 +54,10 @@ def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Me
         if has_host:
             with_host = RecordedTimes(one, without_host(scenario).iteration_model(), host_only=True)
             chain.append(replay_in_simulator(one, scenario, with_host, as_seen=False))
-        chains.append([_means(of_records(replayed.records)) for replayed in chain])
+        chain.append(replay_in_simulator(one, scenario, model, as_seen=False))
+        chains.append([_means(of_records(replayed.records), trim) for replayed in chain])
     means += [np.mean(column, axis=0) for column in zip(*chains, strict=True)]
-    means.append(_means(simulated))
+    means.append(_means(simulated, trim))
     changes = ((after - before) / means[0] for before, after in pairwise(means))
     parts = tuple(
         Part(name=name, errors=dict(zip(METRICS.values(), change.tolist(), strict=True)))
@@ -70,9 +73,9 @@ def without_host(scenario: Scenario) -> Scenario:
 
 
 def _knows_host(recording: Recording) -> bool:
-    return bool(recording.steps["compute_s"].notna().all())
+    return not recording.engine.get("overlapped") and bool(recording.steps["compute_s"].notna().all())
 
 
-def _means(run: Measured) -> np.ndarray:
-    table = run.latencies
+def _means(run: Measured, trim: MetricsSettings) -> np.ndarray:
+    table = run.trimmed(warmup_s=trim.warmup_s, cooldown_s=trim.cooldown_s).latencies
     return table[list(METRICS)].mean().to_numpy(dtype=np.float64)

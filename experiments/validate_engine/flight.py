@@ -158,6 +158,9 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         raise ValueError(f"replicas={scenario.replicas}: one engine is flown; set it to 1")
     if scenario.layout.num_devices > 1:
         raise ValueError(f"{scenario.layout.num_devices} devices: one is flown; set the parallel sizes to 1")
+    if scenario.prediction is not None and scenario.prediction.needs_truth:
+        name = type(scenario.prediction).__name__
+        raise ValueError(f"prediction={name}: is told the true lengths: simulation only")
     if scenario.lora is not None:
         raise ValueError("lora: not flown; set it to null")
     answers = getattr(scenario.workload, "branching", None)

@@ -6,11 +6,12 @@ Nothing here imports torch before something is flown: settings are checked, and 
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.build import build_as
@@ -45,28 +46,31 @@ class FlownRun:
         hangar = engine.Hangar.of(self.device, engine.reference_s(calibrated))
         rows: list[Row] = []
         failed: list[str] = []
-        with console.status("") as status:
-            for i, case in enumerate(cases):
-                status.update(f"{case.name}, {i + 1} of {len(cases)}")
-                own = folder if len(cases) == 1 else folder / case.name
-                try:
-                    rows.append(self._fly(case, own, engine, hangar))
-                except (ValueError, RuntimeError) as error:  # the others go on
-                    failed.append(f"case {case.name}: {' '.join(str(error).split())}")
-        if len(cases) > 1 and rows:
-            files = write_matrix(folder, rows, page=self.output.report)
-            print_matrix(rows, console)
-            print_files(files, console)
-        elif rows:
-            rows[0].verdict.print(console)
-            print_files(rows[0].files, console)
+        try:
+            with console.status("") as status:
+                for i, case in enumerate(cases):
+                    status.update(f"{case.name}, {i + 1} of {len(cases)}")
+                    own = folder if len(cases) == 1 else folder / case.name
+                    try:
+                        rows.append(self._fly(case, own, engine, hangar))
+                    except (ValueError, RuntimeError) as error:  # the others go on
+                        failed.append(f"case {case.name}: {' '.join(str(error).split())}")
+        finally:  # on Ctrl-C, too
+            if len(cases) > 1 and rows:
+                files = write_matrix(folder, rows, page=self.output.report)
+                print_matrix(rows, console)
+                print_files(files, console)
+            elif rows:
+                rows[0].verdict.print(console)
+                print_files(rows[0].files, console)
         if failed:
             raise ConfigError("; ".join(failed))
+        if not all(row.verdict.is_equal for row in rows):
+            sys.exit(3)
 
     def _fly(self, case: Case, folder: Path, engine: Any, hangar: Any) -> Row:
-        verdict, recordings = engine.fly_case(case, hangar)
-        for i, recording in enumerate(recordings):
-            recording.save(folder / "recordings" / str(i))
+        verdict, recordings = engine.fly_case(case, hangar, folder / "recordings")
+        OmegaConf.save(OmegaConf.create(case.config), folder / "config.yaml")
         title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
         files = engine.write_verdict(
             folder,

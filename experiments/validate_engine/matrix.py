@@ -59,8 +59,8 @@ def matrix_rows(
     for row in rows:
         errors = {one.metric.name: one for one in row.verdict.fidelity.metrics}
         cells = [_cell(errors.get(name), with_noise) for name in shown]
-        verdict = row.verdict.fidelity.verdict
-        table.append([row.name, _decisions(row.verdict), *cells, VERDICTS[verdict]])
+        verdict = VERDICTS[row.verdict.fidelity.verdict] if row.verdict.is_equal else "decided otherwise"
+        table.append([row.name, _decisions(row.verdict), *cells, verdict])
     return table
 
 
@@ -73,8 +73,7 @@ def _cell(one: MetricError | None, with_noise: bool) -> str:
 
 
 def _decisions(verdict: Verdict) -> str:
-    share = verdict.num_equal / verdict.num_steps if verdict.num_steps else 1.0
-    return "100 %" if verdict.num_equal == verdict.num_steps else f"{100 * share:.2f} %"
+    return "100 %" if verdict.is_equal else f"{100 * verdict.share_equal:.2f} %"
 
 
 def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]:
@@ -116,9 +115,11 @@ def _record(row: Row) -> dict[str, Any]:
     verdict = row.verdict
     parts = () if verdict.decomposition is None else verdict.decomposition.parts
     return {
-        "verdict": verdict.fidelity.verdict or None,
+        "verdict": (verdict.fidelity.verdict or None) if verdict.is_equal else "decided otherwise",
+        "decisions": verdict.decisions,
         "plans_equal": verdict.num_equal,
         "plans": verdict.num_steps,
+        "share_equal": verdict.share_equal,
         "metrics": [one.to_json() for one in verdict.fidelity.metrics],
         "decomposition": {part.name: dict(part.errors) for part in parts},
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from experiments.calibrate_engine.run import check, machine_name, measure, reference_s
 from experiments.calibrate_engine.served import architecture_of
 from experiments.validate_engine.flight import Hangar, fly, settings_of, with_memory_of
@@ -23,11 +25,15 @@ __all__ = [
 ]
 
 
-def fly_case(case: Case, hangar: Hangar) -> tuple[Verdict, list[Recording]]:
-    """Raises ValueError for what cannot be flown."""
+def fly_case(case: Case, hangar: Hangar, folder: Path | None = None) -> tuple[Verdict, list[Recording]]:
+    """Each flight is written down once it has landed. Raises ValueError for what cannot be flown."""
     architecture = architecture_of(case.config["model"])
     scenario = with_memory_of(case.scenario, architecture, hangar)
     load = case.settings.load
     scenario = exact(scenario) if load is None else at_load(scenario, load)
-    recordings = [fly(scenario, architecture, hangar, case.config) for _ in range(case.settings.repeats)]
+    recordings = []
+    for i in range(case.settings.repeats):
+        recordings.append(fly(scenario, architecture, hangar, case.config))
+        if folder is not None:
+            recordings[-1].save(folder / str(i))
     return judge(case.settings, scenario, recordings, scenario.source()), recordings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +55,8 @@ class RecordedRun:
         )
         verdict.print(console)
         print_files(written, console)
+        if not verdict.is_equal:
+            sys.exit(3)
 
 
 def build(cfg: DictConfig) -> RecordedRun:

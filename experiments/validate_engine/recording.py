@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
     start_s: the policies were asked; end_s: they were told that it is done; read_s: its tokens were there,
     NaN of one that was never read. compute_s: what the executor took, NaN where that was not measured.
-    num_left: requests that had not ended then.
+    num_left: requests that had not ended then. plan: see `in_words`.
     """
 
     step: int
@@ -50,6 +50,7 @@ class Step(NamedTuple):
     num_left: int
     num_iterations: int
     digest: str
+    plan: str
     running: int
     waiting: int
     kv_blocks_used: int
@@ -62,6 +63,9 @@ class Step(NamedTuple):
     prefill_pairs: int
     prefill_context_tokens: int
     sampled_seqs: int
+
+
+KINDS = ("enter", "leave", "wait", "end", "parents")
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Event:
 
 @dataclass(slots=True)
 class Recording:
-    """engine: what `describe` says. is_whole: the file was not cut short."""
+    """engine: what `flight.fly` says of it. is_whole: the file was not cut short."""
 
     engine: dict[str, Any]
     steps: pd.DataFrame
@@ -148,6 +152,7 @@ class Recorder:
             0,
             num_iterations,
             plan.digest(),
+            in_words(plan),
             len(core.running),
             core.num_waiting,
             core.pool.num_used,
@@ -194,7 +199,7 @@ class Recorder:
             self._requests.longest_tokens[request_id] = max(tokens)
 
     def recording(self, engine: dict[str, Any]) -> Recording:
-        """engine: what was recorded; see `describe`."""
+        """engine: what was recorded."""
         steps = pd.DataFrame(self._steps, columns=list(Step._fields))
         num_read = min(len(self._read_s), len(steps))
         steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
@@ -208,6 +213,12 @@ class Recorder:
 
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
         self._events.append(Event(len(self._steps), kind, now_s, request_id, value))
+
+
+def in_words(plan: StepPlan) -> str:
+    """Who computes how many tokens, and who was preempted, by request id."""
+    preempted = [seq.request_id for seq in plan.preempted]
+    return f"tokens by request {plan.tokens_by_request}, preempted {preempted}"
 
 
 def _plain(value: Any) -> Any:
@@ -239,17 +250,44 @@ def load(folder: Path) -> Recording:
     if not num_steps:
         raise ValueError(f"{folder}: not a recording: no step of it is complete")
     steps = steps.iloc[:num_steps]
-    times_s = steps[["start_s", "end_s"]].to_numpy().reshape(-1)
-    backwards = np.flatnonzero(np.diff(times_s) < 0)
-    if len(backwards):
-        step = int(backwards[0] + 1) // 2
-        raise ValueError(f"{folder}/steps.parquet: step {step}: the clock goes backwards there")
-    if not is_whole:
-        requests, tokens = _known_by(steps, requests, tokens)
+    _check_steps(folder, steps)
+    try:
+        _check_requests(folder, requests, tokens, events)
+        if not is_whole:
+            requests, tokens = _known_by(steps, requests, tokens)
+    except KeyError as error:
+        raise ValueError(f"{folder}: not a recording: {error} is missing") from error
     seen_s: dict[int, list[float]] = {}
     for request_id, time_s in zip(tokens["request_id"].tolist(), tokens["time_s"].tolist(), strict=True):
         seen_s.setdefault(request_id, []).append(time_s)
     return Recording(engine, steps, requests, events, seen_s, is_whole)
+
+
+def _check_steps(folder: Path, steps: pd.DataFrame) -> None:
+    times_s = steps[["start_s", "end_s"]].to_numpy(dtype=np.float64).reshape(-1)
+    backwards = np.flatnonzero(~(np.diff(times_s) >= 0))
+    if len(backwards):
+        step = int(backwards[0] + 1) // 2
+        raise ValueError(
+            f"{folder}/steps.parquet: step {step}: the clock goes backwards there, or is not known"
+        )
+    early = np.flatnonzero((steps["read_s"] < steps["start_s"]).to_numpy())
+    if len(early):
+        raise ValueError(f"{folder}/steps.parquet: step {early[0]}: read before it was planned")
+
+
+def _check_requests(folder: Path, requests: pd.DataFrame, tokens: pd.DataFrame, events: list[Event]) -> None:
+    entered = [event.request_id for event in events if event.kind == "enter"]
+    if requests["request_id"].duplicated().any() or not set(entered) <= set(requests["request_id"]):
+        raise ValueError(f"{folder}/requests.parquet: must have one row for each request in events.jsonl")
+    order = ["arrival_s", "known_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"]
+    times_s = requests[order].ffill(axis=1).to_numpy(dtype=np.float64)
+    wrong = np.flatnonzero((np.diff(times_s, axis=1) < 0).any(axis=1))
+    if len(wrong):
+        request_id = requests["request_id"].iloc[wrong[0]]
+        raise ValueError(f"{folder}/requests.parquet: request {request_id}: its times are not in order")
+    if (tokens.groupby("request_id")["time_s"].diff() < 0).any():
+        raise ValueError(f"{folder}/tokens.parquet: the clock goes backwards there")
 
 
 def _known_by(
@@ -276,6 +314,8 @@ def _events(lines: list[str]) -> Iterator[Event]:
             step, kind, now_s, request_id, value = json.loads(line)
         except ValueError:
             return  # cut short: what follows is not known
+        if kind not in KINDS:
+            raise ValueError(f"events.jsonl: {kind}: must be one of {', '.join(KINDS)}")
         if kind == "enter":
             value = _request(value)
         elif kind == "parents":

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from experiments.validate_engine.recording import Event, Recording, Step
+from experiments.validate_engine.recording import Event, Recording, Step, in_words
 from policies.engine import EngineCore
 from policies.plan import StepOutcome, StepPlan
 from policies.sequence import FinishReason
@@ -34,11 +34,6 @@ class Equivalence:
     num_equal: int
     num_steps: int
     difference: Difference | None
-
-    @property
-    def share(self) -> float:
-        """1: all of them."""
-        return self.num_equal / self.num_steps if self.num_steps else 1.0
 
 
 def replay(recording: Recording, core: EngineCore) -> Equivalence:
@@ -88,18 +83,13 @@ def _outcome(core: EngineCore, num_iterations: int, events: Iterable[Event]) -> 
 
 
 def _recorded(row: Step) -> str:
-    return (
-        f"{row.decode_seqs} decodes, {row.prefill_seqs} chunks of {row.prefill_tokens} tokens, "
-        f"{row.preempted} preempted, digest {row.digest}"
-    )
+    return f"{row.plan}, digest {row.digest}"
 
 
 def _replayed(plan: StepPlan | None) -> str:
     if plan is None:
         return "no plan"
-    tokens = ", ".join(f"{request_id}: {num}" for request_id, num in plan.tokens_by_request.items())
-    preempted = [seq.request_id for seq in plan.preempted]
-    return f"tokens by request {{{tokens}}}, preempted {preempted}, digest {plan.digest()}"
+    return f"{in_words(plan)}, digest {plan.digest()}"
 
 
 def _state(core: EngineCore, events: Iterable[Event]) -> str:

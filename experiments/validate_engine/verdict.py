@@ -43,6 +43,22 @@ class Verdict:
         return sum(one.num_steps for one in self.equivalences)
 
     @property
+    def is_equal(self) -> bool:
+        """Whether every plan was decided again, in the simulator, too."""
+        decomposed = self.decomposition
+        return self.num_equal == self.num_steps and (
+            decomposed is None or decomposed.num_equal == decomposed.num_steps
+        )
+
+    @property
+    def share_equal(self) -> float:
+        """Of plans, the smaller one of replay and simulator."""
+        counts = [(self.num_equal, self.num_steps)]
+        if self.decomposition is not None:
+            counts.append((self.decomposition.num_equal, self.decomposition.num_steps))
+        return min(equal / steps if steps else 1.0 for equal, steps in counts)
+
+    @property
     def decisions(self) -> str:
         """In words; of the first difference, what led there."""
         text = f"{self.num_equal:,} of {self.num_steps:,} plans of the engine are decided again"
@@ -60,7 +76,8 @@ class Verdict:
 
     def print(self, console: Console) -> None:
         """On the terminal."""
-        console.print(self.decisions, highlight=False, soft_wrap=True)
+        colour = "bold green" if self.is_equal else "bold red"
+        console.print(self.decisions, style=colour, highlight=False, soft_wrap=True)
         parts = () if self.decomposition is None else self.decomposition.parts
         print_fidelity(self.fidelity, self.notes, console, parts)
 

@@ -60,6 +60,7 @@ def test_it_leaves_every_file(simulated, tmp_path):
         "simulated_requests.parquet",
         "simulated_iterations.parquet",
         "measured_requests_0.parquet",
+        "measured_iterations_0.parquet",
     }
     again = tmp_path / "again"
     assert (

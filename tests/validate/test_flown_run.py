@@ -72,7 +72,7 @@ def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path,
     assert {file.name for file in tmp_path.iterdir()} == {
         *("config.yaml", "validation.json", "report.html", "recordings"),
         *("simulated_requests.parquet", "simulated_iterations.parquet"),
-        *("measured_requests_0.parquet", "measured_requests_1.parquet"),
+        *(f"measured_{what}_{i}.parquet" for what in ("requests", "iterations") for i in (0, 1)),
     }
     assert record["config"]["hardware"]["name"] == "cpu"
     assert record["config"]["model"]["dtype"] == "fp32"
@@ -83,7 +83,7 @@ def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path,
         assert errors[name]["noise"] >= 0
     assert errors["iteration_median"]["error"] < 0.5
     parts = {part["name"]: part["errors"] for part in record["decomposition"]}
-    assert list(parts) == ["decisions", "queueing", "compute", "host"]
+    assert list(parts) == ["decisions", "queueing", "compute", "host", "clients"]
     for metric in ("ttft", "tpot", "e2e"):
         label, whole = f"{metric.upper()} mean", errors[f"{metric}_mean_s"]["error"]
         assert parts["decisions"][label] == pytest.approx(0, abs=1e-3)
@@ -128,7 +128,7 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
     assert list(record) == names
     for name, case in record.items():
         assert case["plans_equal"] == case["plans"] > 20
-        assert list(case["decomposition"]) == ["decisions", "queueing", "compute", "host"]
+        assert list(case["decomposition"]) == ["decisions", "queueing", "compute", "host", "clients"]
         assert {one["name"] for one in case["metrics"]} >= {"ttft_mean_s", "tpot_p99_s", "iteration_median"}
         assert all_decisions_are_equal(read(folder / name / "validation.json")["decision_equivalence"])
         assert (folder / name / "report.html").exists()

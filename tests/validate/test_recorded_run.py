@@ -91,7 +91,12 @@ def test_a_recording_is_decided_again_and_its_error_taken_apart(recorded, tmp_pa
         f"{num} of {num} plans of the engine are decided again, {num} of {num} in the simulator with the "
         "recorded times.\n"
     )
-    assert [part["name"] for part in record["decomposition"]] == ["decisions", "queueing", "compute", "host"]
+    assert [part["name"] for part in record["decomposition"]] == [
+        "decisions",
+        "queueing",
+        "iteration times",
+        "clients",
+    ]
     errors = {one["name"]: one["error"] for one in record["metrics"]}
     for metric in ("ttft", "tpot", "e2e"):
         parts = [part["errors"][f"{metric.upper()} mean"] for part in record["decomposition"]]
@@ -99,7 +104,8 @@ def test_a_recording_is_decided_again_and_its_error_taken_apart(recorded, tmp_pa
         assert sum(parts) == pytest.approx(errors[f"{metric}_mean_s"])
     assert {file.name for file in tmp_path.iterdir()} == {
         *("config.yaml", "validation.json", "report.html"),
-        *("simulated_requests.parquet", "simulated_iterations.parquet", "measured_requests_0.parquet"),
+        *("simulated_requests.parquet", "simulated_iterations.parquet"),
+        *("measured_requests_0.parquet", "measured_iterations_0.parquet"),
     }
     page = (tmp_path / "report.html").read_text()
     for text in ("Where the error comes from", "Distributions", "The first 200 iterations", "decided again"):
@@ -142,7 +148,9 @@ def test_other_settings_are_refused_with_what_to_add(recorded, tmp_path, capsys)
 def test_unless_they_are_not_to_be_checked(recorded, tmp_path, capsys):
     """Then the first plan that is decided otherwise is told, with both plans and what led there."""
     other = ("batching=static", "batching.batch_size=3")
-    assert validate(tmp_path, recorded / "0", *other, "check_config=false") == 0
+    with pytest.raises(SystemExit) as ended:
+        validate(tmp_path, recorded / "0", *other, "check_config=false")
+    assert ended.value.code == 3
     said = capsys.readouterr().out.splitlines()[0]
     counts, difference = said.split("First difference at ")
     num_equal, num_steps, num_simulated = map(int, re.findall(r"(\d+) (?:of|plans)", counts))
