@@ -43,6 +43,7 @@ from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iteration import IterationModel
 from hwmodels.layout import ParallelLayout
 from hwmodels.levels.rooflines import Replica
+from hwmodels.model_spec import ModelSpec
 from realengine.architecture import Architecture
 from realengine.backend import check_supported, choose_backend, choose_device
 from realengine.build import CPU_KV_BYTES
@@ -65,16 +66,19 @@ class Found(NamedTuple):
 
 def check(settings: MeasureSettings, node: Mapping[str, Any]) -> None:
     """Raises ValueError, RuntimeError or OSError for a missing GPU, model, format or folder."""
-    device = choose_device(settings.device)
-    architecture = architecture_of(node)
+    check_model(settings.model, node, settings.device)
+    _files(settings, settings.device).check()
+
+
+def check_model(model: ModelSpec, node: Mapping[str, Any], device: str) -> None:
+    """Raises ValueError or RuntimeError for a missing GPU, and for what the engine does not compute on it."""
     check_supported(
-        architecture,
-        choose_backend(None, device),
-        DTYPES[TORCH_DTYPES[settings.model.dtype]],
-        kv_dtype_of(settings.model),
-        quantization=quantization_of(settings.model),
+        architecture_of(node),
+        choose_backend(None, choose_device(device)),
+        DTYPES[TORCH_DTYPES[model.dtype]],
+        kv_dtype_of(model),
+        quantization=quantization_of(model),
     )
-    _files(settings, device.type).check()
 
 
 def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progress) -> Found:
@@ -125,6 +129,17 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     }
     files.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return Found(operators, errors, _notes(machine, host, residuals), _how_to(settings, name, files), files)
+
+
+def check_same(files: Files, model: ModelSpec, block_size: int) -> None:
+    """Raises ValueError where a calibration was of other number formats, or of other blocks."""
+    measured = json.loads(files.report.read_text(encoding="utf-8"))["settings"]
+    own = _formats(model) | {"block_size": block_size}
+    for name, value in own.items():
+        if measured[name] != value:
+            raise ValueError(
+                f"{files.report}: {name}={measured[name]} was measured, not {value}; measure it anew"
+            )
 
 
 def reference_s(files: Files) -> float | None:
@@ -264,15 +279,17 @@ def _files(settings: MeasureSettings, device: str) -> Files:
     return Files.under(Path(settings.out), settings.name or machine_name(device), settings.model.name)
 
 
+def _formats(model: ModelSpec) -> dict[str, Any]:
+    return {"dtype": model.dtype, "weights": model.weights, "kv_cache_dtype": model.kv_dtype}
+
+
 def _shown(settings: MeasureSettings) -> dict[str, Any]:
     """As they took effect."""
     limits = ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     return {
         "device": settings.device,
         "model": settings.model.name,
-        "dtype": settings.model.dtype,
-        "weights": settings.model.weights,
-        "kv_cache_dtype": settings.model.kv_dtype,
+        **_formats(settings.model),
         **{name: settings.limit(name) for name in limits},
         "block_size": settings.block_size,
         "budget_s": settings.seconds,

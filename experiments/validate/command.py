@@ -30,6 +30,9 @@ class Validation(Protocol):
         """Simulate, compare, write, print. Raises ConfigError."""
 
 
+FLOWN_KEYS = ("suite", "load", "repeats", "calibrated")
+"""Of no use with against=."""
+
 _checked: dict[str, Validation] = {}
 """The settings checked last: a single validation reads its files once, not twice."""
 
@@ -47,6 +50,11 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     settings, _ = split(cfg)
     if settings.device is not None:
         return flown_run.build(settings, cfg, composition)
+    for override in composition.overrides:
+        if (key := override.lstrip("+~").partition("=")[0]) in FLOWN_KEYS:
+            raise ConfigError(
+                f"{override}: goes with device=; against= takes what was measured; leave {key}= out"
+            )
     if all(recorded_run.is_recording(file) for file in settings.files):
         return recorded_run.build(cfg)
     return foreign_run.build(cfg)

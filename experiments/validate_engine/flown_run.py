@@ -36,6 +36,7 @@ class FlownRun:
     composition: Composition
     device: str
     model: ModelSpec
+    block_size: int
     node: dict[str, Any]
 
     def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
@@ -94,8 +95,17 @@ class FlownRun:
                         f"calibrated={given}: {file.relative_to(given)} is not there: measure it with "
                         f"windtunnel calibrate device={self.device} model=... out={given}"
                     )
+            try:
+                engine.check_same(files, self.model, self.block_size)
+            except (ValueError, KeyError, OSError) as error:
+                raise ConfigError(f"calibrated={given}: {error}") from error
             return files
-        measure = MeasureSettings(device=self.device, model=self.model, out=str(folder / "calibrated"))
+        measure = MeasureSettings(
+            device=self.device,
+            model=self.model,
+            out=str(folder / "calibrated"),
+            block_size=self.block_size,
+        )
         with console.status("measuring") as status:
             try:
                 engine.check(measure, self.node)
@@ -120,11 +130,14 @@ def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition)
     for case in cases:
         try:
             engine.settings_of(case.scenario, hangar.device)
+            engine.check_model(case.scenario.model, case.config["model"], settings.device)
             engine.architecture_of(case.config["model"])
         except ValueError as error:
             where = f"case {case.name}: " if len(cases) > 1 else ""
             raise ConfigError(f"{where}{error}") from error
-    return FlownRun(settings, output, composition, settings.device, model, cases[0].config["model"])
+    block_size = cases[0].scenario.caching.block_size
+    node = cases[0].config["model"]
+    return FlownRun(settings, output, composition, settings.device, model, block_size, node)
 
 
 def _engine() -> Any:

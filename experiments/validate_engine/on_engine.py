@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.calibrate_engine.run import check, machine_name, measure, reference_s
+from experiments.calibrate_engine.run import (
+    check,
+    check_model,
+    check_same,
+    machine_name,
+    measure,
+    reference_s,
+)
 from experiments.calibrate_engine.served import architecture_of
 from experiments.validate_engine.flight import Hangar, fly, settings_of, with_memory_of
 from experiments.validate_engine.recording import Recording
@@ -16,6 +23,8 @@ __all__ = [
     "Hangar",
     "architecture_of",
     "check",
+    "check_model",
+    "check_same",
     "fly_case",
     "machine_name",
     "measure",

@@ -136,6 +136,7 @@ def test_what_is_asked_for_must_be_there(simulated, tmp_path, capsys):
     assert "device, against: neither given" in refused(capsys, tmp_path)
     assert "device, against: both given" in refused(capsys, tmp_path, "device=cpu", "against=nowhere.csv")
     assert "no such file" in refused(capsys, tmp_path, "against=nowhere.csv")
+    assert "load=0.9: goes with device=" in refused(capsys, tmp_path, "against=x.csv", "load=0.9")
     file = slower(tmp_path, simulated, 1.0)
     assert "run=night: no such run" in refused(capsys, tmp_path, f"against={file}", "run=night")
     table = pd.read_csv(file)

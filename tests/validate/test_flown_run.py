@@ -178,3 +178,16 @@ def test_every_policy_that_the_engine_runs_is_decided_alike(calibrated, tmp_path
         assert all_decisions_are_equal(told), f"{name}: {told}"
     for name in ("recompute", "swap", "tiered", "inflight_max_utilization"):
         assert load(tmp_path / name / "recordings" / "0").steps["preempted"].sum() > 0, name
+
+
+def test_a_calibration_of_other_numbers_is_refused(calibrated, tmp_path, capsys):
+    assert validate(tmp_path, f"calibrated={calibrated}", "model.weights=int8_wo") == 2
+    assert "weights=None was measured, not int8_wo; measure it anew" in capsys.readouterr().err
+    assert validate(tmp_path, f"calibrated={calibrated}", "caching.block_size=32") == 2
+    assert "block_size=16 was measured, not 32" in capsys.readouterr().err
+
+
+def test_what_the_engine_will_not_serve_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert validate(tmp_path, "prediction=oracle") == 2
+    assert "prediction=OracleWithNoise: is told the true lengths" in capsys.readouterr().err
+    assert not (tmp_path / "calibrated").exists()
