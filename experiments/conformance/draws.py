@@ -175,9 +175,7 @@ def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
             headroom=st.sampled_from(["least", "most"]),
             initial_tokens_per_s=tokens_per_s,
         )
-        | st.builds(
-            CostAware, prices_usd_per_hour=by_replica, ttft_s=ttft_s, initial_tokens_per_s=tokens_per_s
-        )
+        | st.builds(CostAware, ttft_s=ttft_s, initial_tokens_per_s=tokens_per_s)
     )
 
 
