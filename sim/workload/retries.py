@@ -1,18 +1,19 @@
 """What clients do whose requests are refused or take too long: they send them again, later, or give up.
 
-The wait before attempt k + 1, where most = min(cap_s, base_s factor^(k - 1)):
+The wait before attempt k + 1, where most = min(cap_s, base_s factor^(k - 1)), and w is the wait before it, or
+base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
 
-    jitter          wait                                     after
-    none            most                                     Ethernet's exponential back-off, without its draw
-    full            uniform in [0, most]                     Brooker, "Exponential Backoff And Jitter", AWS 2015
-    equal           uniform in [most / 2, most]              the same
-    decorrelated    min(cap_s, uniform in [base_s, factor w])     the same; w: the wait before, at first base_s
+    jitter          wait
+    none            most
+    full            uniform in [0, most]
+    equal           uniform in [most / 2, most]
+    decorrelated    min(cap_s, uniform in [base_s, factor w])
 
 Clients that were refused together and wait without jitter come back together. A budget bounds what retries
 add: each request puts retry_budget into an account that holds retry_burst at most, as at the beginning, and
 each retry takes 1 out of it or does not happen, as in Finagle (there deposits expire after 10 s, and 10
 retries a second are free) and gRPC (there successes pay in). It is one account for all clients, as a proxy
-between them and the service keeps it. So of n requests there are at most retry_burst + n retry_budget retries.
+between them and the service keeps it. Of n requests come at most retry_burst + n retry_budget retries.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Retries:
             raise ValueError(f"cap_s={self.cap_s}: must be finite and >= base_s={self.base_s:g} s")
         if self.jitter not in JITTERS:
             raise ValueError(f"jitter={self.jitter}: must be one of {', '.join(JITTERS)}")
+        if self.retry_budget is not None and self.retry_burst < 1:
+            raise ValueError(f"retry_burst={self.retry_burst}: must be >= 1, or nothing is ever sent again")
         if self.timeout_until not in ("answer", "first_token"):
             raise ValueError(f"timeout_until={self.timeout_until}: must be one of answer, first_token")
         self._balance = self.retry_burst
