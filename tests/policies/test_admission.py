@@ -307,7 +307,7 @@ class TestTenantQuotas:
         assert sum(admitted(policy, [ask(i) for i in range(9)], fleet(0, 0, 0))) == 6
 
     def test_the_dominant_resource_counts(self):
-        """12 requests, 1200 tokens; a asks for 10 tokens each, b for 300. Both fill up to 3/4 of what they use
+        """12 requests, 1200 tokens; a asks for 10 each, b for 300. Both fill up to 3/4 of what they use
         most, as 9 + 3 are the 12 requests: b is let in up to 3, where halves would be 6 and 2."""
         policy = TenantQuotas(max_outstanding=12, max_outstanding_tokens=1200)
         ofa = [ask(i, 10, tenant="a") for i in range(20)]
