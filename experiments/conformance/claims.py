@@ -20,6 +20,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.build import build
+from experiments.conformance.door_promises import (
+    answers_at_the_door,
+    answers_the_same_again,
+    forgets_who_has_ended,
+    keeps_its_word,
+    lets_in_when_idle,
+    never_means_never,
+)
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
@@ -50,6 +58,14 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
+    "admission": (
+        answers_at_the_door,
+        answers_the_same_again,
+        lets_in_when_idle,
+        never_means_never,
+        keeps_its_word,
+        forgets_who_has_ended,
+    ),
     "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
 }
 
@@ -131,8 +147,8 @@ class Claim:
 def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     """What is to be checked of a policy, an object with its settings.
 
-    The worlds vary its max_num_batched_tokens, preemption_mode and block_size, where it has such a setting,
-    but for those named in `fixed`. Raises ValueError for what is a policy of no family.
+    The worlds vary its max_num_batched_tokens, preemption_mode, block_size, max_outstanding and burst, where
+    it has such a setting, but for those named in `fixed`. Raises ValueError for a policy of no family.
     """
     family = family_of(policy)
     promises = {promise.__name__: promise for promise in PROMISES[family]}

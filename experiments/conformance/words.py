@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.conformance.worlds import Ask, World
+from policies.admission.none import AdmitAll
 
 
 def in_words(world: World) -> str:
@@ -19,6 +20,8 @@ def in_words(world: World) -> str:
     ]
     if world.num_replicas > 1:
         lines.append(f"routing {world.routing}, by signals that are up to {world.signal_age_s:.6g} s old")
+    if not isinstance(world.admission, AdmitAll):
+        lines.append(f"admission {world.admission}")
     if world.scheduling.needs_predictor or world.caching.needs_predictor:
         lines.append(f"prediction {world.prediction}")
     if world.scheduling.preemption_mode == "swap":

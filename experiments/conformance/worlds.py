@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.iteration import COMPONENTS
+from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
@@ -246,6 +247,7 @@ class World:
     max_model_len: int = 4096
     num_replicas: int = 1
     routing: Any = field(default_factory=RoundRobin)
+    admission: Any = field(default_factory=AdmitAll)
     model: Any = field(default_factory=lambda: ToyModel(flat=True))
     num_users: int | None = None
     think_s: float = 0.0
