@@ -16,16 +16,13 @@ expectation is known (Lavenberg and Welch, Management Science 27, 1981). All of 
 within a share of the textbook value, 2 % in the full version. Besides, an interval twice as wide has to hold
 the exact value: chance alone fails that less than once in 10,000 times, an error of 2 % always.
 
-Sources: Kleinrock, Queueing Systems I (1975) and II (1976); Harchol-Balter, Performance Modeling and Design
-of Computer Systems (2013); Mitzenmacher, IEEE TPDS 12 (2001).
-
-Above 400 lines, as the queues, the theory and the statistics are needed together.
+The theory is in queueing_formulas.py.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -33,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, optimize, stats
+from numpy.typing import ArrayLike
+from scipy import linalg, stats
 
 from policies.batching.chunked import Chunked
 from policies.batching.one_at_a_time import OneAtATime
@@ -54,6 +51,15 @@ from sim.workload.arrivals import Poisson
 from sim.workload.distributions import Distribution, Fixed, Geometric, Lognormal
 from sim.workload.lengths import Lengths
 from sim.workload.synthetic import Synthetic
+from tests.sim.queueing_formulas import (
+    cyclic_sojourn_s,
+    in_step_sojourn_s,
+    lindley_wait_s,
+    mean_field_sojourn_s,
+    mg1_wait_s,
+    mmk_wait_s,
+    shorter_of_two_sojourn_s,
+)
 
 PROMPT_TOKENS = 1000
 """Mean size where a request is a prompt ..."""
@@ -305,103 +311,6 @@ def regressed_mean(values: ArrayLike, controls: ArrayLike) -> Mean:
     return Mean(float(coefficients[0]), float(stats.t.ppf(0.995, freedom) * np.sqrt(variance)))
 
 
-def lindley_wait_s(arrival_s: ArrayLike, size_s: ArrayLike) -> NDArray[np.float64]:
-    """Waits at one server, first come, first served: the next is max(0, this one + size - gap)."""
-    walk_s = np.cumsum(np.concatenate([[0.0], np.asarray(size_s)[:-1] - np.diff(arrival_s)]))
-    return walk_s - np.minimum.accumulate(walk_s)
-
-
-def mg1_wait_s(load: float, second_moment: float) -> float:
-    """Mean wait at one server with sizes of mean 1 s: Pollaczek and Khinchine."""
-    return load * second_moment / 2 / (1 - load)
-
-
-def erlang_c(num_servers: int, load: float) -> float:
-    """Share of the requests that have to wait in M/M/k."""
-    offered, blocked = load * num_servers, 1.0
-    for servers in range(1, num_servers + 1):
-        blocked = offered * blocked / (servers + offered * blocked)
-    return blocked / (1 - load * (1 - blocked))
-
-
-def mmk_wait_s(num_servers: int, load: float) -> float:
-    """Mean wait in M/M/k, sizes of mean 1 s."""
-    return erlang_c(num_servers, load) / num_servers / (1 - load)
-
-
-def stationary(transitions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of the states of a chain, from its transition probabilities or rates [N, N]."""
-    balance = (transitions - np.diag(transitions.sum(axis=1))).T
-    balance[0] = 1.0
-    return linalg.solve(balance, np.eye(len(balance))[0])
-
-
-def in_step_sojourn_s(
-    rate_per_s: float,
-    served: Callable[[int], int],
-    iteration_s: Callable[[int], float],
-    mean_tokens: int = OUTPUT_TOKENS,
-    max_present: int = 150,
-) -> float:
-    """Mean sojourn where served(n) of n requests get a token each in an iteration that takes iteration_s(n).
-
-    Exact for Poisson arrivals and geometric sizes. Of those served, each ends with the iteration with chance
-    1 / mean_tokens; who comes meanwhile waits for the next one, who comes to an idle engine begins at once.
-    The Markov chain of the requests present when iterations begin gives their mean over time, and that, by
-    Little, the sojourn.
-    """
-    present = np.arange(max_present)
-    lasts_s = np.array([iteration_s(n) if n else 1 / rate_per_s for n in present])
-    chain = np.zeros((max_present, max_present))
-    chain[0, 1] = 1.0
-    for n in present[1:]:
-        ended = stats.binom.pmf(np.arange(served(n) + 1), served(n), 1 / mean_tokens)
-        come = stats.poisson.pmf(present, rate_per_s * lasts_s[n])
-        after = np.convolve(ended[::-1], come)[: max_present - n + served(n)]
-        chain[n, n - served(n) : n - served(n) + len(after)] = after
-    share = stationary(chain)
-    request_s = present * lasts_s + np.where(present > 0, rate_per_s * lasts_s**2 / 2, 0.0)
-    return float(share @ request_s / (share @ lasts_s) / rate_per_s)
-
-
-def cyclic_sojourn_s(rate_per_s: float, turns: tuple[int, ...], max_present: int = 120) -> float:
-    """Mean sojourn at an exponential server that gets the arrivals of a Poisson stream whose turn is 1.
-
-    turns repeat: (1, 0, 0) is every third arrival, E3/M/1. A Markov chain of (turn, requests present).
-    """
-    num_turns = len(turns)
-    rates = np.zeros((num_turns, max_present, num_turns, max_present))
-    for turn, is_mine in enumerate(turns):
-        for present in range(max_present):
-            after = min(present + is_mine, max_present - 1)
-            rates[turn, present, (turn + 1) % num_turns, after] += rate_per_s
-            if present:
-                rates[turn, present, turn, present - 1] += 1.0
-    share = stationary(rates.reshape(num_turns * max_present, -1)).reshape(num_turns, max_present)
-    return float(share.sum(axis=0) @ np.arange(max_present)) / (rate_per_s * sum(turns) / num_turns)
-
-
-def shorter_of_two_sojourn_s(rate_per_s: float, max_present: int = 40) -> float:
-    """Mean sojourn at two exponential servers, arrivals joining the shorter queue: a Markov chain."""
-    rates = np.zeros((max_present,) * 4)
-    for a, b in np.ndindex(max_present, max_present):
-        to_a = 0.5 if a == b else float(a < b)
-        rates[a, b, min(a + 1, max_present - 1), b] += rate_per_s * to_a
-        rates[a, b, a, min(b + 1, max_present - 1)] += rate_per_s * (1 - to_a)
-        if a:
-            rates[a, b, a - 1, b] += 1.0
-        if b:
-            rates[a, b, a, b - 1] += 1.0
-    share = stationary(rates.reshape(max_present**2, -1)).reshape(max_present, max_present)
-    return float(2 * share.sum(axis=1) @ np.arange(max_present)) / rate_per_s
-
-
-def mean_field_sojourn_s(load: float, num_choices: int) -> float:
-    """Mean sojourn when each joins the shortest of d of infinitely many: sum of rho^((d^i - d) / (d - 1))."""
-    d = num_choices
-    return float(sum(load ** ((d**i - d) // (d - 1)) for i in range(1, 12)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A queue and what is known of it, by the names of `means_of_run`."""
@@ -431,7 +340,9 @@ def one_server(load: float, sizes: Distribution | None, textbook_second_moment: 
 
 def many_servers(num_servers: int, load: float) -> Case:
     rate_per_s, wait_s = load * num_servers, mmk_wait_s(num_servers, load)
-    exact_s = in_step_sojourn_s(rate_per_s, lambda n: min(n, num_servers), lambda n: 1 / OUTPUT_TOKENS)
+    exact_s = in_step_sojourn_s(
+        rate_per_s, lambda n: min(n, num_servers), lambda n: 1 / OUTPUT_TOKENS, OUTPUT_TOKENS
+    )
     return Case(
         queue=Queue(server=servers(num_servers), rate_per_s=rate_per_s),
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
@@ -442,7 +353,9 @@ def many_servers(num_servers: int, load: float) -> Case:
 def shared(load: float, sizes: Distribution | None = None) -> Case:
     sojourn_s = 1 / (1 - load)
     classes = ("slowdown of large",) if sizes else ("slowdown of small", "slowdown of large")
-    exact = {} if sizes else {"sojourn": in_step_sojourn_s(load, lambda n: n, lambda n: n / OUTPUT_TOKENS)}
+    exact = {}
+    if sizes is None:
+        exact["sojourn"] = in_step_sojourn_s(load, lambda n: n, lambda n: n / OUTPUT_TOKENS, OUTPUT_TOKENS)
     return Case(
         queue=Queue(server=SHARED, rate_per_s=load, sizes=sizes),
         textbook={"sojourn": sojourn_s, "busy share": load, **dict.fromkeys(classes, sojourn_s)},
@@ -464,6 +377,7 @@ def cluster(
     )
 
 
+SHORTER_OF_TWO_S = shorter_of_two_sojourn_s(1.4)
 CASES = {
     "M/M/1": one_server(0.5, None, 2.0, num_runs=80),
     "M/D/1": one_server(0.5, Fixed(value=PROMPT_TOKENS), 1.0, num_runs=80),
@@ -489,8 +403,8 @@ CASES = {
         {"sojourn at 0": cyclic_sojourn_s(0.8, (1, 1, 0)), "sojourn at 1": cyclic_sojourn_s(0.8, (0, 0, 1))},
         controls=BY_LOAD,
     ),
-    "shorter of two": cluster(LeastOutstanding(), 2, 0.7, shorter_of_two_sojourn_s(1.4)),
-    "both of two": cluster(PowerOfTwo(), 2, 0.7, shorter_of_two_sojourn_s(1.4)),
+    "shorter of two": cluster(LeastOutstanding(), 2, 0.7, SHORTER_OF_TWO_S),
+    "both of two": cluster(PowerOfTwo(), 2, 0.7, SHORTER_OF_TWO_S),
     "two of 200": cluster(PowerOfTwo(), 200, 0.7, mean_field_sojourn_s(0.7, 2), exact={}),
 }
 NOT_QUICK = {"M/M/4", "unequal shares", "two of 200"}
@@ -552,41 +466,3 @@ def test_whole_tokens_and_common_iterations_move_no_mean_by_a_third_of_a_percent
     for case in CASES.values():
         for quantity, exact in case.exact.items():
             assert exact == pytest.approx(case.textbook[quantity], rel=0.003)
-
-
-@pytest.mark.parametrize("load", [0.3, 0.8])
-def test_erlang_c_of_one_and_two_servers(load):
-    """rho, and 2 rho^2 / (1 + rho); the mean wait of one server is that of M/M/1."""
-    assert erlang_c(1, load) == pytest.approx(load)
-    assert erlang_c(2, load) == pytest.approx(2 * load**2 / (1 + load))
-    assert mmk_wait_s(1, load) == pytest.approx(mg1_wait_s(load, 2.0))
-
-
-@pytest.mark.parametrize("num_servers", [1, 3])
-def test_servers_in_step_approach_mmk_as_tokens_become_short(num_servers):
-    """Each halving of the token halves the distance."""
-    off = [
-        in_step_sojourn_s(0.6 * num_servers, lambda n: min(n, num_servers), lambda n, m=m: 1 / m, m)
-        - (1 + mmk_wait_s(num_servers, 0.6))
-        for m in (100, 200, 400)
-    ]
-    assert off[0] / off[1] == pytest.approx(2, rel=0.02)
-    assert off[1] / off[2] == pytest.approx(2, rel=0.02)
-
-
-def test_every_third_arrival_makes_e3_m_1():
-    """Its sojourn is 1 / (1 - s) with s = (3 rate / (3 rate + 1 - s))^3 at `rate` arrivals a second."""
-    root = optimize.brentq(lambda s: (1.8 / (1.8 + 1 - s)) ** 3 - s, 0.0, 0.99)
-    assert cyclic_sojourn_s(1.8, (1, 0, 0)) == pytest.approx(1 / (1 - root))
-    assert cyclic_sojourn_s(0.6, (1,)) == pytest.approx(2.5)
-
-
-def test_the_shorter_of_two_lies_between_one_queue_for_both_and_two_apart():
-    assert 1 + mmk_wait_s(2, 0.7) < shorter_of_two_sojourn_s(1.4) < cyclic_sojourn_s(1.4, (1, 0))
-
-
-def test_mitzenmachers_table():
-    """TPDS 2001, table 1: the prediction for two choices."""
-    table = {0.5: 1.2657, 0.7: 1.6145, 0.9: 2.6141, 0.99: 5.4320}
-    for load, sojourn_s in table.items():
-        assert mean_field_sojourn_s(load, 2) == pytest.approx(sojourn_s, abs=1e-4)
