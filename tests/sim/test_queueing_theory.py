@@ -4,8 +4,8 @@ An iteration model made for the purpose turns engines with real policies into se
 of 1 s. A request's size is its length in tokens:
 
     one server          one prompt after the other, each in one iteration of 1 ms a token
-    k servers           k slots; an iteration takes 1/200 s however many sequences it decodes
-    processor sharing   an iteration takes 1/200 s for each of its sequences
+    k servers           k slots; an iteration takes 1/100 s however many sequences it decodes
+    processor sharing   an iteration takes 1/100 s for each of its sequences
 
 So sizes are whole tokens, and sequences that share an iteration begin and end it together. Beside a textbook
 value stands, where one is known, the exact value of the queue that is really simulated.
@@ -22,7 +22,7 @@ The theory is in queueing_formulas.py.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ from tests.sim.queueing_formulas import (
 
 PROMPT_TOKENS = 1000
 """Mean size where a request is a prompt ..."""
-OUTPUT_TOKENS = 200
+OUTPUT_TOKENS = 100
 """... and where it is an answer. An iteration a token: more would be closer to the limit, and take longer."""
 MANY = 2**24
 """Tokens of context and of a step, KV blocks: no limit is ever met."""
@@ -259,7 +259,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(1000, 100, 5.0, 0.3)
-FULL = Effort(12_500, 500, 15.0, 0.02)
+FULL = Effort(6_000, 400, 10.0, 0.02)
 QUICK_RUNS = 8
 
 
@@ -268,30 +268,38 @@ def first_seed(queue: Queue) -> int:
     return zlib.crc32(repr((queue.load, queue.num_servers, queue.sizes, queue.routing)).encode())
 
 
+SPEED = 1.25
+"""Of the servers that a replica's waits are controlled with: alike, but not the same."""
+
+
 def means_of_run(queue: Queue, num_requests: int, num_left_out: int, seed: int) -> dict[str, float]:
     """Means over the requests in the middle of a run.
 
-    Control variates: mean size against mean gap; and the mean wait that the same traffic would have at one
-    server as fast as all together, against Pollaczek and Khinchine.
+    For control: the mean size less what the mean gap allows for; the mean waits that the same traffic would
+    have, by Lindley's recursion, at one server as fast as all together, and at faster replicas.
     """
     requests, busy_share = fly(queue, num_requests, seed)
-    middle = slice(num_left_out, -num_left_out)
-    kept = requests.iloc[middle]
-    gap_s = np.diff(kept.arrival_s).mean()
-    fast_wait_s = lindley_wait_s(requests.arrival_s, requests.size_s / queue.num_servers)[middle].mean()
+    kept = requests.iloc[num_left_out:-num_left_out]
     means = {
-        "load control": kept.size_s.mean() - gap_s * queue.rate_per_s,
-        "wait control": fast_wait_s - mg1_wait_s(queue.load, queue.second_moment) / queue.num_servers,
+        "excess size": kept.size_s.mean() - np.diff(kept.arrival_s).mean() * queue.rate_per_s,
+        "pooled wait": wait_at_speed_s(requests, queue.num_servers)[kept.index].mean(),
         "busy share": busy_share,
         "sojourn": kept.sojourn_s.mean(),
         "wait": kept.wait_s.mean(),
     }
-    for replica, rows in kept.groupby("replica"):
-        means[f"sojourn at {replica}"] = rows.sojourn_s.mean()
+    for replica, rows in requests.groupby("replica"):
+        mine = rows.index.intersection(kept.index)
+        means[f"sojourn at {replica}"] = rows.sojourn_s[mine].mean()
+        means[f"fast wait at {replica}"] = wait_at_speed_s(rows, SPEED)[mine].mean()
     is_small = kept.size_s < 1
     for name, rows in (("small", kept[is_small]), ("large", kept[~is_small])):
         means[f"slowdown of {name}"] = rows.sojourn_s.sum() / rows.size_s.sum() if len(rows) else np.nan
     return means
+
+
+def wait_at_speed_s(requests: pd.DataFrame, speed: float) -> pd.Series:
+    wait_s = lindley_wait_s(requests.arrival_s, requests.size_s / speed)
+    return pd.Series(wait_s, index=requests.index)
 
 
 class Mean(NamedTuple):
@@ -318,23 +326,20 @@ class Case:
     queue: Queue
     textbook: Mapping[str, float]
     exact: Mapping[str, float] = field(default_factory=dict)
-    controls: tuple[str, ...] = ("load control", "wait control")
-    num_runs: int = 40
+    controls: Mapping[str, float]
+    """And their expectations."""
+    num_runs: int = 50
 
 
-BY_LOAD = ("load control",)
-"""Where the other control is the very figure that is asked for, or has nothing to do with it."""
-
-
-def one_server(load: float, sizes: Distribution | None, textbook_second_moment: float, num_runs: int) -> Case:
+def one_server(load: float, sizes: Distribution | None, second_moment: float) -> Case:
+    """second_moment: of the textbook."""
     queue = Queue(server=ONE_SERVER, rate_per_s=load, sizes=sizes)
-    wait_s, exact_s = mg1_wait_s(load, textbook_second_moment), mg1_wait_s(load, queue.second_moment)
+    wait_s, exact_s = mg1_wait_s(load, second_moment), mg1_wait_s(load, queue.second_moment)
     return Case(
         queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
         exact={"sojourn": 1 + exact_s, "wait": exact_s, "busy share": load},
-        controls=BY_LOAD,
-        num_runs=num_runs,
+        controls={"fast wait at 0": mg1_wait_s(load / SPEED, queue.second_moment) / SPEED},
     )
 
 
@@ -343,69 +348,84 @@ def many_servers(num_servers: int, load: float) -> Case:
     exact_s = in_step_sojourn_s(
         rate_per_s, lambda n: min(n, num_servers), lambda n: 1 / OUTPUT_TOKENS, OUTPUT_TOKENS
     )
+    queue = Queue(server=servers(num_servers), rate_per_s=rate_per_s)
     return Case(
-        queue=Queue(server=servers(num_servers), rate_per_s=rate_per_s),
+        queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
         exact={"sojourn": exact_s, "wait": exact_s - 1, "busy share": load},
+        controls=pooled(queue),
+        num_runs=50 * max(1, num_servers // 2),
     )
 
 
 def shared(load: float, sizes: Distribution | None = None) -> Case:
+    """Processor sharing: the same for all sizes, and so is the slowdown, sojourn / size."""
+    queue = Queue(server=SHARED, rate_per_s=load, sizes=sizes)
     sojourn_s = 1 / (1 - load)
     classes = ("slowdown of large",) if sizes else ("slowdown of small", "slowdown of large")
     exact = {}
     if sizes is None:
         exact["sojourn"] = in_step_sojourn_s(load, lambda n: n, lambda n: n / OUTPUT_TOKENS, OUTPUT_TOKENS)
     return Case(
-        queue=Queue(server=SHARED, rate_per_s=load, sizes=sizes),
+        queue=queue,
         textbook={"sojourn": sojourn_s, "busy share": load, **dict.fromkeys(classes, sojourn_s)},
         exact=exact,
-        num_runs=20,
+        controls=pooled(queue),
+        num_runs=10 if sizes else 50,
     )
 
 
-def cluster(
-    routing: Any, num_replicas: int, load: float, sojourn_s: float | Mapping[str, float], **given: Any
-) -> Case:
-    known = {"sojourn": sojourn_s} if isinstance(sojourn_s, float) else sojourn_s
+def helping(routing: Any, num_replicas: int, load: float, sojourn_s: float) -> Case:
+    """Replicas of which the less loaded gets the request."""
+    queue = Queue(
+        server=ONE_SERVER, rate_per_s=load * num_replicas, routing=routing, num_replicas=num_replicas
+    )
+    return Case(queue=queue, textbook={"sojourn": sojourn_s, "busy share": load}, controls=pooled(queue))
+
+
+def pooled(queue: Queue) -> dict[str, float]:
+    return {"pooled wait": mg1_wait_s(queue.load, queue.second_moment) / queue.num_servers}
+
+
+def apart(routing: Any, rate_per_s: float, sojourns_s: Sequence[Callable[[float], float]]) -> Case:
+    """Replicas that get their requests whatever their load; sojourns_s: of each, by the rate of all."""
+    num_replicas = len(sojourns_s)
+    known = {f"sojourn at {i}": sojourn_s(rate_per_s) for i, sojourn_s in enumerate(sojourns_s)}
     return Case(
-        queue=Queue(
-            server=ONE_SERVER, rate_per_s=load * num_replicas, routing=routing, num_replicas=num_replicas
-        ),
-        textbook={**known, "busy share": load},
-        **({"exact": known} | given),
+        queue=Queue(server=ONE_SERVER, rate_per_s=rate_per_s, routing=routing, num_replicas=num_replicas),
+        textbook={**known, "busy share": rate_per_s / num_replicas},
+        exact=known,
+        controls={
+            f"fast wait at {i}": (sojourn_s(rate_per_s / SPEED) - 1) / SPEED
+            for i, sojourn_s in enumerate(sojourns_s)
+        },
     )
 
 
-SHORTER_OF_TWO_S = shorter_of_two_sojourn_s(1.4)
+def share_of(share: float) -> Callable[[float], float]:
+    """M/M/1 with a share of the arrivals."""
+    return lambda rate_per_s: 1 / (1 - share * rate_per_s)
+
+
+def turns_of(*turns: int) -> Callable[[float], float]:
+    return lambda rate_per_s: cyclic_sojourn_s(rate_per_s, turns)
+
+
 CASES = {
-    "M/M/1": one_server(0.5, None, 2.0, num_runs=80),
-    "M/D/1": one_server(0.5, Fixed(value=PROMPT_TOKENS), 1.0, num_runs=80),
-    "M/G/1 lognormal": one_server(0.5, Lognormal(mean=PROMPT_TOKENS, cv=0.7), 1.49, num_runs=80),
+    "M/M/1": one_server(0.5, None, 2.0),
+    "M/D/1": one_server(0.5, Fixed(value=PROMPT_TOKENS), 1.0),
+    "M/G/1 lognormal": one_server(0.5, Lognormal(mean=PROMPT_TOKENS, cv=0.7), 1.49),
     "M/M/2": many_servers(2, 0.6),
     "M/M/4": many_servers(4, 0.8),
     "M/M/1-PS": shared(0.6),
     "M/D/1-PS": shared(0.6, Fixed(value=OUTPUT_TOKENS)),
-    "random": cluster(Random(), 3, 0.5, 2.0, controls=BY_LOAD),
-    "unequal shares": cluster(
-        Shares(shares=(0.6, 0.4)),
-        2,
-        0.5,
-        {"sojourn at 0": 1 / (1 - 0.6), "sojourn at 1": 1 / (1 - 0.4)},
-        controls=BY_LOAD,
-        num_runs=80,
-    ),
-    "round robin": cluster(RoundRobin(), 3, 0.6, cyclic_sojourn_s(1.8, (1, 0, 0)), controls=BY_LOAD),
-    "weighted 2:1": cluster(
-        Weighted(weights=(2.0, 1.0)),
-        2,
-        0.4,
-        {"sojourn at 0": cyclic_sojourn_s(0.8, (1, 1, 0)), "sojourn at 1": cyclic_sojourn_s(0.8, (0, 0, 1))},
-        controls=BY_LOAD,
-    ),
-    "shorter of two": cluster(LeastOutstanding(), 2, 0.7, SHORTER_OF_TWO_S),
-    "both of two": cluster(PowerOfTwo(), 2, 0.7, SHORTER_OF_TWO_S),
-    "two of 200": cluster(PowerOfTwo(), 200, 0.7, mean_field_sojourn_s(0.7, 2), exact={}),
+    "random": apart(Random(), 1.0, [share_of(0.5)] * 2),
+    "unequal shares": apart(Shares(shares=(0.6, 0.4)), 1.0, [share_of(0.6), share_of(0.4)]),
+    "round robin": apart(RoundRobin(), 1.8, [turns_of(1, 0, 0)] * 3),
+    "weighted 2:1": apart(Weighted(weights=(2.0, 1.0)), 0.9, [turns_of(1, 1, 0), turns_of(0, 0, 1)]),
+    "shorter of two": helping(LeastOutstanding(), 2, 0.7, shorter_of_two_sojourn_s(1.4)),
+    "both of two": helping(PowerOfTwo(), 2, 0.7, shorter_of_two_sojourn_s(1.4)),
+    "two of 200": helping(PowerOfTwo(), 200, 0.7, mean_field_sojourn_s(0.7, 2)),
 }
 NOT_QUICK = {"M/M/4", "unequal shares", "two of 200"}
 """Whose intervals say little after 8 x 1,000 requests."""
@@ -413,9 +433,11 @@ NOT_QUICK = {"M/M/4", "unequal shares", "two of 200"}
 
 def assert_agrees(case: Case, effort: Effort, num_runs: int, name: str = "") -> None:
     means = effort.means_of(case.queue, num_runs)
+    controls = means[list(case.controls)] - pd.Series(case.controls)
+    controls["excess size"] = means["excess size"]
     far = []
     for quantity, expected in case.textbook.items():
-        value, half_width = regressed_mean(means[quantity], means[list(case.controls)])
+        value, half_width = regressed_mean(means[quantity], controls)
         line = (
             f"{name:16} {quantity:18} {value:8.4f} +- {half_width / expected:6.2%}  "
             f"textbook {expected:8.4f} {value / expected - 1:+7.2%}  "
