@@ -14,7 +14,7 @@ Method: independent replications, begun empty; the first and the last requests o
 over replications has the interval of a regression on control variates, figures of the same traffic whose
 expectation is known (Lavenberg and Welch, Management Science 27, 1981). All of the 99 % interval has to lie
 within a share of the textbook value, 2 % in the full version. Besides, an interval twice as wide has to hold
-the exact value: chance alone fails that less than once in 10,000 times, an error of 2 % always.
+the exact value, which chance alone fails less than once in 10,000 times.
 
 The theory is in queueing_formulas.py.
 """
@@ -258,9 +258,9 @@ class Effort(NamedTuple):
         )
 
 
-QUICK = Effort(1000, 100, 5.0, 0.3)
+QUICK = Effort(700, 70, 0.0, 0.15)
 FULL = Effort(6_000, 400, 10.0, 0.02)
-QUICK_RUNS = 8
+QUICK_RUNS = 12
 
 
 def first_seed(queue: Queue) -> int:
@@ -359,17 +359,22 @@ def many_servers(num_servers: int, load: float) -> Case:
 
 
 def shared(load: float, sizes: Distribution | None = None) -> Case:
-    """Processor sharing: the same for all sizes, and so is the slowdown, sojourn / size."""
+    """Processor sharing: the same for all sizes, and so is the slowdown, sojourn / size.
+
+    By the mean work present, that of Pollaczek and Khinchine: sizes of one length end earlier than in the
+    textbook by the mean wait for the next iteration, half of one of load / (1 - load) sequences.
+    """
     queue = Queue(server=SHARED, rate_per_s=load, sizes=sizes)
     sojourn_s = 1 / (1 - load)
     classes = ("slowdown of large",) if sizes else ("slowdown of small", "slowdown of large")
-    exact = {}
     if sizes is None:
-        exact["sojourn"] = in_step_sojourn_s(load, lambda n: n, lambda n: n / OUTPUT_TOKENS, OUTPUT_TOKENS)
+        exact_s = in_step_sojourn_s(load, lambda n: n, lambda n: n / OUTPUT_TOKENS, OUTPUT_TOKENS)
+    else:
+        exact_s = sojourn_s - load / (1 - load) / OUTPUT_TOKENS / 2
     return Case(
         queue=queue,
         textbook={"sojourn": sojourn_s, "busy share": load, **dict.fromkeys(classes, sojourn_s)},
-        exact=exact,
+        exact={"sojourn": exact_s},
         controls=pooled(queue),
         num_runs=10 if sizes else 50,
     )
@@ -380,7 +385,12 @@ def helping(routing: Any, num_replicas: int, load: float, sojourn_s: float) -> C
     queue = Queue(
         server=ONE_SERVER, rate_per_s=load * num_replicas, routing=routing, num_replicas=num_replicas
     )
-    return Case(queue=queue, textbook={"sojourn": sojourn_s, "busy share": load}, controls=pooled(queue))
+    return Case(
+        queue=queue,
+        textbook={"sojourn": sojourn_s, "busy share": load},
+        exact={"sojourn": sojourn_s} if num_replicas == 2 else {},  # else of infinitely many
+        controls=pooled(queue),
+    )
 
 
 def pooled(queue: Queue) -> dict[str, float]:
@@ -427,8 +437,8 @@ CASES = {
     "both of two": helping(PowerOfTwo(), 2, 0.7, shorter_of_two_sojourn_s(1.4)),
     "two of 200": helping(PowerOfTwo(), 200, 0.7, mean_field_sojourn_s(0.7, 2)),
 }
-NOT_QUICK = {"M/M/4", "unequal shares", "two of 200"}
-"""Whose intervals say little after 8 x 1,000 requests."""
+NOT_QUICK = {"M/M/4", "unequal shares", "round robin", "two of 200"}
+"""Whose intervals say little after 12 x 700 requests."""
 
 
 def assert_agrees(case: Case, effort: Effort, num_runs: int, name: str = "") -> None:
@@ -484,7 +494,7 @@ def test_the_more_a_router_knows_the_shorter_the_sojourn():
         assert compare_paired(better, worse).outcome("lower") is Outcome.BETTER
 
 
-def test_whole_tokens_and_common_iterations_move_no_mean_by_a_third_of_a_percent():
+def test_whole_tokens_and_common_iterations_move_no_mean_by_half_a_percent():
     for case in CASES.values():
         for quantity, exact in case.exact.items():
-            assert exact == pytest.approx(case.textbook[quantity], rel=0.003)
+            assert exact == pytest.approx(case.textbook[quantity], rel=0.005)
