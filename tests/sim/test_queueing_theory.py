@@ -222,8 +222,8 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
     return simulation.run(), watched
 
 
-def fly(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, float]:
-    """(requests with their size, wait and sojourn in seconds, busy share) of a run that obeys the laws.
+def fly(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(requests, with size, wait and sojourn in s, and iterations) of a run that obeys the laws.
 
     Little's law without an average: the integral of the requests present is the sum of their sojourns.
     Work is conserved: servers are busy for as long as all requests together are large.
@@ -235,10 +235,10 @@ def fly(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, float
     requests["wait_s"] = requests.scheduled_s - requests.arrival_s
     requests["sojourn_s"] = requests.finished_s - requests.arrival_s
     assert watched.request_s == pytest.approx(requests.sojourn_s.sum(), rel=1e-9)
-    busy = iterations[server.work] if server.work else 1
-    busy_s = (iterations.duration_s * busy).sum()
+    iterations["num_busy"] = iterations[server.work] if server.work else 1
+    busy_s = (iterations.duration_s * iterations.num_busy).sum()
     assert busy_s == pytest.approx(requests.size_s.sum(), rel=1e-9)
-    return requests, busy_s / records.end_s / queue.num_servers
+    return requests, iterations
 
 
 class Effort(NamedTuple):
@@ -278,12 +278,15 @@ def means_of_run(queue: Queue, num_requests: int, num_left_out: int, seed: int) 
     For control: the mean size less what the mean gap allows for; the mean waits that the same traffic would
     have, by Lindley's recursion, at one server as fast as all together, and at faster replicas.
     """
-    requests, busy_share = fly(queue, num_requests, seed)
+    requests, iterations = fly(queue, num_requests, seed)
     kept = requests.iloc[num_left_out:-num_left_out]
+    begin_s, end_s = kept.arrival_s.iloc[0], kept.arrival_s.iloc[-1]
+    ends_s = iterations.start_s + iterations.duration_s
+    inside_s = ends_s.clip(begin_s, end_s) - iterations.start_s.clip(begin_s, end_s)
     means = {
-        "excess size": kept.size_s.mean() - np.diff(kept.arrival_s).mean() * queue.rate_per_s,
+        "excess size": kept.size_s.mean() - (end_s - begin_s) / (len(kept) - 1) * queue.rate_per_s,
         "pooled wait": wait_at_speed_s(requests, queue.num_servers)[kept.index].mean(),
-        "busy share": busy_share,
+        "busy share": (inside_s @ iterations.num_busy) / (end_s - begin_s) / queue.num_servers,
         "sojourn": kept.sojourn_s.mean(),
         "wait": kept.wait_s.mean(),
     }
@@ -354,7 +357,6 @@ def many_servers(num_servers: int, load: float) -> Case:
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
         exact={"sojourn": exact_s, "wait": exact_s - 1, "busy share": load},
         controls=pooled(queue),
-        num_runs=50 * max(1, num_servers // 2),
     )
 
 
