@@ -39,21 +39,22 @@ def num_present(pool: PoolView) -> int:
 def require_positive(settings: object, *names: str, unit: str = "") -> None:
     """Raise ValueError for the first named field that is no finite number > 0."""
     for name in names:
-        if not 0 < getattr(settings, name) < inf:
-            raise ValueError(f"{name}={getattr(settings, name)}: must be a finite number > 0 {unit}".rstrip())
+        value = getattr(settings, name)
+        if not 0 < value < inf:
+            raise ValueError(f"{name}={value}: must be a finite number > 0 {unit}".rstrip())
 
 
 def require_not_negative(settings: object, *names: str, unit: str = "") -> None:
     """Raise ValueError for the first named field that is no finite number >= 0."""
     for name in names:
-        if not 0 <= getattr(settings, name) < inf:
-            raise ValueError(
-                f"{name}={getattr(settings, name)}: must be a finite number >= 0 {unit}".rstrip()
-            )
+        value = getattr(settings, name)
+        if not 0 <= value < inf:
+            raise ValueError(f"{name}={value}: must be a finite number >= 0 {unit}".rstrip())
 
 
 def require_share(settings: object, *names: str) -> None:
     """Raise ValueError for the first named field that is not above 0 and at most 1."""
     for name in names:
-        if not 0 < getattr(settings, name) <= 1:
-            raise ValueError(f"{name}={getattr(settings, name)}: must be a share, > 0 and <= 1")
+        value = getattr(settings, name)
+        if not 0 < value <= 1:
+            raise ValueError(f"{name}={value}: must be a share, > 0 and <= 1")

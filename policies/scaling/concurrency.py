@@ -4,7 +4,7 @@
 
 over a stable window of 60 s, and over a panic window of 6 s: if that wants at least twice the replicas that
 are up, it counts until there was no panic for a stable window, and nothing is taken away meanwhile. Queued
-requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's, asked every 2 s.
+requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Forecaster(Protocol):
 
 
 class SeasonalNaive:
-    """What was one season ago, plus what the mean has grown by from the season before the last to the last."""
+    """What was one season ago, plus what the mean has grown by from one season to the next."""
 
     def __init__(self, season: int) -> None:
         self._season = season

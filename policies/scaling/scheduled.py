@@ -1,4 +1,4 @@
-"""Scheduled: so many replicas from each time of the day, as cron scalers do it (KEDA's, AWS's scheduled actions).
+"""Scheduled: so many replicas from each time of the day, as KEDA's cron scaler and AWS's scheduled actions.
 
 Times are those of a day of day_s seconds, so that a compressed day keeps its clock: with day_s=2400, 06:00 is
 600 s after the day began. lead_s earlier the replicas are asked for, so that they are there in time.
@@ -45,12 +45,12 @@ class Scheduled(Bounded):
     def target(self, pool: PoolView, now: float) -> int:
         """The most that the schedule wants from now until lead_s later."""
         first = now + self.offset_s
-        # Entries that begin within the lead, after the one that holds now.
-        upcoming = [self._at(first), self._at(first + self.lead_s)]
-        for start_s, replicas in zip(self._starts_s, self._replicas, strict=True):
-            if (start_s - first) % self.day_s <= self.lead_s:
-                upcoming.append(replicas)
-        return self.bounded(max(upcoming))
+        upcoming = [
+            replicas
+            for start_s, replicas in zip(self._starts_s, self._replicas, strict=True)
+            if (start_s - first) % self.day_s <= self.lead_s
+        ]
+        return self.bounded(max([self._at(first), *upcoming]))
 
     def _at(self, time_s: float) -> int:
         """Replicas of the entry that holds then; before the day's first, yesterday's last."""

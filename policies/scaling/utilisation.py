@@ -2,8 +2,8 @@
 
     wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
 
-4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: asked every 15 s, tolerance 0.1,
-a window of 300 s before replicas go. Replicas that start are counted as idle while the others are overloaded,
+4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: asked every 15 s, tolerance
+0.1, a window of 300 s before replicas go. Replicas that start count as idle while the others are overloaded,
 as there, so that one wave of load is not answered twice.
 
 `busy` is what nvidia-smi calls utilisation, and a poor signal for LLMs: one sequence keeps a replica as busy
