@@ -11,6 +11,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hypothesis import strategies as st
+
 
 @dataclass(kw_only=True)
 class FluidPool:
@@ -138,3 +140,17 @@ class Day:
             asked.append(Asked(now, pool.num_replicas, pool.num_starting, pool.num_waiting, target))
             pool.resize(max(1, int(target)), now + self.cold_start_s)
         return asked
+
+
+@st.composite
+def draw_days(draw: st.DrawFn, scaling: Any) -> Day:
+    """Strategy: any day of an autoscaler, up to 60 intervals long, from idle to far beyond all replicas."""
+    return Day(
+        scaling=scaling,
+        rates_per_s=tuple(draw(st.lists(st.integers(0, 40).map(lambda n: n / 4), min_size=1, max_size=8))),
+        num_intervals=draw(st.integers(1, 60)),
+        capacity_per_s=draw(st.sampled_from([0.25, 1.0, 4.0])),
+        service_s=draw(st.sampled_from([4.0, 64.0])),
+        cold_start_s=draw(st.integers(0, 10)) * scaling.interval_s / 2,
+        num_replicas=draw(st.integers(1, 10)),
+    )

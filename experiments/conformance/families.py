@@ -21,6 +21,7 @@ FAMILIES = (
     Family("scheduling", ("rank",), Scheduling),
     Family("caching", ("pool",), Caching),
     Family("routing", ("choose",)),
+    Family("scaling", ("target",)),
     Family("prediction", ("predict", "observe")),
 )
 
