@@ -37,7 +37,6 @@ class Concurrency(Paced):
     """The replicas that are up, divided by this, are the fewest that one decision leaves."""
     _samples: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _panic_s: float | None = field(default=None, init=False, repr=False, compare=False)
-    _panic_replicas: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
@@ -53,7 +52,7 @@ class Concurrency(Paced):
                 raise ValueError(f"{name}={getattr(self, name)}: must be > 1")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """What the stable window wants, or in a panic the most that the panic window wanted."""
+        """What the stable window wants, or in a panic the most that either has wanted since it began."""
         self._samples.append((now, pool.num_outstanding))
         while self._samples[0][0] <= now - self.stable_window_s:
             self._samples.popleft()
@@ -62,15 +61,12 @@ class Concurrency(Paced):
         stable = max(fewest, min(most, self._wanted(self.stable_window_s, now)))
         panic = max(fewest, min(most, self._wanted(self.panic_window_s, now)))
         if panic / num_up >= self.panic_threshold:
-            if self._panic_s is None:
-                self._panic_replicas = num_up
             self._panic_s = now
         elif self._panic_s is not None and now - self._panic_s > self.stable_window_s:
             self._panic_s = None
         if self._panic_s is None:
             return self.paced(stable, pool, now)
-        self._panic_replicas = max(self._panic_replicas, stable, panic)
-        return self.paced(max(self._panic_replicas, self.asked(pool)), pool, now)
+        return self.paced(max(stable, panic, self.asked(pool)), pool, now)
 
     def _wanted(self, window_s: float, now: float) -> int:
         """Replicas for the mean of a window."""

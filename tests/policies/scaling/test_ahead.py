@@ -145,6 +145,19 @@ def test_capacity_is_learnt_from_what_was_sustained_within_the_slo(make_pool):
     assert ask_through(missed, [8, 8, 8, 8, 3, 3], make_pool, share_met=0.1) == [8] * 6
 
 
+def test_replicas_that_have_just_gone_did_their_part(make_pool):
+    """8/s by 8, 8, 4 and 2 replicas, which go at the end of an interval: 1, 1 and 2/s each, not 2, 4 and 8.
+
+    The least of the last three is 1/s, of which half is made use of: 4/s want 8.
+    """
+    policy = make_predictive(capacity_per_s=0.25, learn=True)
+    for index, num_replicas in enumerate((8, 4, 2, 1)):
+        num = 480 * (index + 1)
+        pool = make_pool(num_replicas, num_arrivals=num, num_ended=num, num_met=num)
+        policy.target(pool, 60 * (index + 1))
+    assert policy.target(make_pool(8, num_arrivals=1920 + 240, num_ended=1920, num_met=1920), 300) == 8
+
+
 def test_what_two_askings_saw_is_not_sustained(make_pool):
     policy = make_predictive(capacity_per_s=0.25, learn=True)
     assert ask_through(policy, [0, 8, 8, 1, 1, 1], make_pool)[-1] == 8

@@ -51,6 +51,12 @@ def test_a_crashed_replica_is_wanted_still(make_pool):
     assert policy.target(make_pool(3, busy_share=0.5), 30) == 4
 
 
+def test_overload_asks_for_no_fewer_than_are_on_their_way(make_pool):
+    policy = Utilisation(target_share=0.5, signal="busy", stabilisation_s=0)
+    assert policy.target(make_pool(3, busy_share=1.0), 15) == 6
+    assert policy.target(make_pool(2, num_starting=3, busy_share=1.0), 30) == 6, "2 at 100 % want 4"
+
+
 def test_steps_and_cooldowns_hold_back_both_ways(make_pool):
     policy = Utilisation(
         target_share=0.5,
@@ -99,6 +105,14 @@ def test_a_burst_is_a_panic_and_nothing_goes_until_it_is_over(make_pool):
     assert targets[128] == 5, "62 s after the last panic; half of those that are up at a time"
 
 
+@pytest.mark.parametrize(("threshold", "later"), [(2.0, 2), (2.5, 1)])
+def test_the_threshold_itself_is_a_panic(threshold, later, make_pool):
+    """7 a replica: 14 in flight want 2, twice the one that is up."""
+    policy = Concurrency(target_concurrency=10, panic_threshold=threshold)
+    assert policy.target(make_pool(1, num_outstanding=14), 2) == 2
+    assert policy.target(make_pool(1, num_outstanding=0), 4) == later
+
+
 def test_a_queue_asks_for_its_share_beyond_those_that_start(make_pool):
     policy = QueueLength(max_waiting=5, max_step_out=None, max_replicas=20)
     assert policy.target(make_pool(2, num_waiting=10, num_running=20), 15) == 2
@@ -122,6 +136,12 @@ def test_a_replica_goes_after_a_calm_if_the_rest_has_room(counts, wanted, make_p
     assert targets == [3, 3, wanted]
 
 
+def test_nobody_goes_while_others_start(make_pool):
+    policy = QueueLength(calm_s=60)
+    targets = [policy.target(make_pool(3, num_starting=num), now) for num, now in ((0, 0), (1, 60), (0, 75))]
+    assert targets == [3, 3, 2]
+
+
 def test_a_wait_ends_the_calm(make_pool):
     policy = QueueLength(calm_s=60)
     policy.target(make_pool(3), 0)
@@ -140,6 +160,30 @@ def test_attainment_is_of_those_that_ended_since(make_pool):
     policy = SloAttainment(target_share=0.9)
     policy.target(make_pool(2, num_arrivals=100, num_ended=100, num_met=100), 30)
     assert policy.target(make_pool(2, num_arrivals=120, num_ended=110, num_met=105), 60) == 3
+
+
+def test_missed_slos_wait_for_replicas_that_start(make_pool):
+    policy = SloAttainment(target_share=0.95)
+    assert policy.target(make_pool(4, num_arrivals=9, num_ended=100, num_met=45), 30) == 6
+    assert policy.target(make_pool(4, num_starting=2, num_arrivals=9, num_ended=200, num_met=90), 60) == 6
+
+
+def test_a_backlog_that_is_worked_off_teaches_nothing(make_pool):
+    """2 replicas miss at 6/s, and go on missing at 1/s while the queue lasts. Only 3/s each was too much.
+
+    So with 3 replicas 5/s may go down to 2: 5 <= 2 x 3 x 0.9. 0.5/s each would have forbidden it.
+    """
+    policy = SloAttainment(calm_s=60, margin=0.9)
+    policy.target(make_pool(2, num_arrivals=180, num_ended=100, num_met=94), 30)
+    policy.target(make_pool(2, num_starting=1, num_arrivals=210, num_ended=200, num_met=100), 60)
+    calm = [
+        policy.target(
+            make_pool(3, num_arrivals=210 + 150 * i, num_ended=200 + 100 * i, num_met=100 + 100 * i),
+            60 + 30 * i,
+        )
+        for i in (1, 2)
+    ]
+    assert calm == [3, 2]
 
 
 def test_what_was_too_much_is_not_tried_again_until_it_is_forgotten(make_pool):
