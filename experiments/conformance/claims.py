@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.build import build
+from experiments.conformance.days import draw_days
 from experiments.conformance.door_promises import (
     answers_at_the_door,
     answers_the_same_again,
@@ -32,6 +33,8 @@ from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
     Promise,
+    asks_the_same_again,
+    asks_within_bounds,
     blind_to_the_truth,
     budget_respected,
     chooses_a_replica,
@@ -46,7 +49,6 @@ from experiments.conformance.promises import (
     same_again,
 )
 from experiments.conformance.words import in_words
-from experiments.conformance.worlds import World
 
 NUM_WORLDS = 100
 """In which each promise is tried, unless somebody wants more or fewer."""
@@ -66,6 +68,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
         keeps_its_word,
         forgets_who_has_ended,
     ),
+    "scaling": (asks_within_bounds, asks_the_same_again),
     "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
 }
 
@@ -88,7 +91,7 @@ class Claim:
 
     name: str
     promise: Promise
-    worlds: st.SearchStrategy[World]
+    worlds: st.SearchStrategy[Any]
 
     def __str__(self) -> str:
         return self.name
@@ -113,7 +116,7 @@ class Claim:
             report_multiple_bugs=False,
         )
         @given(self.worlds)
-        def in_every_world(world: World) -> None:
+        def in_every_world(world: Any) -> None:
             nonlocal smallest, first_s
             if smallest is not None and monotonic() - first_s > MAX_SHRINKING_S:
                 raise _Enough
@@ -133,7 +136,7 @@ class Claim:
             is_bug = not isinstance(broken.__cause__, AssertionError)  # then its traceback says where
             raise BrokenPromise(str(broken)) from (broken.__cause__ if is_bug else None)
 
-    def check_in(self, world: World) -> None:
+    def check_in(self, world: Any) -> None:
         """Try it in one world. Raises BrokenPromise."""
         try:
             self.promise(world)
@@ -152,6 +155,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     """
     family = family_of(policy)
     promises = {promise.__name__: promise for promise in PROMISES[family]}
+    if family == "scaling":  # it sees a pool, no engine: days of fluid traffic are its worlds
+        return [Claim(name, promise, draw_days(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]

@@ -22,6 +22,7 @@ FAMILIES = (
     Family("caching", ("pool",), Caching),
     Family("routing", ("choose",)),
     Family("admission", ("refusal",)),
+    Family("scaling", ("target",)),
     Family("prediction", ("predict", "observe")),
 )
 

@@ -365,7 +365,7 @@ def test_a_world_in_words():
 
 
 def test_the_family_is_known_by_the_methods():
-    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Guessing()]
+    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Scales(), Guessing()]
     assert [family_of(policy) for policy in policies] == [family.name for family in FAMILIES]
     assert LengthPredictor  # a protocol: no base class to inherit from
 
@@ -519,3 +519,58 @@ def test_the_plugin_alone_imports_nothing_heavy():
     code = "import sys, experiments.conformance.plugin; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not {"simpy", "omegaconf", "numpy", "policies.engine"} & set(done.stdout.split())
+
+
+@dataclass(kw_only=True)
+class Scales:
+    """As many as there are."""
+
+    interval_s: float = 10.0
+    min_replicas: int = 1
+    max_replicas: int = 4
+
+    def target(self, pool, now):
+        return min(4, pool.num_replicas + pool.num_starting)
+
+
+class ScalesBeyond(Scales):
+    def target(self, pool, now):
+        return pool.num_waiting // 10 + 1
+
+
+class ScalesAShare(Scales):
+    def target(self, pool, now):
+        return 4 * pool.busy_share
+
+
+class ScalesInTurns(Scales):
+    """By a count that all pools share."""
+
+    num_askings = 0
+
+    def target(self, pool, now):
+        type(self).num_askings += 1
+        return 1 + self.num_askings % 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken", "told"),
+    [
+        (Scales(), [], ""),
+        (ScalesBeyond(), ["asks_within_bounds"], "must be a whole number from 1 to 4"),
+        (ScalesAShare(), ["asks_within_bounds"], "target() gave 0.0"),
+        (ScalesInTurns(), ["asks_the_same_again"], "in another pool at 10 s"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Scales) else "",
+)
+def test_broken_promises_of_autoscalers_are_caught_and_told(policy, broken, told):
+    found = {}
+    for claim in claims_of(policy):
+        try:
+            claim.check(num_worlds=50)
+        except BrokenPromise as error:
+            found[claim.name] = str(error)
+    assert list(found) == broken
+    for message in found.values():
+        assert told in message
+        assert "a pool that begins with" in message
