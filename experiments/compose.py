@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
+from experiments import pools
 from experiments.config_groups import find_groups
 from experiments.errors import ConfigError
 
@@ -30,7 +33,16 @@ class ConfigSource:
     dirs: Sequence[Path]
 
     def compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-        """The config with these overrides. Raises what Hydra raises; `hydra_errors.explain` reads it."""
+        """The config with these overrides, its pools complete: see `pools.completed`.
+
+        Raises what Hydra raises, which `hydra_errors.explain` reads, and ConfigError for a pool's settings.
+        """
+        cfg = self._compose(overrides, with_hydra=with_hydra)
+        if cfg.get("pools"):
+            pools.complete(cfg, overrides, find_groups(self.dirs), self._compose)
+        return cfg
+
+    def _compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
         own_dir, *more = self.dirs
         with initialize_config_dir(config_dir=str(own_dir), version_base="1.3"):
             return compose(
@@ -60,6 +72,19 @@ class ConfigSource:
         else:
             values = list(override.sweep_string_iterator())
         return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def recomposed() -> DictConfig:
+    """The config of the job that Hydra is running, as `ConfigSource` composes it: its pools complete."""
+    hydra = HydraConfig.get()
+    dirs = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        return ConfigSource(config_name=hydra.job.config_name, dirs=dirs).compose(hydra.overrides.task)
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().initialize(running)
 
 
 def _is_continuous(override: Override) -> bool:

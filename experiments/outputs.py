@@ -43,7 +43,7 @@ def write_result(
             records=result.records,
             request_table=result.requests,
             summary=result.summary,
-            model=result.model,
+            models=result.models,
             config=config,
             slo=result.slo,
         )

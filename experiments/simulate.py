@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.build import build_as
-from experiments.compose import Composition
+from experiments.compose import Composition, recomposed
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.outputs import write_result
@@ -19,6 +19,7 @@ from experiments.terminal import print_summary
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
 from hwmodels.storage import Storage
+from sim.pool import PoolSettings
 from sim.scenario import MetricsSettings, Scenario, SimSettings
 from sim.workload.base import Source
 
@@ -57,6 +58,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings["prediction"] = cfg.prediction or None
     settings["tariff"] = cfg.tariff or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
+    settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
     settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
@@ -64,13 +66,22 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     return scenario
 
 
+def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
+    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
+    settings["prediction"] = cfg.prediction or None
+    settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
+    pool: PoolSettings = build_as(PoolSettings, settings, where)
+    return pool
+
+
 def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
     """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
     scenario = build_scenario(cfg)
     output = build_as(OutputSettings, cfg.output, "output")
     try:
-        scenario.plan_memory()
-        scenario.iteration_model()
+        for pool in scenario.pools_by_name.values():
+            pool.plan_memory()
+            pool.iteration_model()
         scenario.future()
         return scenario, scenario.source(), output
     except (ValueError, OSError) as error:
@@ -80,6 +91,8 @@ def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="simulate")
 def main(cfg: DictConfig) -> None:
     """Simulate, write, and print."""
+    if cfg.pools:
+        cfg = recomposed()
     key = OmegaConf.to_yaml(cfg)
     scenario, source, output = _checked.pop(key) if key in _checked else build_run(cfg)
     console = Console()

@@ -8,6 +8,7 @@ from typing import Any
 MISSING = "–"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 WAITS = {
+    "gateway": "no replica",
     "frontend": "frontend",
     "iteration": "iteration under way",
     "slot": "no slot",

@@ -21,8 +21,7 @@ class SplitCost(NamedTuple):
 
 def split_cost(
     *,
-    price_usd_per_hour: float,
-    rented_s: float,
+    usd: float,
     prefill_time_share: float,
     num_input_tokens: float,
     num_output_tokens: float,
@@ -31,24 +30,21 @@ def split_cost(
     """What input tokens, output tokens and requests cost, idle time included.
 
     Prefill and decode share the rent as they share the busy time; idle time is laid on both alike.
-    3.6 $/h for 1,000 s is $1; a prefill share of 0.25 over 500,000 input tokens makes $0.50 per million,
-    the rest over 100,000 output tokens $7.50, and 200 requests $5 per thousand.
-    price_usd_per_hour covers all devices. Raises ValueError for a figure that is negative or not finite,
-    and for a share above 1.
+    Of $1, a prefill share of 0.25 over 500,000 input tokens makes $0.50 per million, the rest over 100,000
+    output tokens $7.50, and 200 requests $5 per thousand. usd: the rent of all devices. Raises ValueError for
+    a figure that is negative or not finite, and for a share above 1.
     """
-    check_finite("price_usd_per_hour", price_usd_per_hour, unit="$/h", zero_allowed=True)
-    check_finite("rented_s", rented_s, unit="s", zero_allowed=True)
+    check_finite("usd", usd, unit="$", zero_allowed=True)
     check_finite("prefill_time_share", prefill_time_share, zero_allowed=True)
     if prefill_time_share > 1:
         raise ValueError(f"prefill_time_share={prefill_time_share}: must be a share, 0 to 1")
     check_finite("num_input_tokens", num_input_tokens, unit="tokens", zero_allowed=True)
     check_finite("num_output_tokens", num_output_tokens, unit="tokens", zero_allowed=True)
     check_finite("num_requests", num_requests, unit="requests", zero_allowed=True)
-    rent_usd = price_usd_per_hour / 3600 * rented_s
     return SplitCost(
-        _each(prefill_time_share * rent_usd, num_input_tokens) * 1e6,
-        _each((1 - prefill_time_share) * rent_usd, num_output_tokens) * 1e6,
-        _each(rent_usd, num_requests) * 1e3,
+        _each(prefill_time_share * usd, num_input_tokens) * 1e6,
+        _each((1 - prefill_time_share) * usd, num_output_tokens) * 1e6,
+        _each(usd, num_requests) * 1e3,
     )
 
 

@@ -56,6 +56,7 @@ class Event(IntEnum):
     store = 13  # of no sequence; tokens: KV copied to `tier`, swapped out or stored by the cache
     unserved = 14  # the wait of a request that was given up, or that still waited when the run ended
     end = 15
+    lost = 16  # its replica crashed; the wait until then, if it was waiting
 
 
 ROW = np.dtype(
@@ -79,12 +80,12 @@ _ADMIT = int(Event.admit)
 class EventLog:
     """The events of one replica, told by what drives it.
 
-    frontend_s: from a request's arrival until the engine knows it.
+    frontend_s: from a request's arrival until the engine knows it. after: of the engine that crashed before.
     """
 
-    def __init__(self, frontend_s: float = 0.0) -> None:
+    def __init__(self, frontend_s: float = 0.0, after: EventLog | None = None) -> None:
         self._frontend_s = frontend_s
-        self._rows = bytearray()
+        self._rows: bytearray = bytearray() if after is None else after._rows
         self._new: list[Sequence] = []  # known to the engine, seen by no plan yet
         self._waits: dict[int, _Wait] = {}  # of those seen, by request id
         self._paused: dict[int, Sequence] = {}
@@ -146,19 +147,22 @@ class EventLog:
         """A sequence that had been preempted has got its next token."""
         self._rows += _PACK(now, seq.request_id, Event.prefilled, 0, 0, 0, 0, -1, *_NO_WAIT)
 
-    def leave(self, seq: Sequence, now: float) -> None:
-        """A sequence is given up, or the run ends, before it has ended."""
+    def leave(self, seq: Sequence, now: float, *, is_lost: bool = False) -> None:
+        """A sequence is given up, lost in a crash, or the run ends, before it has ended."""
         wait = self._waits.pop(seq.request_id, None)
         if wait is not None:
-            self._log(Event.unserved, seq, now, self._split(wait, now))
+            self._log(Event.lost if is_lost else Event.unserved, seq, now, self._split(wait, now))
         elif seq.state is SequenceState.waiting:  # no plan has seen it
-            self.never_met(seq.request, now)
+            self.never_met(seq.request, now, is_lost=is_lost)
+        elif is_lost:
+            self._log(Event.lost, seq, now)
 
-    def never_met(self, request: Request, now: float) -> None:
+    def never_met(self, request: Request, now: float, *, is_lost: bool = False) -> None:
         """A request leaves that no plan has seen, or that has not even reached the engine."""
         frontend_s = min(now - request.arrival_s, self._frontend_s)
         iteration_s = max(now - (request.arrival_s + self._frontend_s), 0.0)
-        row = (now, request.request_id, Event.unserved, 0, 0, request.prompt.num_tokens, 0, -1)
+        event = Event.lost if is_lost else Event.unserved
+        row = (now, request.request_id, event, 0, 0, request.prompt.num_tokens, 0, -1)
         self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def table(self) -> NDArray[np.void]:

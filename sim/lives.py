@@ -31,6 +31,7 @@ _PHASE_AFTER = {
     "pause": "paused",
     "unpause": "decode",
     "unserved": None,
+    "lost": "waiting",
     "end": None,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import isnan
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,11 +57,21 @@ class RequestLog:
         self.preemptions = array("i")
         self.cached_tokens = array("q")
         self.prefill_iterations = array("q")
+        self.attempts = array("i")  # times that it was sent to a replica
+        self.lost_tokens = array("q")
+        self.gateway_s = array("d")  # held, or on the way back to the service
+        self.num_lost_first_tokens = 0
 
     def schedule(self, seq: Sequence, now: float) -> None:
         """A request is worked on for the first time."""
         self.scheduled_s[seq.request_id] = now
         self.cached_tokens[seq.request_id] = seq.num_found
+
+    def request(self, request_id: int) -> Request:
+        """One that has arrived, as it was then."""
+        request = self.requests[request_id]
+        assert request is not None
+        return request
 
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
@@ -73,6 +84,7 @@ class RequestLog:
         self.replica.extend([-1] * num_rows)
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s.extend([NAN] * num_rows)
+        self.gateway_s.extend([0.0] * num_rows)
         for counts in (
             self.status,
             self.output_tokens,
@@ -80,8 +92,25 @@ class RequestLog:
             self.preemptions,
             self.cached_tokens,
             self.prefill_iterations,
+            self.attempts,
+            self.lost_tokens,
         ):
             counts.extend([0] * num_rows)  # status: unfinished
+
+    def send(self, request_id: int, replica: int, held_s: float) -> None:
+        """A request goes to a replica, after it was held for so long."""
+        self.replica[request_id] = replica
+        self.attempts[request_id] += 1
+        self.gateway_s[request_id] += held_s
+
+    def hold(self, request_id: int, held_s: float) -> None:
+        """A request was held for so long, and then not sent."""
+        self.gateway_s[request_id] += held_s
+
+    def abandon(self, request_id: int, now: float) -> None:
+        """Close the row of a request that was given up while no replica had it."""
+        self.status[request_id] = Status.aborted
+        self.finished_s[request_id] = now
 
     def reject(self, request_id: int, reason: str, now: float) -> None:
         """Close the row of a request that was never served."""
@@ -98,6 +127,18 @@ class RequestLog:
         self.note(seq, last_token_s)
         self.finished_s[request_id] = now
 
+    def lose(self, seq: Sequence) -> None:
+        """Forget what an engine that crashed had answered: whoever serves the request begins anew."""
+        request_id = seq.request_id
+        if not isnan(self.first_token_s[request_id]):
+            branching = seq.request.branching
+            self.num_lost_first_tokens += 1 if branching is None else branching.width
+        self.lost_tokens[request_id] += seq.num_emitted_tokens
+        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s):
+            times_s[request_id] = NAN
+        for counts in (self.output_tokens, self.longest_tokens, self.cached_tokens):
+            counts[request_id] = 0
+
     def note(self, seq: Sequence, last_token_s: float) -> None:
         """Enter how far a sequence has come."""
         self.last_token_s[seq.request_id] = last_token_s
@@ -108,7 +149,9 @@ class RequestLog:
     def table(self) -> pd.DataFrame:
         """One row a request, by request id; times in seconds, NaN where it did not happen.
 
-        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest.
+        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. attempts:
+        how often it was sent to a replica; lost_tokens: answered by replicas that crashed, in none of the
+        other figures. wait_gateway_s: held by the service, or until the client sent it again.
         """
         requests = [request for request in self.requests if request is not None]
         ids = np.array([request.request_id for request in requests], np.int64)
@@ -138,6 +181,9 @@ class RequestLog:
                 "samples": np.fromiter(samples, np.int64, num_requests),
                 "preemptions": np.array(self.preemptions, np.int32)[ids],
                 "prefill_iterations": np.array(self.prefill_iterations, np.int64)[ids],
+                "attempts": np.array(self.attempts, np.int32)[ids],
+                "lost_tokens": np.array(self.lost_tokens, np.int64)[ids],
+                "wait_gateway_s": np.array(self.gateway_s)[ids],
             }
         )
 
@@ -296,18 +342,42 @@ class Gaps(NamedTuple):
     gap_end_s: NDArray[np.float64]
 
 
+class PoolRecord(NamedTuple):
+    """What the replicas of a pool have in common."""
+
+    num_kv_blocks: int
+    """Of each."""
+    block_size: int
+    kv_bytes_per_token: float = 0.0
+    name: str = ""
+
+
+class ReplicaRecord(NamedTuple):
+    """The pool that a replica belongs to, and for how long it was paid."""
+
+    pool: int
+    start_s: float
+    end_s: float
+
+
+def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord, ...]:
+    """Replicas of the first pool that are there for the whole run."""
+    return (ReplicaRecord(0, 0.0, end_s),) * num_replicas
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
     """All that a run leaves, from which every metric is computed.
 
     requests: RequestLog.table(). iterations: one row an iteration, by (replica, iteration); start_s and
     duration_s in seconds, the fields of IterationShape, sequences running and waiting at the plan, KV blocks
-    and tokens held at the iteration's end, sequences preempted by the plan. num_kv_blocks is per replica.
-    unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]: replica, first
-    iteration, iteration behind the last, token places; else None.
+    and tokens held at the iteration's end, sequences preempted by the plan. replicas: by index, all that
+    there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
+    replica, first iteration, iteration behind the last, token places; else None.
     interrupted: the run was stopped by hand at end_s. events: `sim.events.logged_events`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
+    num_lost_first_tokens: of answers that crashes cut short, which their requests' rows do not count.
     """
 
     requests: pd.DataFrame
@@ -315,13 +385,34 @@ class RunRecords:
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.int64]
     gap_end_s: NDArray[np.float64]
-    num_kv_blocks: int
-    block_size: int
-    num_replicas: int
+    pools: tuple[PoolRecord, ...]
+    replicas: tuple[ReplicaRecord, ...]
     end_s: float
     interrupted: bool = False
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     num_evicted_blocks: int = 0
     pinned_token_s: float = 0.0
-    kv_bytes_per_token: float = 0.0
     unfilled: NDArray[np.int64] | None = None
+    num_lost_first_tokens: int = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """All that there ever were."""
+        return len(self.replicas)
+
+    @property
+    def pool_by_replica(self) -> NDArray[np.int64]:
+        """Index of each replica's pool."""
+        return np.array([replica.pool for replica in self.replicas], np.int64)
+
+    def by_replica(self, name: str) -> NDArray[np.float64]:
+        """A figure of `PoolRecord` for each replica."""
+        values = np.array([getattr(pool, name) for pool in self.pools], np.float64)
+        return values[self.pool_by_replica]
+
+    def rows_by_pool(self) -> list[NDArray[np.bool_] | slice]:
+        """Of each pool, which rows of `iterations` are its own."""
+        if len(self.pools) == 1:
+            return [slice(None)]
+        pool = self.pool_by_replica[self.iterations["replica"].to_numpy()]
+        return [pool == index for index in range(len(self.pools))]

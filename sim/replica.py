@@ -19,7 +19,6 @@ from math import inf, isnan
 import numpy as np
 from simpy import Event
 
-from hwmodels.iteration import IterationModel
 from policies.engine import EngineCore
 from policies.limits import StopAfter
 from policies.plan import StepOutcome, StepPlan, Transfer
@@ -27,8 +26,8 @@ from policies.request import Request
 from policies.sequence import Sequence, SequenceState
 from sim.clock import Clock, Phase
 from sim.events import EventLog
-from sim.links import Links
 from sim.parents import chosen
+from sim.pool import Pool
 from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
 from sim.signals import Counts, Signals
@@ -50,63 +49,69 @@ class Flight:
     num_tokens_held: int
 
 
-class Replica:
-    """Drives an EngineCore on the clock and writes down what happens.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What the replicas of a run share.
 
-    on_end is called with every sequence that ends here. frontend_s: from a request's arrival until the engine
-    knows it. plans_ahead: the step after the running one is planned already (asynchronous scheduling), so
-    what arrives has to wait for both. leap=False runs iteration by iteration. seed: of the world's choices.
-    on_plan is shown every plan, and who was preempted by it, before its first iteration. on_first_token is
-    called with every sequence that has produced one. signal_age_s: see `Signals`; None: nobody reads them.
-    is_looked_into: somebody asks for `num_cached`. It is a `policies.routing.ReplicaView`.
+    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: of the
+    world's choices. on_plan is shown every plan, and who was preempted by it, before its first iteration.
+    on_first_token is called with every sequence that has produced one. signal_age_s: see `Signals`; None:
+    nobody reads them. are_looked_into: somebody asks for `num_cached`.
     """
 
-    def __init__(
-        self,
-        index: int,
-        core: EngineCore,
-        model: IterationModel,
-        clock: Clock,
-        requests: RequestLog,
-        on_end: Callable[[Sequence], None],
-        leap: bool = True,
-        frontend_s: float = 0.0,
-        plans_ahead: bool = False,
-        links: Links | None = None,
-        seed: int = 0,
-        on_plan: Callable[[StepPlan], None] | None = None,
-        on_first_token: Callable[[Sequence], None] | None = None,
-        signal_age_s: float | None = None,
-        is_looked_into: bool = False,
-    ) -> None:
+    clock: Clock
+    requests: RequestLog
+    on_end: Callable[[Sequence], None]
+    leap: bool = True
+    seed: int = 0
+    on_plan: Callable[[StepPlan], None] | None = None
+    on_first_token: Callable[[Sequence], None] | None = None
+    signal_age_s: float | None = None
+    are_looked_into: bool = False
+
+
+class Replica:
+    """Drives an EngineCore on the clock and writes down what happens. It is a `policies.routing.ReplicaView`.
+
+    A crash loses the engine and all that it was doing, and puts an empty one in its place.
+    """
+
+    def __init__(self, index: int, pool: Pool, around: Surroundings) -> None:
         self.index = index
-        self.core = core
+        self.pool = pool
+        self.price_usd_per_hour = pool.price_usd_per_hour
         self.num_outstanding = 0  # what a router counts itself: see `ReplicaView`
         self.num_outstanding_tokens = 0
         self.num_queued_tokens = 0
-        self.num_kv_tokens = core.pool.num_blocks * core.pool.block_size
-        self.iterations = IterationLog(index, core.pool.block_size)
-        self.events = EventLog(frontend_s)
-        self._model = model
-        self._clock = clock
-        self._requests = requests
-        self._on_end = on_end
-        self._on_first_token = on_first_token
-        self._max_leap = MAX_LEAP if leap else 1
+        self.core = pool.core()
+        self.past_cores: list[tuple[EngineCore, float]] = []  # lost in crashes, and when
+        self.num_kv_tokens = self.core.pool.num_blocks * self.core.pool.block_size
+        self.iterations = IterationLog(index, self.core.pool.block_size)
+        self.events = EventLog(pool.frontend_s)
+        self._model = pool.model
+        self._clock = around.clock
+        self._requests = around.requests
+        self._on_end = around.on_end
+        self._on_first_token = around.on_first_token
+        self._max_leap = MAX_LEAP if around.leap else 1
+        self._slowdown = 1.0
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wakes = False  # the timer is the policies' wish to be asked again later
-        self._links = links or Links()
+        self._links = pool.links()
+        self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
         self._aborts: list[int] = []
-        self._frontend_s = frontend_s
-        self._plans_ahead = plans_ahead
-        self._seed = seed
-        self._on_plan_made = on_plan
-        self._signals = None if signal_age_s is None else Signals(core, signal_age_s)
-        self._is_looked_into = is_looked_into
-        self._num_sent = self._num_sent_tokens = 0  # since the beginning
+        self._frontend_s = pool.frontend_s
+        self._plans_ahead = pool.plans_ahead
+        self._seed = around.seed
+        self._on_plan_made = around.on_plan
+        self._signal_age_s = around.signal_age_s
+        self._signals = self._new_signals()
+        self._is_looked_into = around.are_looked_into
+        self._num_sent = self._num_sent_tokens = 0  # since the engine began
         self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
-        self._on_the_way: dict[int, bool] = {}  # by request id: not known to the engine yet; whether given up
+        self._on_the_way: dict[int, Request] = {}  # by id: not known to the engine yet
+        self._given_up: set[int] = set()  # of these
         # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
         self._emitted_s = 0.0
         self._fresh: dict[Sequence, float] = {}
@@ -116,6 +121,9 @@ class Replica:
     def kv_bytes_per_token(self) -> float:
         """Of KV, as the ways between memory tiers carry it."""
         return self._links.bytes_per_token
+
+    def _new_signals(self) -> Signals | None:
+        return None if self._signal_age_s is None else Signals(self.core, self._signal_age_s)
 
     @property
     def _seen(self) -> Counts:
@@ -155,7 +163,7 @@ class Replica:
     def num_cached(self, request: Request) -> int:
         """Tokens of a prompt that the cache has, as of the last iteration that has begun.
 
-        Raises RuntimeError unless is_looked_into.
+        Raises RuntimeError unless the run's surroundings say that replicas are looked into.
         """
         if not self._is_looked_into:
             raise RuntimeError(
@@ -172,10 +180,10 @@ class Replica:
             return
         self.core.bounds_of(request, stop_after)
         self._note_sent(request.prompt.num_tokens)
-        self._on_the_way[request.request_id] = False
+        self._on_the_way[request.request_id] = request
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
-            self._clock.at(known_s, Phase.arrive, lambda event: self._reach_engine(request, stop_after))
+            self._later(known_s, Phase.arrive, partial(self._reach_engine, request, stop_after))
         else:
             self._reach_engine(request, stop_after)
 
@@ -193,13 +201,25 @@ class Replica:
         if self._plans_ahead and (self._flight is not None or (self._timer is not None and not self._wakes)):
             flight = self._flight
             planned_s = now if flight is None else flight.ends_s[bisect_left(flight.ends_s, now)]
-            self._clock.at(planned_s, Phase.late, lambda event: self._enter(request, stop_after))
+            self._later(planned_s, Phase.late, partial(self._enter, request, stop_after))
         else:
             self._enter(request, stop_after)
 
+    def _later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
+        """Do it then, unless the engine crashes before."""
+        life = self._life
+
+        def act(event: Event) -> None:
+            if self._life == life:
+                action()
+
+        self._clock.at(time_s, phase, act)
+
     def _enter(self, request: Request, stop_after: StopAfter) -> None:
         self._add(request, stop_after, is_late=self._plans_ahead)
-        if self._on_the_way.pop(request.request_id):
+        del self._on_the_way[request.request_id]
+        if request.request_id in self._given_up:
+            self._given_up.remove(request.request_id)
             self._give_up(request.request_id, is_late=self._plans_ahead)
 
     def _add(self, request: Request, stop_after: StopAfter, is_late: bool = False) -> None:
@@ -212,7 +232,7 @@ class Replica:
     def abort(self, request_id: int) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
         if request_id in self._on_the_way:
-            self._on_the_way[request_id] = True
+            self._given_up.add(request_id)
         else:
             self._give_up(request_id)
 
@@ -227,10 +247,51 @@ class Replica:
         for seq in self.core.unfinished:
             self._requests.note(seq, self._last_token_s(seq))
             self.events.leave(seq, now)
-        for request_id in self._on_the_way:
-            request = self._requests.requests[request_id]
-            assert request is not None
+        for request in self._on_the_way.values():
             self.events.never_met(request, now)
+
+    def crash(self) -> list[int]:
+        """Lose the engine at this instant; returns the requests that it had taken in, by id.
+
+        What its iterations up to now have produced was sent to the clients.
+        """
+        now = self._clock.now
+        flight, self._flight, self._timer = self._flight, None, None
+        if flight is not None:
+            num_ended = bisect_right(flight.ends_s, now)
+            if num_ended:
+                flight.num_iterations = num_ended
+                self._commit(flight)
+        lost = list(self.core.unfinished)
+        for seq in lost:
+            self._requests.lose(seq)
+            self.events.leave(seq, now, is_lost=True)
+        for request in self._on_the_way.values():
+            self.events.never_met(request, now, is_lost=True)
+        self.events = EventLog(self._frontend_s, after=self.events)
+        request_ids = [*(seq.request_id for seq in lost), *self._on_the_way]
+        self._life += 1
+        self._on_the_way.clear()
+        self._given_up.clear()
+        self._aborts.clear()
+        self._fresh.clear()
+        self._branched_s.clear()
+        self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
+        self._num_sent = self._num_sent_tokens = self._num_entered = self._num_entered_tokens = 0
+        num_iterations = self.core.num_iterations
+        self.past_cores.append((self.core, now))
+        self.core = self.pool.core()
+        self.core.num_iterations = self.core.pool.num_iterations = num_iterations
+        self._links = self.pool.links()
+        self._signals = self._new_signals()
+        return sorted(request_ids)
+
+    def slow_down(self, factor: float) -> None:
+        """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
+        if factor != self._slowdown:
+            self._settle()
+            self._slowdown = factor
+            self._look_up()
 
     def _give_up(self, request_id: int, is_late: bool = False) -> None:
         if self._flight is None:
@@ -361,12 +422,12 @@ class Replica:
         for transfer in transfers:
             done_s = self._links.begin(transfer, now)
             if transfer.seq is not None:
-                self._clock.at(done_s, Phase.arrive, partial(self._on_loaded, transfer.seq.request_id))
+                self._later(done_s, Phase.arrive, partial(self._on_loaded, transfer.seq.request_id))
             elif not self._links.overlapped:
                 delay_s = max(delay_s, done_s - now)
         return delay_s
 
-    def _on_loaded(self, request_id: int, event: Event) -> None:
+    def _on_loaded(self, request_id: int) -> None:
         self._settle()
         seq = self.core.loading.get(request_id)
         if seq is not None:
@@ -384,10 +445,12 @@ class Replica:
                 plan.num_decodes, plan.num_decode_context_tokens, num_iterations
             )
         elif num_iterations == 1:
-            return [start_s + float(self._model.seconds(shape_of(plan, 0)))]
+            return [start_s + self._slowdown * float(self._model.seconds(shape_of(plan, 0)))]
         else:
             seconds = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations))))
             durations_s = np.broadcast_to(seconds, num_iterations).tolist()
+        if self._slowdown != 1:
+            durations_s = [self._slowdown * duration_s for duration_s in durations_s]
         durations_s[0] += start_s
         ends_s = list(accumulate(durations_s))
         if isnan(ends_s[-1]):

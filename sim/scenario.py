@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
@@ -12,20 +12,16 @@ import pandas as pd
 
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
-from hwmodels.memory import GIB, MemoryPlan
 from hwmodels.precision import precision_notes
-from hwmodels.storage import Storage
 from hwmodels.tariff import Tariff
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
-from policies.engine import EngineCore
-from policies.prediction import LengthPredictor
 from policies.routing import Routing
 from policies.scheduling.longest_prefix import LongestPrefix
-from sim.deployment import Deployment
-from sim.links import Links
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.utilisation import PoolHardware
+from sim.pool import PoolSettings
 from sim.records import RunRecords, Status
 from sim.signals import check_age
 from sim.simulation import Simulation, check_fleet
@@ -70,7 +66,8 @@ class RunResult:
     requests: pd.DataFrame
     """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
     summary: dict[str, Any]
-    model: IterationModel
+    models: tuple[IterationModel, ...]
+    """By pool."""
     slo: Slo | None
 
     @property
@@ -79,6 +76,7 @@ class RunResult:
         iterations = self.records.iterations.groupby("replica")
         requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
         table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
+        names = [self.records.pools[replica.pool].name for replica in self.records.replicas]
         table["requests"] = requests.size()
         for status in Status:
             mine = self.requests[self.requests["status"] == status.name]
@@ -89,25 +87,28 @@ class RunResult:
         table["iterations"] = iterations.size()
         table = table.fillna(0).astype("int64")
         table["busy_s"] = iterations["duration_s"].sum()
-        table["busy_share"] = table["busy_s"] / self.records.end_s if self.records.end_s else 0.0
+        table["start_s"] = [replica.start_s for replica in self.records.replicas]
+        table["end_s"] = [replica.end_s for replica in self.records.replicas]
+        table["busy_share"] = table["busy_s"] / (table["end_s"] - table["start_s"])
+        table.insert(0, "pool", names)
         return table.fillna(0.0).reset_index()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario(Deployment):
-    """One run's settings, as objects. Raises ValueError for settings that do not go together."""
+class Scenario(PoolSettings):
+    """One run's settings, as objects. Raises ValueError for settings that do not go together.
+
+    Without `pools`, what is inherited is the one pool there is; else it is what the pools have in common, and
+    a request must fit all of them.
+    """
 
     workload: Workload
     routing: Routing
     slo: Slo | None = None
-    prediction: LengthPredictor | None = None
-    """Who guesses how long answers will be, for policies that ask."""
-    storage: Storage = Storage()
-    """Memory below the GPUs'."""
     tariff: Tariff | None = None
     """What clients pay; for the bill in the summary."""
-    replicas: int = 1
-    """Engines behind the router, all alike."""
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    """Replicas of different kinds behind the router, by name; none: `replicas` of one kind."""
     signal_age_s: float = 0.05
     """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
     energy: EnergySettings = EnergySettings()
@@ -116,50 +117,22 @@ class Scenario(Deployment):
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas={self.replicas}: must be >= 1")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
         check_age(self.signal_age_s)
         try:
-            check_fleet(self.routing, self.replicas)
+            check_fleet(self.routing, self.num_replicas)
         except ValueError as error:
             raise ValueError(f"routing.{error}") from None
-        Deployment.__post_init__(self)  # super() does not know classes with slots
-        if not getattr(self.batching, "serves_alone", True):
-            raise ValueError(
-                f"batching={type(self.batching).__name__}: half of a disaggregated service, no answer ends "
-                "without the other; choose one that does both, such as batching=chunked"
-            )
-        name = type(self.scheduling).__name__
-        if self.scheduling.needs_predictor and self.prediction is None:
-            raise ValueError(
-                f"prediction=none: {name} needs predicted output lengths; "
-                "choose one, such as prediction=histogram"
-            )
-        if self.caching.needs_predictor and self.prediction is None:
-            raise ValueError(
-                "caching.reserve=predicted, prediction=none: it needs predicted output lengths; choose a "
-                "predictor, such as prediction=histogram, or caching.reserve=max_tokens"
-            )
-        if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
-            raise ValueError(
-                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
-            )
+        PoolSettings.__post_init__(self)  # super() does not know classes with slots
+        for name, pool in self.pools_by_name.items():
+            if not getattr(pool.batching, "serves_alone", True):
+                where = f"pools.{name}." if name else ""
+                raise ValueError(
+                    f"{where}batching={type(pool.batching).__name__}: half of a disaggregated service, no "
+                    "answer ends without the other; choose one that does both, such as batching=chunked"
+                )
         self._check_branching()
-        host_gib, disk_gib = self.caching.tiers_gib
-        swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
-        if host_gib + swap_gib > self.storage.host_memory_gib:
-            raise ValueError(
-                f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
-                f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, "
-                "a GPU's share of the host's memory"
-            )
-        if disk_gib > self.storage.disk_gib:
-            raise ValueError(
-                f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
-                f"{self.storage.disk_gib:g}, a GPU's share of the disk"
-            )
 
     def _check_branching(self) -> None:
         """Raise ValueError where no request with several answers could ever be served."""
@@ -167,80 +140,60 @@ class Scenario(Deployment):
         if not isinstance(answers, Answers) or answers.width == 1:
             return
         asked = f"workload.branching.width={answers.width}"
-        pool = self.caching.pool(self.kv_memory(self.plan_memory().num_blocks, FutureUses(())))
-        if not pool.can_fork:
-            raise ValueError(
-                f"{asked}, caching={type(self.caching).__name__}: it cannot share KV between branches; "
-                "choose caching=paged, prefix or radix, or workload.branching.width=1"
-            )
-        for name, limit in (
-            ("engine.max_num_seqs", self.engine.max_num_seqs),
-            ("max_num_batched_tokens", self.max_num_batched_tokens),
-        ):
-            if answers.width > limit:
+        for pool in self.pools_by_name.values():
+            kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+            if not kv_pool.can_fork:
                 raise ValueError(
-                    f"{asked}, {name}={limit}: all branches decode together; raise {name} or ask for fewer"
+                    f"{asked}, caching={type(pool.caching).__name__}: it cannot share KV between branches; "
+                    "choose caching=paged, prefix or radix, or workload.branching.width=1"
                 )
+            for name, limit in (
+                ("engine.max_num_seqs", pool.engine.max_num_seqs),
+                ("max_num_batched_tokens", pool.max_num_batched_tokens),
+            ):
+                if answers.width > limit:
+                    raise ValueError(
+                        f"{asked}, {name}={limit}: all branches decode together; raise {name} or ask for "
+                        "fewer"
+                    )
+
+    @property
+    def pools_by_name(self) -> Mapping[str, PoolSettings]:
+        """Of all replicas; the only pool of a run without `pools` is called ""."""
+        return self.pools or {"": self}
+
+    @property
+    def num_replicas(self) -> int:
+        """Of all pools."""
+        return sum(pool.replicas for pool in self.pools_by_name.values())
 
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
-        return self.workload.source(seed=self.seed, max_model_len=self.max_model_len)
-
-    def core(self, num_kv_blocks: int, future: FutureUses | None = None) -> EngineCore:
-        """One replica's engine, with policies of its own: what they remember stays there."""
-        return EngineCore(
-            batching=deepcopy(self.batching),
-            scheduling=deepcopy(self.scheduling),
-            pool=self.caching.pool(self.kv_memory(num_kv_blocks, future)),
-            max_num_seqs=self.engine.max_num_seqs,
-            max_model_len=self.max_model_len,
-            predictor=deepcopy(self.prediction),
-            num_swap_blocks=self.num_swap_blocks,
-        )
+        longest = min(pool.max_model_len for pool in self.pools_by_name.values())
+        return self.workload.source(seed=self.seed, max_model_len=longest)
 
     def future(self) -> FutureUses | None:
         """The traffic to come, for a cache that is an offline bound; None for all others."""
-        if not self.caching.needs_future:
+        if not any(pool.caching.needs_future for pool in self.pools_by_name.values()):
             return None
         source = self.source()
         prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
-        if self.replicas > 1 or len(prompts) != source.num_requests:
+        if self.num_replicas > 1 or len(prompts) != source.num_requests:
             raise ValueError(
                 "caching.eviction=belady: is told all requests beforehand, which works for a trace or an "
                 "open loop on replicas=1"
             )
         return FutureUses(prompts)
 
-    @property
-    def num_swap_blocks(self) -> int:
-        """Blocks of host memory of a replica for preempted KV."""
-        block_bytes = self.caching.block_size * self.kv_bytes_per_token
-        return int(self.engine.swap_space_gib * GIB * self.layout.num_devices / block_bytes)
-
-    def links(self) -> Links:
-        """The ways between a replica's memory tiers, idle."""
-        num_devices = self.layout.num_devices
-        return Links(
-            bytes_per_token=self.kv_bytes_per_token,
-            host_bytes_per_s=self.hardware.pcie.bandwidth_bytes_per_s * self.storage.pcie_share * num_devices,
-            disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
-            latency_s=self.hardware.pcie.latency_s,
-            overlapped=self.storage.overlapped,
-        )
-
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Simulate only; `report`: see `Simulation.run`."""
-        num_blocks = self.plan_memory().num_blocks
+        future = self.future()
         simulation = Simulation(
             source=source,
-            cores=[self.core(num_blocks, self.future()) for _ in range(self.replicas)],
-            model=self.iteration_model(),
+            pools=[pool.pool(name, future) for name, pool in self.pools_by_name.items()],
             routing=deepcopy(self.routing),
             leap=self.sim.leap,
             until_s=self.sim.until_s,
-            frontend_s=self.engine.frontend_s,
-            plans_ahead=self.engine.host.overlapped,
-            links=self.links,
             seed=self.seed,
             signal_age_s=self.signal_age_s,
         )
@@ -252,75 +205,95 @@ class Scenario(Deployment):
         """Simulate and measure. `source`: the traffic, if already made."""
         source = source or self.source()
         records = self.simulate(source, report)
-        model, memory = self.iteration_model(), self.plan_memory()
+        pools = list(self.pools_by_name.values())
+        models = tuple(pool.iteration_model() for pool in pools)
         summary = summarise(
             records,
-            model=model,
+            pools=[
+                PoolHardware(
+                    model=model,
+                    price_usd_per_hour=pool.price_usd_per_hour,
+                    power=PowerModel.of(pool.hardware),
+                    num_devices=pool.layout.num_devices,
+                )
+                for pool, model in zip(pools, models, strict=True)
+            ],
             slo=self.slo,
-            price_usd_per_hour_per_replica=self.hardware.price_usd_per_hour * self.layout.num_devices,
-            power=PowerModel.of(self.hardware),
-            num_devices_per_replica=self.layout.num_devices,
             energy=self.energy,
             tariff=self.tariff,
             warmup_s=self.metrics.warmup_s,
             cooldown_s=self.metrics.cooldown_s,
         )
-        summary["memory"] = asdict(memory)
+        summary["memory"] = asdict(pools[0].plan_memory())
+        if self.pools:
+            summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         summary["workload"] = asdict(source.notes)
-        summary["notes"] = [
-            self.latency.basis(self.replica),
-            *self.model.notes,
-            *precision_notes(self.model, self.hardware),
-            *self._limits(model, memory),
-            *self._losses(),
-            *_left_out(source.notes),
-        ]
+        notes = (
+            note for pool, model in zip(pools, models, strict=True) for note in _notes(pool, model, self.slo)
+        )
+        summary["notes"] = [*dict.fromkeys(notes), *_left_out(source.notes)]
         return RunResult(
             records=records,
             requests=request_metrics(records.requests, self.slo),
             summary=summary,
-            model=model,
+            models=models,
             slo=self.slo,
         )
 
-    def _limits(self, model: IterationModel, memory: MemoryPlan) -> Iterator[str]:
-        """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
-        lone_s = _lone_seconds(model)
-        limits_s = self.slo.limits_s if self.slo else {}
-        for term, least_s in lone_s.items():
-            if term in limits_s and limits_s[term] < least_s:
-                yield (
-                    f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
-                    f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
-                )
-        limit = self.engine.max_num_seqs
-        for name in ("batch_size", "n_parallel"):
-            asked = getattr(self.batching, name, None)
-            if isinstance(asked, int) and asked > limit:
-                yield (
-                    f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
-                    f"raise that for batches of {asked}."
-                )
-        pool = self.caching.pool(self.kv_memory(memory.num_blocks, FutureUses(())))
-        if isinstance(self.scheduling, LongestPrefix) and not pool.finds_kv:
-            yield (
-                f"scheduling=LongestPrefix, caching={type(self.caching).__name__}: nothing of a prompt is "
-                "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
-            )
-        num_tokens = pool.max_tokens_per_seq
-        if num_tokens < self.max_model_len:
-            yield (
-                f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
-                f"{self.max_model_len:,}: longer prompts are rejected, longer answers end there."
-            )
 
-    def _losses(self) -> Iterator[str]:
-        """What the figures do not show: the answers are not the model's."""
-        if self.caching.changes_outputs:
+def _described(pool: PoolSettings) -> dict[str, Any]:
+    """A pool, for the summary."""
+    return {
+        "replicas": pool.replicas,
+        "model": pool.model.name,
+        "hardware": pool.hardware.name,
+        "devices_per_replica": pool.layout.num_devices,
+        "memory": asdict(pool.plan_memory()),
+    }
+
+
+def _notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
+    """What a reader must know of a pool's figures."""
+    yield pool.latency.basis(pool.replica)
+    yield from pool.model.notes
+    yield from precision_notes(pool.model, pool.hardware)
+    yield from _limits(pool, model, slo)
+    if pool.caching.changes_outputs:
+        yield (
+            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so answers "
+            "change; no figure here says how much worse they are."
+        )
+
+
+def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
+    """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
+    limits_s = slo.limits_s if slo else {}
+    for term, least_s in _lone_seconds(model).items():
+        if term in limits_s and limits_s[term] < least_s:
             yield (
-                f"caching={type(self.caching).__name__}: drops KV that the model would attend to, so answers "
-                "change; no figure here says how much worse they are."
+                f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
+                f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
             )
+    limit = pool.engine.max_num_seqs
+    for name in ("batch_size", "n_parallel"):
+        asked = getattr(pool.batching, name, None)
+        if isinstance(asked, int) and asked > limit:
+            yield (
+                f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
+                f"raise that for batches of {asked}."
+            )
+    kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+    if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
+        yield (
+            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: nothing of a prompt is "
+            "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
+        )
+    num_tokens = kv_pool.max_tokens_per_seq
+    if num_tokens < pool.max_model_len:
+        yield (
+            f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
+            f"{pool.max_model_len:,}: longer prompts are rejected, longer answers end there."
+        )
 
 
 def _lone_seconds(model: IterationModel) -> dict[str, float]:

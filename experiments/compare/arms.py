@@ -78,7 +78,7 @@ def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iter
     first = _compose(source, [*own, f"{sweep.key}={shown(sweep.values[0])}"], arm)
     yield first
     for value in sweep.values[1:]:
-        if sweep.key.lstrip("+") in find_groups(source.dirs):
+        if sweep.key.lstrip("+") in find_groups(source.dirs) or first.pools:
             yield _compose(source, [*own, f"{sweep.key}={shown(value)}"], arm)
             continue
         changed = first.copy()

@@ -20,10 +20,21 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.build import build
+from experiments.conformance.days import draw_days
+from experiments.conformance.door_promises import (
+    answers_at_the_door,
+    answers_the_same_again,
+    forgets_who_has_ended,
+    keeps_its_word,
+    lets_in_when_idle,
+    never_means_never,
+)
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
     Promise,
+    asks_the_same_again,
+    asks_within_bounds,
     blind_to_the_truth,
     budget_respected,
     chooses_a_replica,
@@ -38,7 +49,6 @@ from experiments.conformance.promises import (
     same_again,
 )
 from experiments.conformance.words import in_words
-from experiments.conformance.worlds import World
 
 NUM_WORLDS = 100
 """In which each promise is tried, unless somebody wants more or fewer."""
@@ -50,6 +60,15 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
+    "admission": (
+        answers_at_the_door,
+        answers_the_same_again,
+        lets_in_when_idle,
+        never_means_never,
+        keeps_its_word,
+        forgets_who_has_ended,
+    ),
+    "scaling": (asks_within_bounds, asks_the_same_again),
     "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
 }
 
@@ -72,7 +91,7 @@ class Claim:
 
     name: str
     promise: Promise
-    worlds: st.SearchStrategy[World]
+    worlds: st.SearchStrategy[Any]
 
     def __str__(self) -> str:
         return self.name
@@ -97,7 +116,7 @@ class Claim:
             report_multiple_bugs=False,
         )
         @given(self.worlds)
-        def in_every_world(world: World) -> None:
+        def in_every_world(world: Any) -> None:
             nonlocal smallest, first_s
             if smallest is not None and monotonic() - first_s > MAX_SHRINKING_S:
                 raise _Enough
@@ -117,7 +136,7 @@ class Claim:
             is_bug = not isinstance(broken.__cause__, AssertionError)  # then its traceback says where
             raise BrokenPromise(str(broken)) from (broken.__cause__ if is_bug else None)
 
-    def check_in(self, world: World) -> None:
+    def check_in(self, world: Any) -> None:
         """Try it in one world. Raises BrokenPromise."""
         try:
             self.promise(world)
@@ -131,11 +150,13 @@ class Claim:
 def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     """What is to be checked of a policy, an object with its settings.
 
-    The worlds vary its max_num_batched_tokens, preemption_mode and block_size, where it has such a setting,
-    but for those named in `fixed`. Raises ValueError for what is a policy of no family.
+    The worlds vary its max_num_batched_tokens, preemption_mode, block_size, max_outstanding and burst, where
+    it has such a setting, but for those named in `fixed`. Raises ValueError for a policy of no family.
     """
     family = family_of(policy)
     promises = {promise.__name__: promise for promise in PROMISES[family]}
+    if family == "scaling":  # it sees a pool, no engine: days of fluid traffic are its worlds
+        return [Claim(name, promise, draw_days(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]

@@ -175,9 +175,7 @@ def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
             headroom=st.sampled_from(["least", "most"]),
             initial_tokens_per_s=tokens_per_s,
         )
-        | st.builds(
-            CostAware, prices_usd_per_hour=by_replica, ttft_s=ttft_s, initial_tokens_per_s=tokens_per_s
-        )
+        | st.builds(CostAware, ttft_s=ttft_s, initial_tokens_per_s=tokens_per_s)
     )
 
 
@@ -324,12 +322,13 @@ def draw_varied(
     return values.map(varied)
 
 
-VARIED: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
-    "batching": ("max_num_batched_tokens", st.integers(1, 64)),
-    "scheduling": ("preemption_mode", st.sampled_from(["recompute", "swap"])),
-    "caching": ("block_size", st.sampled_from([1, 2, 3, 4, 8, 16])),
+VARIED: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "batching": {"max_num_batched_tokens": st.integers(1, 64)},
+    "scheduling": {"preemption_mode": st.sampled_from(["recompute", "swap"])},
+    "caching": {"block_size": st.sampled_from([1, 2, 3, 4, 8, 16])},
+    "admission": {"max_outstanding": st.integers(1, 8), "burst": st.sampled_from([1.0, 2.5, 20.0])},
 }
-"""By family: the setting that worlds vary, as its default means little to a few requests."""
+"""By family: the settings that worlds vary, as their defaults mean little to a few requests."""
 
 
 @st.composite
@@ -348,7 +347,9 @@ def draw_worlds_with(
     """
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
-    mine = draw(draw_varied(policy, *VARIED[family], fixed)) if family in VARIED else policy
+    mine = policy
+    for name, values in VARIED.get(family, {}).items():
+        mine = draw(draw_varied(mine, name, values, fixed))
     changes: dict[str, Any] = {family: mine, "until_s": None}
     if not getattr(policy, "serves_alone", True):
         changes["until_s"] = draw(st.integers(1, 300)) * tick_s / 2

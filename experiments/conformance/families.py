@@ -21,6 +21,8 @@ FAMILIES = (
     Family("scheduling", ("rank",), Scheduling),
     Family("caching", ("pool",), Caching),
     Family("routing", ("choose",)),
+    Family("admission", ("refusal",)),
+    Family("scaling", ("target",)),
     Family("prediction", ("predict", "observe")),
 )
 

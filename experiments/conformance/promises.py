@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from experiments.conformance.days import Asked, Day
 from experiments.conformance.same_run import assert_same_decisions, assert_same_records
 from experiments.conformance.worlds import Decision, Flown, Traffic, World
 from policies.request import Request
@@ -121,6 +122,20 @@ def chooses_a_replica(world: World) -> None:
     replace(world, routing=Routed(world.routing)).fly()
 
 
+def asks_within_bounds(day: Day) -> None:
+    """It asks for a whole number of replicas, from its min_replicas to its max_replicas."""
+    low, high = day.scaling.min_replicas, day.scaling.max_replicas
+    for asked in day.live():
+        allowed = isinstance(asked.target, int) and low <= asked.target <= high
+        assert allowed, f"{_told(asked)}: must be a whole number from {low} to {high}"
+
+
+def asks_the_same_again(day: Day) -> None:
+    """A second pool on the same day is asked for the same: no clock, no shared random numbers or state."""
+    for one, other in zip(day.live(), day.live(), strict=True):
+        assert one == other, f"{_told(one)}; in another pool {_told(other)}"
+
+
 def predicts_within_limits(world: World) -> None:
     """A prediction is a whole number of tokens, at least 1 and at most the client's max_tokens."""
     predictor = deepcopy(world.prediction)
@@ -191,4 +206,11 @@ def _shown(decision: Decision) -> str:
     )
 
 
-Promise = Callable[[World], None]
+def _told(asked: Asked) -> str:
+    return (
+        f"at {asked.now:.6g} s, with {asked.num_replicas} replicas up, {asked.num_starting} starting and "
+        f"{asked.num_waiting} requests waiting, target() gave {asked.target!r}"
+    )
+
+
+Promise = Callable[[Any], None]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from experiments.conformance.days import Day
 from experiments.conformance.worlds import Ask, World
+from policies.admission.none import AdmitAll
 
 
-def in_words(world: World) -> str:
+def in_words(world: World | Day) -> str:
     """All that makes the world, one thing a line."""
+    return _of_day(world) if isinstance(world, Day) else _of_world(world)
+
+
+def _of_world(world: World) -> str:
     tick_s = world.model.tick_s
     speed = "" if world.model.flat else ", longer with more tokens and longer contexts"
     lines = [
@@ -19,6 +25,8 @@ def in_words(world: World) -> str:
     ]
     if world.num_replicas > 1:
         lines.append(f"routing {world.routing}, by signals that are up to {world.signal_age_s:.6g} s old")
+    if not isinstance(world.admission, AdmitAll):
+        lines.append(f"admission {world.admission}")
     if world.scheduling.needs_predictor or world.caching.needs_predictor:
         lines.append(f"prediction {world.prediction}")
     if world.scheduling.preemption_mode == "swap":
@@ -32,6 +40,20 @@ def in_words(world: World) -> str:
     if world.until_s is not None:
         lines.append(f"the run ends at {world.until_s:.6g} s")
     return "\n".join([*lines, *_requests(world)])
+
+
+def _of_day(day: Day) -> str:
+    rates = ", ".join(f"{rate:.6g}" for rate in day.rates_per_s)
+    return "\n".join(
+        [
+            f"scaling {day.scaling}",
+            f"a pool that begins with {_count(day.num_replicas, 'replica')}; each serves "
+            f"{day.capacity_per_s:.6g} requests/s, {day.service_s:.6g} s each, and takes "
+            f"{day.cold_start_s:.6g} s to start",
+            f"{_count(day.num_intervals, 'interval')} of {day.scaling.interval_s:.6g} s with arrivals of "
+            f"{rates} requests/s, over and over",
+        ]
+    )
 
 
 def _requests(world: World) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.iteration import COMPONENTS
+from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
@@ -22,6 +23,7 @@ from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from policies.sequence import Sequence as TokenSequence
 from sim.links import Links
+from sim.pool import Pool
 from sim.records import RunRecords
 from sim.simulation import Simulation
 from sim.workload.base import Arrival, WorkloadNotes
@@ -245,6 +247,7 @@ class World:
     max_model_len: int = 4096
     num_replicas: int = 1
     routing: Any = field(default_factory=RoundRobin)
+    admission: Any = field(default_factory=AdmitAll)
     model: Any = field(default_factory=lambda: ToyModel(flat=True))
     num_users: int | None = None
     think_s: float = 0.0
@@ -258,18 +261,22 @@ class World:
 
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
         """Run to the end."""
-        cores = [
-            DiaryCore(
-                batching=deepcopy(self.batching),
-                scheduling=deepcopy(self.scheduling),
-                pool=self.caching.pool(KvMemory(self.num_blocks, 1.0, max_model_len=self.max_model_len)),
-                max_num_seqs=self.max_num_seqs,
-                max_model_len=self.max_model_len,
-                predictor=deepcopy(self.prediction),
-                num_swap_blocks=self.num_swap_blocks,
+        cores: list[DiaryCore] = []
+
+        def core() -> DiaryCore:
+            cores.append(
+                DiaryCore(
+                    batching=deepcopy(self.batching),
+                    scheduling=deepcopy(self.scheduling),
+                    pool=self.caching.pool(KvMemory(self.num_blocks, 1.0, max_model_len=self.max_model_len)),
+                    max_num_seqs=self.max_num_seqs,
+                    max_model_len=self.max_model_len,
+                    predictor=deepcopy(self.prediction),
+                    num_swap_blocks=self.num_swap_blocks,
+                )
             )
-            for _ in range(self.num_replicas)
-        ]
+            return cores[-1]
+
         source = Traffic(
             self.asks,
             num_users=self.num_users,
@@ -279,14 +286,19 @@ class World:
         )
         simulation = Simulation(
             source=source,
-            cores=cores,
-            model=self.model,
+            pools=[
+                Pool(
+                    core=core,
+                    model=self.model,
+                    replicas=self.num_replicas,
+                    frontend_s=self.frontend_s,
+                    plans_ahead=self.plans_ahead,
+                    links=self.links,
+                )
+            ],
             routing=deepcopy(self.routing),
             leap=leap,
             until_s=self.until_s,
-            frontend_s=self.frontend_s,
-            plans_ahead=self.plans_ahead,
-            links=self.links,
             signal_age_s=self.signal_age_s,
         )
         return Flown(simulation.run(report), cores, source)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records import IterationLog, RequestLog, RunRecords
+from sim.records import IterationLog, PoolRecord, RequestLog, RunRecords, replicas_throughout
 
 BLOCK_TOKENS = 16
 """Of the blocks whose contents requests.csv names."""
@@ -37,9 +37,8 @@ def records_of(replies: Sequence[Reply], end_s: float, *, interrupted: bool = Fa
         gap_s=gaps_s,
         gap_count=np.ones(len(gaps_s), np.int64),
         gap_end_s=np.concatenate(gap_end_s),
-        num_kv_blocks=0,
-        block_size=BLOCK_TOKENS,
-        num_replicas=1,
+        pools=(PoolRecord(0, BLOCK_TOKENS),),
+        replicas=replicas_throughout(1, end_s),
         end_s=end_s,
         interrupted=interrupted,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 from experiments.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, styled
 from hwmodels.iteration import IterationModel
 from sim.metrics.series import thinned
-from sim.metrics.utilisation import KINDS, iteration_kind, seconds_by_kind
+from sim.metrics.utilisation import KINDS, iteration_kind, rented_s, seconds_by_kind
 from sim.metrics.window import Window
 from sim.records import RunRecords
 
@@ -17,11 +19,11 @@ MAX_POINTS_PER_KIND = 1200
 
 
 def time_by_kind(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> go.Figure:
     """Stacked bars: the share of the replicas' time in each kind of iteration, by component, and idle."""
-    seconds = seconds_by_kind(records.iterations, inside_s, model)
-    replica_s = max(records.num_replicas * window.duration_s, 1e-12)
+    seconds = seconds_by_kind(records, inside_s, models)
+    replica_s = max(float(rented_s(records, window).sum()), 1e-12)
     components = dict.fromkeys(component for parts in seconds.values() for component in parts)
     rows = ["idle", *reversed(KINDS)]
     figure = go.Figure()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -55,7 +56,7 @@ def write_report(
     records: RunRecords,
     request_table: pd.DataFrame,
     summary: dict[str, Any],
-    model: IterationModel,
+    models: Sequence[IterationModel],
     config: dict[str, Any],
     slo: Slo | None,
 ) -> None:
@@ -81,7 +82,7 @@ def write_report(
         classes="".join(
             f"<div class=scroll>{_latencies(rows)}</div>" for rows in wording.class_tables(summary)
         ),
-        sections="".join(_sections(records, measured, window, model, slo)),
+        sections="".join(_sections(records, measured, window, models, slo)),
         config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
         glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
         plotly=get_plotlyjs(),
@@ -90,7 +91,11 @@ def write_report(
 
 
 def _sections(
-    records: RunRecords, measured: pd.DataFrame, window: Window, model: IterationModel, slo: Slo | None
+    records: RunRecords,
+    measured: pd.DataFrame,
+    window: Window,
+    models: Sequence[IterationModel],
+    slo: Slo | None,
 ) -> list[str]:
     inside_s = seconds_inside(records.iterations, window)
     if measured.empty and not len(records.iterations):
@@ -117,7 +122,7 @@ def _sections(
         caption += " Shaded: trimmed, in no other figure."
     sections.append(_section("Over time", caption, timeline(records, window)))
     caption = "Kinds of iteration, split into what the hardware model says the time went to."
-    sections.append(_section("Where the time went", caption, time_by_kind(records, window, inside_s, model)))
+    sections.append(_section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     caption = (
         "Duration of an iteration against the tokens in its batch; the longest are always among those shown."
     )

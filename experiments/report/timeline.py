@@ -27,7 +27,8 @@ class _State(NamedTuple):
 
     title: str
     column: str
-    scale: float = 1.0
+    scale: NDArray[np.float64] | float = 1.0
+    """Of all replicas, or of each."""
 
 
 def timeline(records: RunRecords, window: Window) -> go.Figure | None:
@@ -38,7 +39,7 @@ def timeline(records: RunRecords, window: Window) -> go.Figure | None:
     states = (
         _State("requests running", "running"),
         _State("requests waiting", "waiting"),
-        _State("KV blocks in use, %", "kv_blocks_used", 100 / records.num_kv_blocks),
+        _State("KV blocks in use, %", "kv_blocks_used", 100 / records.by_replica("num_kv_blocks")),
         _State("tokens in the batch", "batch_tokens"),
     )
     rates = _rate_traces(records, divisor)
@@ -70,14 +71,15 @@ def _state_traces(
     records: RunRecords, state: _State, divisor: float, *, show_legend: bool
 ) -> list[go.Scatter]:
     edges_s = np.linspace(0.0, records.end_s, NUM_STATE_BUCKETS + 1)
+    scales = np.broadcast_to(state.scale, records.num_replicas)
     curves = [
         mean_and_max_over_time(
             rows["start_s"].to_numpy(dtype=np.float64),
             rows["duration_s"].to_numpy(dtype=np.float64),
-            _quantity(rows, state.column) * state.scale,
+            _quantity(rows, state.column) * scale,
             edges_s,
         )
-        for rows in _by_replica(records)
+        for rows, scale in zip(_by_replica(records), scales, strict=True)
     ]
     if len(curves) > MAX_REPLICAS_APART:
         means, maxima = zip(*curves, strict=True)

@@ -123,7 +123,7 @@ def fidelity_of(
         run.trimmed(warmup_s=trim.warmup_s, cooldown_s=trim.cooldown_s)
         for run in (of_records(result.records), *reals)
     )
-    return compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.model)
+    return compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.models[0])
 
 
 def metric_error(

@@ -86,7 +86,7 @@ def of_records(records: RunRecords, name: str = "simulated") -> Measured:
         requests=records.requests.sort_values(["arrival_s", "request_id"], ignore_index=True),
         gaps=Gaps(records.gap_s, records.gap_count, records.gap_end_s),
         iterations=records.iterations,
-        num_kv_blocks=records.num_kv_blocks,
+        num_kv_blocks=records.pools[0].num_kv_blocks,
         num_replicas=records.num_replicas,
-        block_size=records.block_size,
+        block_size=records.pools[0].block_size,
     )

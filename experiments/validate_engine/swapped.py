@@ -23,6 +23,7 @@ from policies.plan import StepPlan, Transfer
 from policies.request import Request
 from policies.routing.round_robin import RoundRobin
 from sim.links import Links
+from sim.pool import Pool
 from sim.records import RunRecords, Status
 from sim.scenario import Scenario
 from sim.simulation import Simulation
@@ -56,14 +57,18 @@ def replay_in_simulator(
     asked_s = [one.time_s - start_s for one in asked(recording)]
     simulation = Simulation(
         source=RecordedSource(recording, as_seen=as_seen),
-        cores=[scenario.core(int(recording.engine["num_kv_blocks"]))],
-        model=model,
+        pools=[
+            Pool(
+                core=lambda: scenario.core(int(recording.engine["num_kv_blocks"])),
+                model=model,
+                frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
+                plans_ahead=not as_seen and scenario.engine.host.overlapped,
+                links=lambda: _RecordedLinks(asked_s=asked_s),
+            )
+        ],
         routing=RoundRobin(),
         leap=False,
         until_s=until_s(recording),
-        frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
-        plans_ahead=not as_seen and scenario.engine.host.overlapped,
-        links=lambda: _RecordedLinks(asked_s=asked_s),
         seed=scenario.seed,
         on_plan=note,
     )

@@ -12,6 +12,9 @@ from policies.request import Request
 class ReplicaView(Protocol):
     """What a router may know of a replica.
 
+    `index` is its own for the whole run and never used again: what a policy remembers of a replica belongs to
+    it. price_usd_per_hour is what it costs.
+
     A router counts by itself what it has sent and what came back, so those counts are of this very instant:
 
         num_outstanding, num_outstanding_tokens, num_queued_tokens
@@ -26,6 +29,9 @@ class ReplicaView(Protocol):
     Engines report changes of their caches as these happen (KV events), so `num_cached` is as of the last
     iteration that has begun. A policy that asks for it declares reads_caches: ClassVar[bool] = True.
     """
+
+    index: int
+    price_usd_per_hour: float
 
     @property
     def num_outstanding(self) -> int:
@@ -80,7 +86,8 @@ class ReplicaView(Protocol):
 class Routing(Protocol):
     """Chooses a replica for each request as it arrives.
 
-    Three more methods are called if a policy has them:
+    Replicas come and go. It is given those that take requests now, by rising index, in the same list object
+    until one comes or goes. Three more methods are called if a policy has them:
 
         check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
         on_first_token(request, now)        a request sent has produced its first token
@@ -88,7 +95,7 @@ class Routing(Protocol):
     """
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Index of the replica that gets the request."""
+        """The place in `replicas` of the one that gets the request."""
         ...
 
 

@@ -19,7 +19,7 @@ class PowerOfTwo:
     """Reads num_choices replicas. Of equals, the one drawn first."""
 
     num_choices: int = 2
-    """Different replicas that are compared."""
+    """Different replicas that are compared; all, while fewer take requests."""
     count: str = "requests"
     """What is compared: outstanding requests, or the tokens of their prompts."""
     seed: int = 0
@@ -45,7 +45,7 @@ class PowerOfTwo:
     def _drawn(self, request: Request, num_replicas: int) -> list[int]:
         """num_choices different replicas, every set of them as likely as any other (Floyd's algorithm)."""
         drawn: list[int] = []
-        for last in range(num_replicas - self.num_choices, num_replicas):
+        for last in range(max(0, num_replicas - self.num_choices), num_replicas):
             stream = f"routing.power_of_two.{last - num_replicas}"
             index = int(uniform(self.seed, stream, request.request_id) * (last + 1))
             drawn.append(last if index in drawn else index)

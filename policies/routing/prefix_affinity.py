@@ -35,7 +35,9 @@ class PrefixAffinity:
     """The same as a ratio; both must be exceeded."""
     max_tree_tokens: int = 2**24
     """Tokens remembered of each replica; SGLang's 2^26 characters are about as many."""
-    _tree: PrefixTree | None = field(init=False, default=None, repr=False, compare=False)
+    _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
+    _places: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _tree: PrefixTree = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.cache_threshold <= 1:
@@ -46,15 +48,18 @@ class PrefixAffinity:
             raise ValueError(f"balance_rel_threshold={self.balance_rel_threshold}: must be >= 1, a ratio")
         if self.max_tree_tokens < 1:
             raise ValueError(f"max_tree_tokens={self.max_tree_tokens}: must be >= 1 token")
+        self._tree = PrefixTree(self.max_tree_tokens)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The replica that matches, or the one with room, or the least loaded one."""
-        if self._tree is None:
-            self._tree = PrefixTree(len(replicas), self.max_tree_tokens)
+        if replicas is not self._replicas:
+            self._places = {replica.index: place for place, replica in enumerate(replicas)}
+            self._tree.keep_only(self._places)
+            self._replicas = replicas
         runs = prompt_runs(request)
-        index = self._chosen(self._tree, runs, replicas)
-        self._tree.insert(runs, index)
-        return index
+        place = self._chosen(self._tree, runs, replicas)
+        self._tree.insert(runs, replicas[place].index)
+        return place
 
     def _chosen(self, tree: PrefixTree, runs: list[Segment], replicas: Sequence[ReplicaView]) -> int:
         counts = [replica.num_outstanding for replica in replicas]
@@ -64,5 +69,5 @@ class PrefixAffinity:
         match = tree.match(runs)
         num_tokens = sum([run.num_tokens for run in runs])
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return match.replica
-        return tree.num_tokens.index(min(tree.num_tokens))
+            return self._places[match.replica]
+        return self._places[min(tree.num_tokens, key=tree.num_tokens.__getitem__)]

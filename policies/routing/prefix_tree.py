@@ -15,7 +15,7 @@ number of replicas.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from policies.request import Segment
@@ -42,14 +42,27 @@ class PrefixNode:
 
 
 class PrefixTree:
-    """Prompts by replica; num_tokens of each is at most max_tokens after every `insert`."""
+    """Prompts by replica, for those that `keep_only` was told of last.
 
-    def __init__(self, num_replicas: int, max_tokens: int) -> None:
-        self.num_tokens = [0] * num_replicas
+    num_tokens of each is at most max_tokens after every `insert`.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
         self._root = PrefixNode(None, (0, 0))
-        self._used: list[OrderedDict[PrefixNode, None]] = [OrderedDict() for _ in range(num_replicas)]
+        self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
         """By replica, its nodes, the one used longest ago first; a node comes behind all nodes below it."""
+
+    def keep_only(self, replicas: Iterable[int]) -> None:
+        """These replicas are there from now on; what was sent to others is forgotten."""
+        kept = dict.fromkeys(replicas)
+        for replica in [*self._used.keys() - kept.keys()]:
+            for node in [*self._used[replica]]:  # the ends first
+                self._forget(replica, node)
+            del self._used[replica], self.num_tokens[replica]
+        self._used = {replica: self._used.get(replica, OrderedDict()) for replica in kept}
+        self.num_tokens = {replica: self.num_tokens.get(replica, 0) for replica in kept}
 
     def match(self, runs: Sequence[Segment]) -> Match:
         """The longest prefix, and the replica of the longest run at its end, whose path is marked as used."""

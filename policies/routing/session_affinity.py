@@ -30,7 +30,9 @@ class SessionAffinity:
     """Outstanding requests of a replica over the mean; inf: no bound."""
     num_points: int = 100
     """Places on the ring of each replica: more make their shares more even."""
+    _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
+    """Hashes, and the place of the replica that stands there."""
 
     def __post_init__(self) -> None:
         if not self.max_load > 1:
@@ -41,9 +43,13 @@ class SessionAffinity:
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The session's replica, or the next on the ring that is not full."""
         num_replicas = len(replicas)
-        if not self._ring:
-            places = ((index, point) for index in range(num_replicas) for point in range(self.num_points))
-            self._ring.extend(sorted((_hash(f"replica/{index}/{point}"), index) for index, point in places))
+        if replicas is not self._replicas:
+            self._ring = sorted(
+                (_hash(f"replica/{replica.index}/{point}"), place)
+                for place, replica in enumerate(replicas)
+                for point in range(self.num_points)
+            )
+            self._replicas = replicas
         bound: float = inf
         if not isinf(self.max_load):
             total = sum([replica.num_outstanding for replica in replicas])

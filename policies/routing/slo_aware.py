@@ -36,14 +36,12 @@ class SloAware:
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """A replica that will answer in time, or the first that will answer at all."""
-        num_own, estimate_s = request.prompt.num_tokens, self._estimates.estimate_s
-        tokens = [replica.num_queued_tokens + num_own for replica in replicas]
-        times_s = [estimate_s(index, num_tokens) for index, num_tokens in enumerate(tokens)]
+        times_s = self._estimates.of(request, replicas)
         in_time_s = [time_s for time_s in times_s if time_s <= self.ttft_s]
         chosen_s = max(in_time_s) if in_time_s and self.headroom == "least" else min(times_s)
-        index = times_s.index(chosen_s)
-        self._estimates.sent(request, index, tokens[index], now)
-        return index
+        place = times_s.index(chosen_s)
+        self._estimates.sent(request, replicas[place], now)
+        return place
 
     def on_first_token(self, request: Request, now: float) -> None:
         """Learn how fast its replica is."""

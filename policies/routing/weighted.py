@@ -19,8 +19,10 @@ class Weighted:
     """Reads no replica; costs the logarithm of their number."""
 
     weights: tuple[float, ...] = ()
-    """By replica; none: all alike."""
+    """By replica's index; none: all alike. One that comes later has the weight 1."""
+    _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
+    """When each is due, and its place."""
 
     def __post_init__(self) -> None:
         check_positive("weights", self.weights)
@@ -31,12 +33,22 @@ class Weighted:
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The replica that is due first; of equals the one of smallest index."""
-        if not self._due:
-            self._due.extend((1 / self._weight(index), index) for index in range(len(replicas)))
-            heapify(self._due)
-        due, index = self._due[0]
-        heapreplace(self._due, (due + 1 / self._weight(index), index))
-        return index
+        if replicas is not self._replicas:
+            self._line_up(replicas)
+        due, place = self._due[0]
+        heapreplace(self._due, (due + 1 / self._weight(replicas[place]), place))
+        return place
 
-    def _weight(self, index: int) -> float:
-        return self.weights[index] if self.weights else 1.0
+    def _line_up(self, replicas: Sequence[ReplicaView]) -> None:
+        """Who was there keeps its turn; who is new is due as if it had just been served."""
+        known = {self._replicas[place].index: due for due, place in self._due}
+        served = self._due[0][0] if self._due else 0.0
+        self._due = [
+            (known.get(replica.index, served + 1 / self._weight(replica)), place)
+            for place, replica in enumerate(replicas)
+        ]
+        heapify(self._due)
+        self._replicas = replicas
+
+    def _weight(self, replica: ReplicaView) -> float:
+        return self.weights[replica.index] if replica.index < len(self.weights) else 1.0

@@ -26,48 +26,52 @@ def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:
     first, again = rows(Event.admit), rows(Event.admit, Event.resume)
     tier, tokens = events["tier"].to_numpy(), events["tokens"].to_numpy()
     loads, stores = rows(Event.load), rows(Event.store)
-    swapped_out = int(tokens[rows(Event.preempt_swap)].sum())
+    swapped_out = rows(Event.preempt_swap)
+    moved_bytes = tokens * records.by_replica("kv_bytes_per_token")[events["replica"].to_numpy()]
     by_tier = {name: i for i, name in enumerate(TIERS) if name in ("host", "disk")}
     stored = {name: int(tokens[stores & (tier == i)].sum()) for name, i in by_tier.items()}
-    stored["host"] = max(stored["host"] - swapped_out, 0)
+    stored_bytes = {name: float(moved_bytes[stores & (tier == i)].sum()) for name, i in by_tier.items()}
+    stored["host"] = max(stored["host"] - int(tokens[swapped_out].sum()), 0)
+    stored_bytes["host"] = max(stored_bytes["host"] - float(moved_bytes[swapped_out].sum()), 0.0)
     return {
         **_hits(events[first]),
         "with_resumptions": _hits(events[again]),
         "evicted_blocks": records.num_evicted_blocks,
         "loaded_tokens": {name: int(tokens[loads & (tier == i)].sum()) for name, i in by_tier.items()},
-        "loaded_bytes": {
-            name: float(tokens[loads & (tier == i)].sum() * records.kv_bytes_per_token)
-            for name, i in by_tier.items()
-        },
+        "loaded_bytes": {name: float(moved_bytes[loads & (tier == i)].sum()) for name, i in by_tier.items()},
         "stored_tokens": stored,
-        "stored_bytes": {name: num * records.kv_bytes_per_token for name, num in stored.items()},
+        "stored_bytes": stored_bytes,
     }
 
 
 def preemption_use(records: RunRecords, window: Window) -> dict[str, Any]:
     """Preemptions by kind, what was computed again because of them, and what was swapped."""
     events, rows = _rows(records, window)
-    out, back = (events["tokens"][rows(event)].sum() for event in (Event.preempt_swap, Event.swap_in))
+    tokens = events["tokens"].to_numpy()
+    moved_bytes = tokens * records.by_replica("kv_bytes_per_token")[events["replica"].to_numpy()]
+    out, back = rows(Event.preempt_swap), rows(Event.swap_in)
     return {
         "recompute": int(rows(Event.preempt).sum()),
         "swap": int(rows(Event.preempt_swap).sum()),
         "recomputed_tokens": int(events["recomputed_tokens"][rows(Event.resume, Event.resume_swapped)].sum()),
-        "swapped_out_tokens": int(out),
-        "swapped_in_tokens": int(back),
-        "swapped_out_bytes": float(out * records.kv_bytes_per_token),
-        "swapped_in_bytes": float(back * records.kv_bytes_per_token),
+        "swapped_out_tokens": int(tokens[out].sum()),
+        "swapped_in_tokens": int(tokens[back].sum()),
+        "swapped_out_bytes": float(moved_bytes[out].sum()),
+        "swapped_in_bytes": float(moved_bytes[back].sum()),
     }
 
 
 def waiting_use(measured: pd.DataFrame) -> dict[str, Any]:
     """Seconds that a request waited, mean over all that arrived and were not rejected, whole and by cause.
 
-    Waits after preemptions are in it, and so are those of requests that were never served.
+    Waits after preemptions and crashes are in it, and so are those of requests that were never served.
+    gateway: no replica had the request.
     """
     waited = measured[measured["status"] != "rejected"]
+    causes = ("gateway", *WAITS)
     if f"wait_{WAITS[0]}_s" not in waited:
-        return {"mean_s": None, "by_cause_s": dict.fromkeys(WAITS)}
-    mean_s = {cause: float(waited[f"wait_{cause}_s"].mean()) for cause in WAITS}
+        return {"mean_s": None, "by_cause_s": dict.fromkeys(causes)}
+    mean_s = {cause: float(waited[f"wait_{cause}_s"].mean()) for cause in causes}
     return {"mean_s": sum(mean_s.values()), "by_cause_s": mean_s}
 
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,8 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.cost import split_cost
-from hwmodels.energy import EnergySettings, PowerModel
-from hwmodels.iteration import IterationModel
+from hwmodels.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics import definitions
 from sim.metrics.by_class import figures_by_class
@@ -29,10 +29,12 @@ from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.utilisation import (
     EnergyUse,
+    PoolHardware,
     energy_use,
     hardware_use,
     kv_use,
     prefill_time_share,
+    rented_s,
     seconds_inside,
 )
 from sim.metrics.waste import kv_waste
@@ -62,11 +64,8 @@ def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
 def summarise(
     records: RunRecords,
     *,
-    model: IterationModel,
+    pools: Sequence[PoolHardware],
     slo: Slo | None,
-    price_usd_per_hour_per_replica: float,
-    power: PowerModel | None = None,
-    num_devices_per_replica: int = 1,
     energy: EnergySettings | None = None,
     tariff: Tariff | None = None,
     warmup_s: float = 0.0,
@@ -74,8 +73,8 @@ def summarise(
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
-    Without an SLO there is no goodput, without the power of a device no energy. Raises ValueError for a
-    negative warm-up, cool-down or price, AssertionError if the records do not add up.
+    pools: as in the records. Without an SLO there is no goodput, without the power of a device no energy.
+    Raises ValueError for a negative warm-up, cool-down or price, AssertionError if the records do not add up.
     """
     counts = check_conservation(records)
     window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
@@ -85,9 +84,8 @@ def summarise(
     # A gap outside counts zero times: cheaper than copying the millions that are inside.
     gaps_inside = records.gap_count * window.holds(records.gap_end_s)
     output = _output(records, window, int(gaps_inside.sum()))
-    joules = None
-    if power is not None:
-        joules = energy_use(records, window, inside_s, model, power, num_devices_per_replica)
+    joules = energy_use(records, window, inside_s, pools)
+    replica_s = rented_s(records, window)
     figures = {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
@@ -111,7 +109,7 @@ def summarise(
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
         "goodput": None if slo is None else goodput(table, measured, window, slo),
-        **hardware_use(records, window, inside_s, model),
+        **hardware_use(records, window, inside_s, pools),
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
@@ -119,8 +117,8 @@ def summarise(
         "preemption": preemption_use(records, window),
         "waiting": waiting_use(measured),
         "cost": _cost(
-            price_usd_per_hour_per_replica * records.num_replicas,
-            window,
+            float(np.dot([pool.price_usd_per_hour for pool in pools], replica_s)) / 3600,
+            float(np.dot([pool.num_devices for pool in pools], replica_s)) / 3600,
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
@@ -134,15 +132,18 @@ def summarise(
 def check_conservation(records: RunRecords) -> dict[str, int]:
     """The requests by status; raises AssertionError if one is lost, or a token, or an order is impossible.
 
-    arrived = finished + rejected + aborted + unfinished, and every output token is either the first of its
-    request, or of one of its samples, or ends a gap.
+    arrived = finished + rejected + aborted + unfinished, and every output token, those that were lost in a
+    crash included, is either the first of its request, or of one of its samples, or ends a gap.
     """
     requests = records.requests
     counts = {status: int((requests["status"] == status).sum()) for status in STATUSES}
     assert sum(counts.values()) == len(requests), f"{len(requests)} requests arrived, but by status: {counts}"
     assert requests["request_id"].is_unique, "two rows for one request"
     first_tokens = _first_tokens(requests, requests["first_token_s"].notna().to_numpy())
+    first_tokens += records.num_lost_first_tokens
     emitted, seen = int(requests["output_tokens"].sum()), first_tokens + int(records.gap_count.sum())
+    if "lost_tokens" in requests:
+        emitted += int(requests["lost_tokens"].sum())
     assert emitted == seen, f"{emitted} output tokens, but {first_tokens} first tokens + gaps = {seen}"
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
     for earlier, later in pairwise(moments):
@@ -190,22 +191,21 @@ def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str
     }
 
 
-def _cost(price_usd_per_hour: float, window: Window, output: _Output, prefill_share: float) -> dict[str, Any]:
-    """Rent of all replicas for the window, idle or not, per token and per request.
+def _cost(usd: float, device_hours: float, output: _Output, prefill_share: float) -> dict[str, Any]:
+    """Rent of all replicas, idle or not, per token and per request; device_hours: what was rented.
 
     usd_per_million_output_tokens puts all of it on the output; `split`: see `hwmodels.cost.split_cost`.
     """
     split = split_cost(
-        price_usd_per_hour=price_usd_per_hour,
-        rented_s=window.duration_s,
+        usd=usd,
         prefill_time_share=0.0 if math.isnan(prefill_share) else prefill_share,
         num_input_tokens=output.input_tokens,
         num_output_tokens=output.output_tokens,
         num_requests=output.requests,
     )
-    usd = price_usd_per_hour * window.duration_s / 3600
     return {
         "usd": usd,
+        "device_hours": device_hours,
         "usd_per_million_output_tokens": _per(usd * 1e6, output.output_tokens),
         "usd_per_1000_requests": split.usd_per_thousand_requests,
         "split": {

@@ -6,7 +6,8 @@ bandwidth); GPU busy = share of time with an iteration running. Time is that of 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,64 +29,91 @@ def seconds_inside(iterations: pd.DataFrame, window: Window) -> NDArray[np.float
     return window.overlap_s(_column(iterations, "start_s"), _column(iterations, "duration_s"))
 
 
+def rented_s(records: RunRecords, window: Window) -> NDArray[np.float64]:
+    """Of each pool, seconds of the window for which its replicas were paid, added up over them."""
+    start_s, end_s = (np.array([getattr(r, name) for r in records.replicas]) for name in ("start_s", "end_s"))
+    seconds = window.overlap_s(start_s, end_s - start_s)
+    by_pool: NDArray[np.float64] = np.zeros(len(records.pools))
+    np.add.at(by_pool, records.pool_by_replica, seconds)
+    return by_pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolHardware:
+    """What each replica of a pool runs on, as far as figures depend on it."""
+
+    model: IterationModel
+    price_usd_per_hour: float = 0.0
+    """Of a replica."""
+    power: PowerModel | None = None
+    """Of a device."""
+    num_devices: int = 1
+
+
 def hardware_use(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], model: IterationModel
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> dict[str, float]:
     """gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
 
-    An iteration that the window cuts counts by the part of its time inside.
+    An iteration that the window cuts counts by the part of its time inside. Of several pools: their work over
+    what their devices could do together.
     """
     part = _part_inside(records.iterations, inside_s)
-    flops = moved_bytes = 0.0
-    for rows in _pieces(len(part)):
-        shape = iteration_shape(records.iterations.iloc[rows])
-        flops += float(np.dot(np.broadcast_to(model.flops(shape), part[rows].shape), part[rows]))
-        moved_bytes += float(np.dot(np.broadcast_to(model.bytes_moved(shape), part[rows].shape), part[rows]))
-    replica_s = records.num_replicas * window.duration_s
+    replica_s = rented_s(records, window)
+    flops = moved_bytes = peak_flops = peak_bytes = 0.0
+    for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s.tolist(), strict=True):
+        model, iterations, own = pool.model, records.iterations[of_pool], part[of_pool]
+        for rows in _pieces(len(own)):
+            shape = iteration_shape(iterations.iloc[rows])
+            flops += float(np.dot(np.broadcast_to(model.flops(shape), own[rows].shape), own[rows]))
+            moved_bytes += float(
+                np.dot(np.broadcast_to(model.bytes_moved(shape), own[rows].shape), own[rows])
+            )
+        peak_flops += seconds * model.peak_flops_per_s
+        peak_bytes += seconds * model.peak_bytes_per_s
     return {
-        "gpu_busy": _share(float(inside_s.sum()), replica_s),
-        "mfu": _share(flops, replica_s * model.peak_flops_per_s),
-        "mbu": _share(moved_bytes, replica_s * model.peak_bytes_per_s),
+        "gpu_busy": _share(float(inside_s.sum()), float(replica_s.sum())),
+        "mfu": _share(flops, peak_flops),
+        "mbu": _share(moved_bytes, peak_bytes),
     }
 
 
-class EnergyUse(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyUse:
     """Of the boards of all replicas, inside the window."""
 
     busy_joules: float
     idle_joules: float
     device_s: float
-    """Seconds of the window, times devices."""
+    """Seconds that devices were paid for, added up over them."""
 
 
 def energy_use(
-    records: RunRecords,
-    window: Window,
-    inside_s: NDArray[np.float64],
-    model: IterationModel,
-    power: PowerModel,
-    num_devices_per_replica: int,
-) -> EnergyUse:
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
+) -> EnergyUse | None:
     """Joules by each iteration's utilisation (`hwmodels.energy`), and of the time between iterations.
 
-    An iteration that the window cuts counts by the part of its time inside.
+    An iteration that the window cuts counts by the part of its time inside. None unless the power of all
+    devices is known.
     """
     part = _part_inside(records.iterations, inside_s)
     duration_s = _column(records.iterations, "duration_s")
-    busy_joules = 0.0
-    for rows in _pieces(len(part)):
-        # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
-        seconds = np.where(duration_s[rows] > 0, duration_s[rows], 1.0)
-        shape = iteration_shape(records.iterations.iloc[rows])
-        joules = energy_joules(power, model, shape, seconds, num_devices=num_devices_per_replica)
-        busy_joules += float(np.dot(joules, part[rows]))
-    replica_s = records.num_replicas * window.duration_s
-    idle_s = max(replica_s - float(inside_s.sum()), 0.0)
-    return EnergyUse(
-        busy_joules=busy_joules,
-        idle_joules=idle_joules(power, idle_s, num_devices=num_devices_per_replica),
-        device_s=num_devices_per_replica * replica_s,
-    )
+    busy = idle = device_s = 0.0
+    replica_s = rented_s(records, window).tolist()
+    for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s, strict=True):
+        if pool.power is None:
+            return None
+        iterations, own, own_s = records.iterations[of_pool], part[of_pool], duration_s[of_pool]
+        for rows in _pieces(len(own)):
+            # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
+            some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
+            shape = iteration_shape(iterations.iloc[rows])
+            joules = energy_joules(pool.power, pool.model, shape, some_s, num_devices=pool.num_devices)
+            busy += float(np.dot(joules, own[rows]))
+        idle_s = max(seconds - float(inside_s[of_pool].sum()), 0.0)
+        idle += float(idle_joules(pool.power, idle_s, num_devices=pool.num_devices))
+        device_s += pool.num_devices * seconds
+    return EnergyUse(busy_joules=busy, idle_joules=idle, device_s=device_s)
 
 
 def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:
@@ -94,17 +122,19 @@ def kv_use(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -
     An idle replica holds no block. internal_waste_share = reserved token places that hold no token, in the
     last block of each sequence, over all reserved ones: 10 tokens in 1 block of 16 waste 6 / 16 = 0.375.
     """
+    replica = records.iterations["replica"].to_numpy()
     blocks = _column(records.iterations, "kv_blocks_used")
-    block_seconds = float(np.dot(blocks, inside_s))
+    place_seconds = float(np.dot(blocks * records.by_replica("block_size")[replica], inside_s))
     token_seconds = float(np.dot(_column(records.iterations, "kv_tokens_used"), inside_s))
-    blocks_inside = blocks[inside_s > 0]
-    peak_blocks = float(blocks_inside.max()) if len(blocks_inside) else 0.0
+    all_blocks = records.by_replica("num_kv_blocks")[replica]
+    shares = np.divide(blocks, all_blocks, out=np.full_like(blocks, np.nan), where=all_blocks > 0)
+    num_blocks = [pool.num_kv_blocks for pool in records.pools]
     return {
         "mean_use_share": _share(
-            block_seconds, records.num_kv_blocks * records.num_replicas * window.duration_s
+            float(np.dot(blocks, inside_s)), float(np.dot(num_blocks, rented_s(records, window)))
         ),
-        "peak_use_share": _share(peak_blocks, records.num_kv_blocks),
-        "internal_waste_share": 1 - _share(token_seconds, block_seconds * records.block_size),
+        "peak_use_share": float(shares[inside_s > 0].max(initial=0.0)) if any(num_blocks) else float("nan"),
+        "internal_waste_share": 1 - _share(token_seconds, place_seconds),
     }
 
 
@@ -120,24 +150,26 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
 
 
 def seconds_by_kind(
-    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+    records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> dict[str, dict[str, float]]:
     """Busy seconds by kind of iteration (`KINDS`) and, within it, by component of the hardware model.
 
-    The model's components are scaled to the recorded duration, so that every kind sums to the time it really
-    took.
+    models: by pool. A model's components are scaled to the recorded duration, so that every kind sums to the
+    time it really took.
     """
-    kind = iteration_kind(iterations)
     seconds: dict[str, dict[str, float]] = {name: {} for name in KINDS}
-    for rows in _pieces(len(kind)):
-        parts = model.breakdown(iteration_shape(iterations.iloc[rows]))
-        shaped = {name: np.broadcast_to(part, inside_s[rows].shape) for name, part in parts.items()}
-        whole = np.sum(list(shaped.values()), axis=0)
-        scale = np.divide(inside_s[rows], whole, out=np.zeros_like(whole), where=whole > 0)
-        for component, part in shaped.items():
-            by_kind = np.bincount(kind[rows], weights=part * scale, minlength=len(KINDS))
-            for name, value in zip(KINDS, by_kind, strict=True):
-                seconds[name][component] = seconds[name].get(component, 0.0) + float(value)
+    for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
+        iterations, own_s = records.iterations[of_pool], inside_s[of_pool]
+        kind = iteration_kind(iterations)
+        for rows in _pieces(len(kind)):
+            parts = model.breakdown(iteration_shape(iterations.iloc[rows]))
+            shaped = {name: np.broadcast_to(part, own_s[rows].shape) for name, part in parts.items()}
+            whole = np.sum(list(shaped.values()), axis=0)
+            scale = np.divide(own_s[rows], whole, out=np.zeros_like(whole), where=whole > 0)
+            for component, part in shaped.items():
+                by_kind = np.bincount(kind[rows], weights=part * scale, minlength=len(KINDS))
+                for name, value in zip(KINDS, by_kind, strict=True):
+                    seconds[name][component] = seconds[name].get(component, 0.0) + float(value)
     return seconds
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.utilisation import rented_s
 from sim.metrics.window import Window
 from sim.records import RunRecords
 
@@ -32,15 +33,17 @@ def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64])
     Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 place-seconds; wasted 250 / 300.
     """
     iterations = records.iterations
-    num_blocks = _column(iterations, "kv_blocks_used")
-    held = num_blocks * records.block_size
+    replica = iterations["replica"].to_numpy()
+    num_blocks, block_size = _column(iterations, "kv_blocks_used"), records.by_replica("block_size")[replica]
+    held = num_blocks * block_size
     filled = np.minimum(_column(iterations, "kv_tokens_used"), held)
-    unused = (records.num_kv_blocks - num_blocks) * records.block_size
+    unused = (records.by_replica("num_kv_blocks")[replica] - num_blocks) * block_size
     empty_s = float(np.dot(held - filled, inside_s))
     internal_s = empty_s if records.unfilled is None else _unfilled_s(iterations, records.unfilled, inside_s)
     external_s = float(np.dot(unused * _column(iterations, "waits_for_memory"), inside_s))
     filled_s = float(np.dot(filled, inside_s))
-    all_s = records.num_kv_blocks * records.block_size * records.num_replicas * window.duration_s
+    places = [pool.num_kv_blocks * pool.block_size for pool in records.pools]
+    all_s = float(np.dot(places, rented_s(records, window)))
     free_s = all_s - filled_s - empty_s - external_s
     return {
         "filled_share": _share(filled_s, all_s),

@@ -5,6 +5,7 @@ import sys
 import time
 import tomllib
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,11 @@ from experiments.conformance.claims import BrokenPromise, claims_by_name, claims
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
+from policies.admission import Refusal
+from policies.admission.none import AdmitAll
+from policies.admission.queue_bound import QueueBound
+from policies.admission.tenant_quotas import TenantQuotas
+from policies.admission.token_bucket import TokenBucket
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_only import PrefillOnly
 from policies.caching.paged import Paged
@@ -200,7 +206,83 @@ class Sharing(Guessing):
         SHARED.append(request)
 
 
+class Mumbling:
+    """Says no, and not why."""
+
+    def refusal(self, request, replicas, now):
+        return True
+
+
+class Spying:
+    """Reads signals, and has not said that it would."""
+
+    def refusal(self, request, replicas, now):
+        return None if replicas[0].num_waiting < 3 else Refusal("full")
+
+
+class Whimsical:
+    def refusal(self, request, replicas, now):
+        return Refusal("heads") if np.random.random() < 0.5 else None  # noqa: NPY002
+
+
+@dataclass(kw_only=True, slots=True)
+class Jamming:
+    """Counts who comes in, and of those who leave only who was answered."""
+
+    num_outstanding: int = 0
+    _answered: set = field(init=False, default_factory=set)
+
+    def refusal(self, request, replicas, now):
+        if self.num_outstanding >= 4:
+            return Refusal("full")
+        self.num_outstanding += 1
+        return None
+
+    def on_first_token(self, request, now):
+        self._answered.add(request.request_id)
+
+    def on_end(self, request, now):
+        if request.request_id in self._answered:
+            self._answered.remove(request.request_id)
+            self.num_outstanding -= 1
+
+
+class Rash:
+    """Calls never what is not now."""
+
+    def refusal(self, request, replicas, now):
+        return Refusal("too many", inf) if sum(r.num_outstanding for r in replicas) > 2 else None
+
+
+@dataclass(kw_only=True, slots=True)
+class Promising(TokenBucket):
+    """Tells half the time."""
+
+    rate_per_s: float = 0.5
+
+    def refusal(self, request, replicas, now):
+        refusal = TokenBucket.refusal(self, request, replicas, now)
+        return refusal and refusal._replace(retry_after_s=refusal.retry_after_s / 2)
+
+
+@dataclass(kw_only=True, slots=True)
+class Hoarding(TokenBucket):
+    """Keeps a bucket for every tenant that ever came."""
+
+    per: str = "tenant"
+
+    def _sweep(self, now):
+        pass
+
+
 BROKEN = [
+    (Mumbling(), "answers_at_the_door"),
+    (Spying(), "answers_at_the_door"),
+    (Whimsical(), "answers_the_same_again"),
+    (Jamming(), "lets_in_when_idle"),
+    (Rash(), "never_means_never"),
+    (Promising(), "keeps_its_word"),
+    (Hoarding(), "forgets_who_has_ended"),
     (Cheating(), "blind_to_the_truth"),
     (Dicing(), "same_again"),
     (Looking(), "same_again"),
@@ -225,6 +307,27 @@ def test_a_broken_promise_is_caught(policy, name, monkeypatch):
     (claim,) = (claim for claim in claims_of(policy) if claim.name == name)
     with pytest.raises(BrokenPromise, match=rf"^{name}: [^\n]*\nNot so in this world:\n\n\d+ engine"):
         claim.check(num_worlds=60)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        TokenBucket(rate_per_s=3, burst=12, count="tokens", per="tenant"),
+        QueueBound(max_outstanding=3, count="tokens", per="fleet", retry_after_s=1.0),
+        QueueBound(max_outstanding=30, count="queued_tokens"),
+        TenantQuotas(max_outstanding=2, max_outstanding_tokens=30, tenant_weights={"a": 3.0}),
+    ],
+    ids=repr,
+)
+def test_admission_by_other_counts_keeps_its_promises(policy):
+    fixed = ("max_outstanding", "burst")
+    for claim in claims_of(policy, fixed):
+        claim.check(num_worlds=5)
+
+
+def test_a_refusing_world_is_told_with_its_policy():
+    told = in_words(World(asks=(), admission=QueueBound(max_outstanding=3)))
+    assert "\nadmission QueueBound(max_outstanding=3, count='requests', " in told
 
 
 def test_a_bug_keeps_its_traceback():
@@ -262,7 +365,7 @@ def test_a_world_in_words():
 
 
 def test_the_family_is_known_by_the_methods():
-    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), Guessing()]
+    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Scales(), Guessing()]
     assert [family_of(policy) for policy in policies] == [family.name for family in FAMILIES]
     assert LengthPredictor  # a protocol: no base class to inherit from
 
@@ -416,3 +519,58 @@ def test_the_plugin_alone_imports_nothing_heavy():
     code = "import sys, experiments.conformance.plugin; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert not {"simpy", "omegaconf", "numpy", "policies.engine"} & set(done.stdout.split())
+
+
+@dataclass(kw_only=True)
+class Scales:
+    """As many as there are."""
+
+    interval_s: float = 10.0
+    min_replicas: int = 1
+    max_replicas: int = 4
+
+    def target(self, pool, now):
+        return min(4, pool.num_replicas + pool.num_starting)
+
+
+class ScalesBeyond(Scales):
+    def target(self, pool, now):
+        return pool.num_waiting // 10 + 1
+
+
+class ScalesAShare(Scales):
+    def target(self, pool, now):
+        return 4 * pool.busy_share
+
+
+class ScalesInTurns(Scales):
+    """By a count that all pools share."""
+
+    num_askings = 0
+
+    def target(self, pool, now):
+        type(self).num_askings += 1
+        return 1 + self.num_askings % 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken", "told"),
+    [
+        (Scales(), [], ""),
+        (ScalesBeyond(), ["asks_within_bounds"], "must be a whole number from 1 to 4"),
+        (ScalesAShare(), ["asks_within_bounds"], "target() gave 0.0"),
+        (ScalesInTurns(), ["asks_the_same_again"], "in another pool at 10 s"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Scales) else "",
+)
+def test_broken_promises_of_autoscalers_are_caught_and_told(policy, broken, told):
+    found = {}
+    for claim in claims_of(policy):
+        try:
+            claim.check(num_worlds=50)
+        except BrokenPromise as error:
+            found[claim.name] = str(error)
+    assert list(found) == broken
+    for message in found.values():
+        assert told in message
+        assert "a pool that begins with" in message

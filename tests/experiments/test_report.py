@@ -13,8 +13,9 @@ from hwmodels.iteration import COMPONENTS
 from sim.events import WAITS
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records import RunRecords
+from sim.records import PoolRecord, RunRecords, replicas_throughout
 
 MAX_BYTES = 6_000_000
 CHAT = Slo(name="chat", ttft_ms=500, tpot_ms=50)
@@ -91,9 +92,8 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
         gap_s=np.full(num_requests, 0.02),
         gap_count=output_tokens - 1,
         gap_end_s=last_s,
-        num_kv_blocks=1000,
-        block_size=16,
-        num_replicas=num_replicas,
+        pools=(PoolRecord(1000, 16),),
+        replicas=replicas_throughout(num_replicas, end_s),
         end_s=end_s,
     )
 
@@ -101,13 +101,13 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
 def report_of(records, path, *, slo=CHAT, config=None, **trim):
     """Write the report; return its text without plotly's own code."""
     model = EvenSplit()
-    summary = summarise(records, model=model, slo=slo, price_usd_per_hour_per_replica=2.0, **trim)
+    summary = summarise(records, pools=[PoolHardware(model=model, price_usd_per_hour=2.0)], slo=slo, **trim)
     write_report(
         path,
         records=records,
         request_table=request_metrics(records.requests, slo),
         summary=summary,
-        model=model,
+        models=[model],
         config=config or {"seed": 1},
         slo=slo,
     )
@@ -210,7 +210,7 @@ def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
 
 def test_says_why_requests_waited(tmp_path):
     whole = run_of(20)
-    waits = {f"wait_{cause}_s": 1.0 if cause == "memory" else 0.0 for cause in WAITS}
+    waits = {f"wait_{cause}_s": 1.0 if cause == "memory" else 0.0 for cause in ("gateway", *WAITS)}
     records = replace(whole, requests=whole.requests.assign(**waits), num_evicted_blocks=7)
     page = report_of(records, tmp_path / "report.html")
     assert "Waiting, ms a request: 1,000; no KV memory 1,000" in page

@@ -9,8 +9,7 @@ from hwmodels.cost import split_cost
 
 def make_split(**given):
     run = {
-        "price_usd_per_hour": 3.6,
-        "rented_s": 1_000,
+        "usd": 1.0,
         "prefill_time_share": 0.25,
         "num_input_tokens": 500_000,
         "num_output_tokens": 100_000,
@@ -39,7 +38,7 @@ def test_what_nothing_came_out_of_costs_infinitely_much():
     [
         ({"prefill_time_share": 1.01}, "prefill_time_share=1.01: must be a share, 0 to 1"),
         ({"prefill_time_share": math.nan}, "prefill_time_share=nan: must be a finite number >= 0"),
-        ({"rented_s": -1}, "rented_s=-1: must be a finite number >= 0 s"),
+        ({"usd": -1}, "usd=-1: must be a finite number >= 0"),
         ({"num_output_tokens": math.inf}, "num_output_tokens=inf: must be a finite number >= 0 tokens"),
     ],
 )

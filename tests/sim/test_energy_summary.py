@@ -21,7 +21,8 @@ import pytest
 from experiments import wording
 from hwmodels.energy import EnergySettings, PowerModel
 from sim.metrics.summary import summarise
-from sim.records import RunRecords
+from sim.metrics.utilisation import PoolHardware
+from sim.records import PoolRecord, RunRecords, replicas_throughout
 
 POWER = PowerModel(idle_w=100, tdp_w=300, compute_weight=1.0, memory_weight=0.5)
 SETTINGS = EnergySettings(grid_g_co2e_per_kwh=360, pue=2)
@@ -81,18 +82,16 @@ def two_requests():
         gap_s=np.array([1.0, 1.0]),
         gap_count=np.array([1, 1]),
         gap_end_s=np.array([2.0, 3.0]),
-        num_kv_blocks=10,
-        block_size=4,
-        num_replicas=1,
+        pools=(PoolRecord(10, 4),),
+        replicas=replicas_throughout(1, 4.0),
         end_s=4.0,
     )
 
 
 def summary_of(records, **given):
-    settings = {"power": POWER, "energy": SETTINGS, **given}
-    return summarise(
-        records, model=TenFlopsAToken(), slo=None, price_usd_per_hour_per_replica=3600, **settings
-    )
+    of_pool = {name: given.pop(name) for name in ("power", "num_devices") if name in given}
+    pool = PoolHardware(model=TenFlopsAToken(), price_usd_per_hour=3600.0, **{"power": POWER, **of_pool})
+    return summarise(records, pools=[pool], slo=None, **{"energy": SETTINGS, **given})
 
 
 def test_energy_follows_what_each_iteration_reaches():
@@ -113,13 +112,13 @@ def test_electricity_and_emissions_are_those_bought():
 
 
 def test_every_device_of_a_replica_takes_its_power():
-    energy = summary_of(two_requests(), num_devices_per_replica=2)["energy"]
+    energy = summary_of(two_requests(), num_devices=2)["energy"]
     assert energy["joules"] == pytest.approx(2 * 820)
     assert energy["mean_device_w"] == pytest.approx(205)
 
 
 def test_a_replica_that_does_nothing_idles():
-    energy = summary_of(replace(two_requests(), num_replicas=2))["energy"]
+    energy = summary_of(replace(two_requests(), replicas=replicas_throughout(2, 4.0)))["energy"]
     assert energy["joules"] == pytest.approx(820 + 4 * 100)
 
 

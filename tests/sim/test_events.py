@@ -138,7 +138,7 @@ def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(fly, make_world
         *[(6, "swap_in"), (8, "loaded"), (8, "resume_swapped"), (10, "end")],
     ]
     assert waits_of(records, 1) == {"memory": 5, "load": 2}
-    assert records.kv_bytes_per_token == 1.0
+    assert records.pools[0].kv_bytes_per_token == 1.0
     resumed = events_table(records).set_index("event").loc["resume_swapped"]
     assert (resumed["tokens"], resumed["of_tokens"], resumed["recomputed_tokens"]) == (4, 5, 0)
 

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from sim.metrics.by_class import COUNTS, MAX_CLASSES, figures_by_class
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records import RunRecords
+from sim.records import PoolRecord, RunRecords, replicas_throughout
 
 NAN = float("nan")
 WHOLE = Window(0.0, 10.0)
@@ -147,9 +148,8 @@ def records_of(requests):
         gap_s=np.ones(int(gaps.sum())),
         gap_count=tokens[gaps].to_numpy(),
         gap_end_s=requests["last_token_s"][gaps].to_numpy(),
-        num_kv_blocks=10,
-        block_size=4,
-        num_replicas=1,
+        pools=(PoolRecord(10, 4),),
+        replicas=replicas_throughout(1, 10.0),
         end_s=10.0,
         num_evicted_blocks=3,
     )
@@ -159,7 +159,7 @@ def summary_of(records, **trim):
     nothing = SimpleNamespace(
         peak_flops_per_s=1.0, peak_bytes_per_s=1.0, flops=lambda _: 0.0, bytes_moved=lambda _: 0.0
     )
-    return summarise(records, model=nothing, slo=SLO, price_usd_per_hour_per_replica=1.0, **trim)
+    return summarise(records, pools=[PoolHardware(model=nothing, price_usd_per_hour=1.0)], slo=SLO, **trim)
 
 
 def test_the_summary_has_classes_where_there_are_several():

@@ -19,7 +19,10 @@ def records(*rows, num_evicted_blocks=0):
         rows, columns=["time_s", "event", "tokens", "of_tokens", "recomputed_tokens", "tier"]
     ).astype({"time_s": np.float64})
     events["event"] = events["event"].astype(np.int64)
-    return SimpleNamespace(events=events, num_evicted_blocks=num_evicted_blocks, kv_bytes_per_token=100.0)
+    events["replica"] = 0
+    return SimpleNamespace(
+        events=events, num_evicted_blocks=num_evicted_blocks, by_replica=lambda name: np.array([100.0])
+    )
 
 
 PREEMPTED = records(
@@ -69,7 +72,9 @@ def test_only_what_happened_in_the_window_counts():
 
 
 def test_nothing_happened_nothing_found():
-    nothing = SimpleNamespace(events=logged_events([]), num_evicted_blocks=0, kv_bytes_per_token=0.0)
+    nothing = SimpleNamespace(
+        events=logged_events([]), num_evicted_blocks=0, by_replica=lambda name: np.zeros(1)
+    )
     use = cache_use(nothing, WHOLE)
     assert use["found_tokens"] == 0
     assert np.isnan(use["hit_share"])
@@ -77,7 +82,7 @@ def test_nothing_happened_nothing_found():
 
 
 def test_mean_waits_leave_out_the_rejected():
-    table = pd.DataFrame({name: [0.0, 0.0, 0.0] for name in WAIT_COLUMNS})
+    table = pd.DataFrame({name: [0.0, 0.0, 0.0] for name in ("wait_gateway_s", *WAIT_COLUMNS)})
     table["wait_slot_s"], table["wait_memory_s"] = [1.0, 3.0, 0.0], [0.0, 2.0, 0.0]
     table["status"] = ["finished", "aborted", "rejected"]
     use = waiting_use(table)

@@ -21,7 +21,8 @@ import pytest
 
 from sim.metrics.slo import Slo
 from sim.metrics.summary import check_conservation, request_metrics, summarise
-from sim.records import RunRecords
+from sim.metrics.utilisation import PoolHardware
+from sim.records import PoolRecord, RunRecords, replicas_throughout
 
 NAN = float("nan")
 NO_TIMES = np.zeros(0)
@@ -82,9 +83,8 @@ def three_requests():
         gap_s=np.array([1.0, 1.0]),
         gap_count=np.array([1, 1]),
         gap_end_s=np.array([2.0, 3.0]),
-        num_kv_blocks=10,
-        block_size=4,
-        num_replicas=1,
+        pools=(PoolRecord(10, 4),),
+        replicas=replicas_throughout(1, 4.0),
         end_s=4.0,
     )
 
@@ -103,13 +103,8 @@ def nothing_at_all():
 
 
 def summary_of(records, *, slo=None, price_usd_per_hour=3.6, **trim):
-    return summarise(
-        records,
-        model=TenFlopsAToken(),
-        slo=slo,
-        price_usd_per_hour_per_replica=price_usd_per_hour,
-        **trim,
-    )
+    pool = PoolHardware(model=TenFlopsAToken(), price_usd_per_hour=price_usd_per_hour)
+    return summarise(records, pools=[pool], slo=slo, **trim)
 
 
 def with_request(row, **changed):
@@ -180,7 +175,7 @@ def test_use_of_the_hardware():
 
 
 def test_idle_replicas_count_against_every_share_of_the_hardware():
-    one, two = (summary_of(replace(three_requests(), num_replicas=n)) for n in (1, 2))
+    one, two = (summary_of(replace(three_requests(), replicas=replicas_throughout(n, 4.0))) for n in (1, 2))
     for name in ("gpu_busy", "mfu", "mbu"):
         assert two[name] == one[name] / 2
 

@@ -1,5 +1,7 @@
 """What the time was spent on: kinds of iteration, components, the share of prompts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,6 +26,10 @@ class HalfAttention:
         return {"gemm": 0.5 * tokens, "attention": 0.5 * tokens}
 
 
+def of_one_pool(table):
+    return SimpleNamespace(iterations=table, rows_by_pool=lambda: [slice(None)])
+
+
 TABLE = iterations((0.010, 10, 0), (0.030, 10, 90), (0.020, 0, 50))
 
 
@@ -36,7 +42,7 @@ def test_a_mixed_iterations_time_is_split_by_its_tokens():
 
 
 def test_components_are_scaled_to_the_time_that_each_kind_really_took():
-    seconds = seconds_by_kind(TABLE, TABLE["duration_s"].to_numpy(), HalfAttention())
+    seconds = seconds_by_kind(of_one_pool(TABLE), TABLE["duration_s"].to_numpy(), [HalfAttention()])
     assert {kind: sum(parts.values()) for kind, parts in seconds.items()} == pytest.approx(
         {"decode": 0.010, "mixed": 0.030, "prefill": 0.020}
     )
@@ -44,7 +50,7 @@ def test_components_are_scaled_to_the_time_that_each_kind_really_took():
 
 
 def test_time_outside_the_window_does_not_count():
-    seconds = seconds_by_kind(TABLE, np.array([0.010, 0.0, 0.005]), HalfAttention())
+    seconds = seconds_by_kind(of_one_pool(TABLE), np.array([0.010, 0.0, 0.005]), [HalfAttention()])
     assert seconds == {
         "decode": pytest.approx({"gemm": 0.005, "attention": 0.005}),
         "mixed": {"gemm": 0.0, "attention": 0.0},
@@ -54,7 +60,7 @@ def test_time_outside_the_window_does_not_count():
 
 def test_pieces_of_a_long_table_add_up():
     many = pd.concat([TABLE] * 30_000, ignore_index=True)  # more rows than are priced at once
-    seconds = seconds_by_kind(many, many["duration_s"].to_numpy(), HalfAttention())
+    seconds = seconds_by_kind(of_one_pool(many), many["duration_s"].to_numpy(), [HalfAttention()])
     assert seconds["prefill"]["gemm"] == pytest.approx(30_000 * 0.010)
 
 

@@ -113,7 +113,8 @@ def test_shares_add_up_and_none_is_negative(worlds, data):
     assert sum(shares) == pytest.approx(1)
     assert min(shares) > -1e-9
     if records.unfilled is not None:
-        all_s = records.num_kv_blocks * records.block_size * records.num_replicas * window.duration_s
+        pool = records.pools[0]
+        all_s = pool.num_kv_blocks * pool.block_size * records.num_replicas * window.duration_s
         assert waste["internal_share"] == pytest.approx(
             place_seconds_one_by_one(records, inside_s) / all_s, abs=1e-12
         )

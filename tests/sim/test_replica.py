@@ -11,8 +11,9 @@ from policies.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.clock import Clock, Phase
 from sim.interrupt import Interrupt
+from sim.pool import Pool
 from sim.records import RequestLog
-from sim.replica import Replica
+from sim.replica import Replica, Surroundings
 
 TICK_S = 0.125
 
@@ -23,16 +24,21 @@ def make_replica(toy_model):
 
     def make(**given):
         clock, log, ended = Clock(), RequestLog(), []
-        core = EngineCore(
-            batching=Chunked(),
-            scheduling=Fcfs(),
-            pool=Paged(block_size=4).pool(KvMemory(100)),
-            max_num_seqs=2,
-            max_model_len=100,
+
+        def core():
+            return EngineCore(
+                batching=Chunked(),
+                scheduling=Fcfs(),
+                pool=Paged(block_size=4).pool(KvMemory(100)),
+                max_num_seqs=2,
+                max_model_len=100,
+            )
+
+        of_pool = {name: given.pop(name) for name in ("frontend_s", "plans_ahead") if name in given}
+        around = Surroundings(
+            clock=clock, requests=log, on_end=lambda seq: ended.append(seq.request_id), **given
         )
-        replica = Replica(
-            0, core, toy_model(flat=True), clock, log, lambda seq: ended.append(seq.request_id), **given
-        )
+        replica = Replica(0, Pool(core=core, model=toy_model(flat=True), **of_pool), around)
         replica.clock, replica.log, replica.ended = clock, log, ended
         return replica
 

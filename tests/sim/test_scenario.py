@@ -32,10 +32,6 @@ def build(*overrides):
             ["routing=weighted", "routing.weights=[1,-2]"],
             r"^routing.weights\[1\]=-2.0: must be a finite number > 0$",
         ),
-        (
-            ["replicas=2", "routing=cost_aware", "routing.prices_usd_per_hour=[1]"],
-            r"^routing.prices_usd_per_hour=\[1.0\]: must be one for each of the 2 replicas, found 1",
-        ),
         (["routing=power_of_two"], "^routing.num_choices=2: must be <= 1, the number of replicas$"),
         (["batching=decode_only"], "batching=DecodeOnly: half of .*choose one .*such as batching=chunked"),
         (["scheduling=s3"], "prediction=none: S3 needs .*choose one, such as prediction=histogram"),

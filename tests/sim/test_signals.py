@@ -92,7 +92,7 @@ def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_
             assert (running, waiting, used) == (0, 0, 0)
             continue
         last = table.iloc[row]
-        told = (last.running, last.waiting, last.kv_blocks_used * records.block_size)
+        told = (last.running, last.waiting, last.kv_blocks_used * records.pools[0].block_size)
         ended = last.start_s + last.duration_s <= at_s
         # Behind its end the replica may have planned that there is nothing to do.
         assert (running, waiting, used) in ([told, (0, 0, 0)] if ended else [told])

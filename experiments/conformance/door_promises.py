@@ -1,0 +1,113 @@
+"""What an admission policy must promise, each as a check of one world. See `front_door`."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import count
+from math import inf, isfinite
+
+from experiments.conformance.front_door import FrontDoor, num_remembered, play
+from experiments.conformance.worlds import Traffic, World
+from policies.admission import Refusal
+from policies.request import Request
+
+DAY_S = 86_400.0
+NUM_ROUNDS = 24
+NUM_FIRST_ROUNDS = 6
+"""Of those: what is remembered after one of these is what it may remember."""
+
+
+def answers_at_the_door(world: World) -> None:
+    """It says None or Refusal(reason, retry_after_s), and looks only at what it declares."""
+    for asked in play(world).asked:
+        refusal = asked.refusal
+        if refusal is None:
+            continue
+        what = f"refusal() gave {refusal!r}"
+        assert isinstance(refusal, Refusal), f"{what}: must be None or a Refusal"
+        assert isinstance(refusal.reason, str), f"{what}: reason must be a string"
+        assert refusal.reason, f"{what}: reason must not be empty"
+        after_s = refusal.retry_after_s
+        assert after_s is None or after_s >= 0, f"{what}: retry_after_s must be None or >= 0 s"
+
+
+def answers_the_same_again(world: World) -> None:
+    """A second run decides what the first did: no clock, no shared random numbers, no state kept between."""
+    for one, other in zip(play(world).asked, play(world).asked, strict=True):
+        assert one == other, f"asked {_shown(one.request, one.now)}: {one.refusal}, then {other.refusal}"
+
+
+def lets_in_when_idle(world: World) -> None:
+    """Who comes when nobody is there and nobody was for a day is let in, or told never to come again."""
+    fresh, busy = FrontDoor(world, deepcopy(world.admission)), play(world)
+    numbers = count(len(world.asks))
+    for days, arrival in enumerate(Traffic(world.asks).arrivals(), start=1):
+        for door, when in ((fresh, "it is new"), (busy, "all have ended")):
+            request = _like(arrival.request, next(numbers), _last_s(busy) + days * DAY_S)
+            refusal = door.ask(request, arrival.num_output_tokens, request.arrival_s)
+            is_right = refusal is None or refusal.retry_after_s == inf
+            assert is_right, f"{when}, and {_shown(request, request.arrival_s)} gets {refusal}"
+            door.until(inf)
+
+
+def never_means_never(world: World) -> None:
+    """Whose retry_after_s is inf gets the same answer whenever it asks again."""
+    door = play(world)
+    refused = [asked for asked in door.asked if asked.refusal and asked.refusal.retry_after_s == inf]
+    now = _last_s(door)
+    for asked in refused:
+        now += DAY_S
+        again = door.ask(asked.request, 1, now)
+        is_same = again is not None and again.retry_after_s == inf
+        assert is_same, f"{_shown(asked.request, asked.now)}: {asked.refusal}, but at {now:.6g} s: {again}"
+
+
+def keeps_its_word(world: World) -> None:
+    """One like it that comes retry_after_s later, all others having gone and nobody come, is let in."""
+    door = FrontDoor(world, deepcopy(world.admission))
+    for arrival in Traffic(world.asks).arrivals():
+        refusal = door.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
+        if refusal is None or refusal.retry_after_s is None or not isfinite(refusal.retry_after_s):
+            continue
+        then_s = arrival.at_s + refusal.retry_after_s
+        other = deepcopy(door)
+        other.end_all(arrival.at_s)
+        request = _like(arrival.request, len(world.asks), then_s)
+        answer = other.ask(request, arrival.num_output_tokens, then_s)
+        assert answer is None, f"{_shown(arrival.request, arrival.at_s)}: {refusal}, and then {answer}"
+
+
+def forgets_who_has_ended(world: World) -> None:
+    """What it remembers does not grow with the requests, sessions and tenants that have been there."""
+    door = FrontDoor(world, deepcopy(world.admission))
+    numbers, sizes, start_s = count(), [], 0.0
+    for number in range(NUM_ROUNDS):
+        for arrival in Traffic(world.asks).arrivals():
+            like = _like(arrival.request, next(numbers), start_s + arrival.at_s)
+            request = like._replace(tenant=f"{like.tenant}/{number}", session_id=like.request_id)
+            door.ask(request, arrival.num_output_tokens, request.arrival_s)
+        door.until(inf)
+        sizes.append(num_remembered(door.policy))
+        start_s = _last_s(door) + DAY_S
+    most = max(sizes[:NUM_FIRST_ROUNDS])
+    assert sizes[-1] <= most, (
+        f"all have ended {NUM_ROUNDS} times, and it remembers {sizes[-1]} things; "
+        f"{most} after one of the first {NUM_FIRST_ROUNDS} times"
+    )
+
+
+def _like(request: Request, request_id: int, arrival_s: float) -> Request:
+    """The same request, made at another time."""
+    deadline_s = request.deadline_s
+    if deadline_s is not None:
+        deadline_s += arrival_s - request.arrival_s
+    return request._replace(request_id=request_id, arrival_s=arrival_s, deadline_s=deadline_s)
+
+
+def _last_s(door: FrontDoor) -> float:
+    """When all have ended, who never give up."""
+    return max([asked.now for asked in door.asked[-1:]] + [replica.free_s for replica in door.replicas])
+
+
+def _shown(request: Request, now: float) -> str:
+    return f"request {request.request_id} of {request.prompt.num_tokens} tokens at {now:.6g} s"

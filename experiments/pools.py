@@ -1,0 +1,72 @@
+"""Pools of a config: each is the run itself with a few settings of its own.
+
+    pools:
+      large: {replicas: 2, hardware: h200_sxm}
+      small: {replicas: 6, hardware: l40s, engine.max_num_seqs: 64}
+
+What is written for a pool is an override of the run's own settings, as on the command line: a choice of a
+group (hardware: l40s) or a setting. `complete` puts all that a pool consists of in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.convert import shown
+from experiments.errors import ConfigError, suggest
+
+
+def complete(
+    cfg: DictConfig,
+    overrides: Sequence[str],
+    groups: Mapping[str, Any],
+    compose: Callable[[Sequence[str]], DictConfig],
+) -> None:
+    """Replace the pools of a config, composed with these overrides, by all of their settings."""
+    names = pool_keys()
+    common = [override for override in overrides if _key(override) != "pools"]
+    found = {}
+    for name, node in OmegaConf.to_container(cfg.pools).items():  # type: ignore[union-attr]
+        where = f"pools.{name}"
+        if node is None:
+            node = {}
+        if not isinstance(node, Mapping):
+            raise ConfigError(f"{where}={shown(node)}: must be a mapping of settings, say {{replicas: 2}}")
+        own = list(_flat(node, groups))
+        for key, _ in own:
+            if _key(key) not in names:
+                raise ConfigError(
+                    f"{where}.{key}: no setting of a pool, the whole run has one; {suggest(_key(key), names)}"
+                )
+        whole = compose([*common, "pools=none", *(f"{key}={shown(value)}" for key, value in own)])
+        kept = OmegaConf.masked_copy(whole, [key for key in names if key in whole])
+        OmegaConf.resolve(whole)
+        found[name] = OmegaConf.to_container(OmegaConf.masked_copy(whole, list(kept)))
+    with open_dict(cfg):
+        cfg.pools = found
+
+
+def pool_keys() -> list[str]:
+    """What may differ from pool to pool: keys of the root of the config."""
+    from sim.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
+
+    return [field.name for field in fields(PoolSettings)]
+
+
+def _key(override: str) -> str:
+    """The key of the root that an override is about."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0].partition(".")[0].partition("/")[0]
+
+
+def _flat(node: Mapping[str, Any], groups: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and what stands under them; a mapping with a `_target_` is one value."""
+    for key, value in node.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and "_target_" not in value:
+            yield from _flat(value, groups, f"{name}.")
+        else:
+            yield name, value

@@ -1,0 +1,81 @@
+"""Deadline-feasible: a request whose first token would come too late is refused at once.
+
+    estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety
+
+The rate is measured, as `policies.routing.ttft_estimates` does, on the fleet as a whole: it supposes that the
+router spreads the queue evenly. Early rejection is what Mooncake (2024) calls it.
+While nobody waits for a first token, a request is let in whatever the estimate says: a rate that was measured
+under another load could never be corrected otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from policies.admission import Refusal
+from policies.admission.outstanding import Outstanding
+from policies.request import Request
+from policies.routing import ReplicaView
+from policies.routing.ttft_estimates import TtftEstimates
+from policies.scheduling.edf import by_priority, check_by_priority
+
+FLEET = 0
+"""The estimates' only index: one rate for all replicas."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DeadlineFeasible:
+    """Reads how many replicas there are, and nothing of them."""
+
+    ttft_s: tuple[float, ...] = (1.0,)
+    """Target for priority 0, 1, ...; the last holds for all beyond. A request's deadline_s replaces it."""
+    tpot_s: float = 0.0
+    """Time before its deadline_s that a request needs for each of its max_tokens."""
+    initial_tokens_per_s: float = 10_000.0
+    """Rate at which a replica gets through prompts, until one is measured."""
+    safety: float = 1.0
+    """Times the estimate: above 1 refuses more, as estimates err."""
+    _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
+    _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.ttft_s = tuple(self.ttft_s)
+        check_by_priority("ttft_s", self.ttft_s)
+        if not 0 <= self.tpot_s < inf:
+            raise ValueError(f"tpot_s={self.tpot_s}: must be finite and >= 0 s")
+        for name in ("initial_tokens_per_s", "safety"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be finite and > 0")
+        self._estimates = TtftEstimates(self.initial_tokens_per_s)
+
+    def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
+        """Refused if its first token is expected later than it is due."""
+        left_s = self._due_s(request) - now
+        if left_s < 0:
+            return Refusal("its first token is overdue", inf)
+        num_queued = self._outstanding.num_queued_tokens
+        num_tokens = num_queued // len(replicas) + request.prompt.num_tokens
+        late_s = self._estimates.estimate_s(FLEET, num_tokens) * self.safety - left_s
+        if num_queued and late_s > 0:  # by then so much of the queue is gone that one sent anew is let in
+            return Refusal("its first token would be too late", late_s / self.safety)
+        self._outstanding.admit(request)
+        self._estimates.sent(request, FLEET, num_tokens, now)
+        return None
+
+    def on_first_token(self, request: Request, now: float) -> None:
+        """Learn how fast the fleet is."""
+        self._outstanding.first_token(request)
+        self._estimates.first_token(request, now)
+
+    def on_end(self, request: Request, now: float) -> None:
+        """Await it no more."""
+        self._outstanding.end(request)
+        self._estimates.ended(request)
+
+    def _due_s(self, request: Request) -> float:
+        """When its first token is due."""
+        if request.deadline_s is None:
+            return request.arrival_s + by_priority(self.ttft_s, request)
+        return request.deadline_s - (request.max_tokens or 0) * self.tpot_s

@@ -1,0 +1,115 @@
+"""Tenant quotas: fair shares of what may be outstanding (DRF; Ghodsi et al., NSDI 2011).
+
+What may be outstanding is limited in requests and in prompt tokens. While there is room, everybody is let in.
+Beyond, tenants are filled like vessels, each up to what it has outstanding: its dominant share (the larger of
+its shares of the two limits) over its weight rises alike in all, until one limit is reached. A request is let
+in if its tenant would be filled with it. With one limit that is weighted max-min fairness:
+
+    limit 12, equal weights    A has 9, B 3           A is refused; B is let in until it has 6
+                               A has 6, B 6           both are refused
+                               A has 9, B 2, C 1      B leaves 10: A is refused, C is let in until it has 5
+
+So a tenant within its share, weight over the weights of all who have something outstanding, is never refused
+because of others, and what they leave is lent. What was lent is not taken back but waited for: meanwhile more
+is outstanding than the limits say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from policies.admission import Refusal, check_retry_after
+from policies.request import Request
+from policies.routing import ReplicaView
+
+ROUNDING = 1 + 1e-9
+"""Sums of shares of whole numbers are rounded; who has just its share is within it."""
+
+
+class Use(NamedTuple):
+    """Outstanding requests, and tokens of their prompts."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def plus(self, other: Use, sign: int = 1) -> Use:
+        """The sum, or the difference."""
+        return Use(self.num_requests + sign * other.num_requests, self.num_tokens + sign * other.num_tokens)
+
+
+@dataclass(kw_only=True, slots=True)
+class TenantQuotas:
+    """Reads how many replicas there are. Where there is no room, looks at each tenant with requests."""
+
+    max_outstanding: int = 256
+    """Requests, times the replicas."""
+    max_outstanding_tokens: int | None = None
+    """Tokens of their prompts, likewise; null: no limit."""
+    tenant_weights: dict[str, float] = field(default_factory=dict)
+    """Shares of the tenants relative to each other; 1 for those not named."""
+    retry_after_s: float | None = None
+    """What clients are told; null: nothing."""
+    _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _total: Use = field(init=False, default=Use(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("max_outstanding", "max_outstanding_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: must be >= 1, or nothing is ever let in")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < inf:
+                raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be finite and > 0")
+        check_retry_after(self.retry_after_s)
+
+    def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
+        """Refused where there is no room and its tenant has its share; alone any request is let in."""
+        limits = self._limits(len(replicas))
+        own = Use(1, request.prompt.num_tokens)
+        total = self._total.plus(own)
+        use = self._uses.get(request.tenant, Use()).plus(own)
+        if (
+            self._total.num_requests
+            and not _fits(total, limits)
+            and not self._fills(request.tenant, use, limits)
+        ):
+            return Refusal("its tenant's share is used up", self.retry_after_s)
+        self._uses[request.tenant], self._total = use, total
+        return None
+
+    def on_end(self, request: Request, now: float) -> None:
+        """Give back what it had."""
+        own = Use(1, request.prompt.num_tokens)
+        self._total = self._total.plus(own, -1)
+        use = self._uses[request.tenant].plus(own, -1)
+        if use.num_requests:
+            self._uses[request.tenant] = use
+        else:
+            del self._uses[request.tenant]
+
+    def _limits(self, num_replicas: int) -> tuple[float, float]:
+        """Of requests and of tokens."""
+        num_tokens = inf if self.max_outstanding_tokens is None else self.max_outstanding_tokens
+        return self.max_outstanding * num_replicas, num_tokens * num_replicas
+
+    def _fills(self, tenant: str, use: Use, limits: tuple[float, float]) -> bool:
+        """Whether a tenant with this use would be filled before a limit is reached."""
+        level = self._level(tenant, use, limits)
+        filled = list(map(float, use))
+        for other, others_use in self._uses.items():
+            if other != tenant:
+                share = min(1.0, level / self._level(other, others_use, limits))
+                filled = [have + share * part for have, part in zip(filled, others_use, strict=True)]
+        return _fits(filled, [limit * ROUNDING for limit in limits])
+
+    def _level(self, tenant: str, use: Use, limits: Sequence[float]) -> float:
+        """Dominant share over weight."""
+        share = max(have / limit for have, limit in zip(use, limits, strict=True))
+        return share / self.tenant_weights.get(tenant, 1.0)
+
+
+def _fits(uses: Sequence[float], limits: Sequence[float]) -> bool:
+    return all(use <= limit for use, limit in zip(uses, limits, strict=True))

@@ -1,0 +1,75 @@
+"""Requests in flight per replica held at a target: Knative's autoscaler, which KServe brings to LLMs.
+
+    wanted = ceil(mean requests in flight / (target_concurrency * target_utilisation))
+
+over a stable window of 60 s, and over a panic window of 6 s: if that wants at least twice the replicas that
+are up, it counts until there was no panic for a stable window, and nothing is taken away meanwhile. Queued
+requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import ceil
+
+from policies.scaling import PoolView
+from policies.scaling.bounds import require_positive, require_share
+from policies.scaling.pace import Paced
+
+
+@dataclass(kw_only=True, slots=True)
+class Concurrency(Paced):
+    """Remembers the requests in flight of one stable window. No scale to zero."""
+
+    interval_s: float = 2.0
+    target_concurrency: float = 100.0
+    """Requests in flight that a replica is meant for."""
+    target_utilisation: float = 0.7
+    """Share of these that is aimed at."""
+    stable_window_s: float = 60.0
+    panic_window_s: float = 6.0
+    panic_threshold: float = 2.0
+    """Times the replicas that are up; so many wanted over the panic window are a panic."""
+    max_scale_up_rate: float = 1000.0
+    """Times the replicas that are up, in one decision."""
+    max_scale_down_rate: float = 2.0
+    """The replicas that are up, divided by this, are the fewest that one decision leaves."""
+    _samples: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
+    _panic_s: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Paced.__post_init__(self)
+        require_positive(self, "target_concurrency", unit="requests")
+        require_share(self, "target_utilisation")
+        require_positive(self, "stable_window_s", "panic_window_s", unit="s")
+        if not self.panic_window_s <= self.stable_window_s:
+            raise ValueError(
+                f"panic_window_s={self.panic_window_s}: must be <= stable_window_s={self.stable_window_s} s"
+            )
+        for name in ("panic_threshold", "max_scale_up_rate", "max_scale_down_rate"):
+            if not getattr(self, name) > 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be > 1")
+
+    def target(self, pool: PoolView, now: float) -> int:
+        """What the stable window wants, or in a panic the most that either has wanted since it began."""
+        self._samples.append((now, pool.num_outstanding))
+        while self._samples[0][0] <= now - self.stable_window_s:
+            self._samples.popleft()
+        num_up = max(pool.num_replicas, 1)
+        fewest, most = int(num_up / self.max_scale_down_rate), ceil(num_up * self.max_scale_up_rate)
+        stable = max(fewest, min(most, self._wanted(self.stable_window_s, now)))
+        panic = max(fewest, min(most, self._wanted(self.panic_window_s, now)))
+        if panic / num_up >= self.panic_threshold:
+            self._panic_s = now
+        elif self._panic_s is not None and now - self._panic_s > self.stable_window_s:
+            self._panic_s = None
+        if self._panic_s is None:
+            return self.paced(stable, pool, now)
+        return self.paced(max(stable, panic, self.asked(pool)), pool, now)
+
+    def _wanted(self, window_s: float, now: float) -> int:
+        """Replicas for the mean of a window."""
+        counts = [count for time_s, count in self._samples if time_s > now - window_s]
+        mean = sum(counts) / len(counts)
+        return ceil(mean / (self.target_concurrency * self.target_utilisation) - 1e-9)

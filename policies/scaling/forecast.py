@@ -1,0 +1,99 @@
+"""Forecasts of a series with a season, value by value: seasonal naive with a trend, and Holt-Winters.
+
+Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3. Both are
+exact for a periodic series with or without a straight trend, once two seasons have been seen. Until one
+season has been seen there is nothing to go by but the last value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Forecaster(Protocol):
+    """Sees values at equal distances."""
+
+    def observe(self, value: float) -> None:
+        """The next value."""
+        ...
+
+    def forecast(self, num_values: int) -> NDArray[np.float64]:
+        """The next so many values; zeros before any has been seen."""
+        ...
+
+
+class SeasonalNaive:
+    """What was one season ago, plus what the mean has grown by from one season to the next."""
+
+    def __init__(self, season: int) -> None:
+        self._season = season
+        self._seen: deque[float] = deque(maxlen=2 * season)
+
+    def observe(self, value: float) -> None:
+        self._seen.append(value)
+
+    def forecast(self, num_values: int) -> NDArray[np.float64]:
+        season, seen = self._season, np.array(self._seen)
+        if len(seen) < season:
+            return np.full(num_values, seen[-1] if len(seen) else 0.0)
+        last = seen[-season:]
+        growth = float(last.mean() - seen[:season].mean()) if len(seen) == 2 * season else 0.0
+        ahead = np.arange(num_values)
+        forecast: NDArray[np.float64] = last[ahead % season] + growth * (1 + ahead // season)
+        return forecast
+
+
+class HoltWinters:
+    """Additive triple exponential smoothing (Winters, 1960); it begins from the first two seasons.
+
+    level_t = alpha (y_t - s_{t-m}) + (1 - alpha) (level_{t-1} + trend_{t-1})
+    trend_t = beta (level_t - level_{t-1}) + (1 - beta) trend_{t-1}
+    s_t = gamma (y_t - level_t) + (1 - gamma) s_{t-m},  m values a season
+    """
+
+    def __init__(self, season: int, *, alpha: float, beta: float, gamma: float) -> None:
+        self._season = season
+        self._alpha, self._beta, self._gamma = alpha, beta, gamma
+        self._first: list[float] = []
+        self._naive = SeasonalNaive(season)
+        self._level = self._trend = 0.0
+        self._seasonal = np.zeros(season)  # ahead of the next value: [0] is its own
+        self._num_seen = 0
+
+    def observe(self, value: float) -> None:
+        season = self._season
+        self._num_seen += 1
+        if self._num_seen <= 2 * season:
+            self._naive.observe(value)
+            self._first.append(value)
+            if self._num_seen == 2 * season:
+                self._begin()
+            return
+        place = self._num_seen - 1
+        seasonal = self._seasonal[place % season]
+        level = self._alpha * (value - seasonal) + (1 - self._alpha) * (self._level + self._trend)
+        self._trend = self._beta * (level - self._level) + (1 - self._beta) * self._trend
+        self._level = level
+        self._seasonal[place % season] = self._gamma * (value - level) + (1 - self._gamma) * seasonal
+
+    def forecast(self, num_values: int) -> NDArray[np.float64]:
+        if self._num_seen < 2 * self._season:
+            return self._naive.forecast(num_values)
+        ahead = np.arange(num_values)
+        straight = self._level + self._trend * (1 + ahead)
+        forecast: NDArray[np.float64] = straight + self._seasonal[(self._num_seen + ahead) % self._season]
+        return forecast
+
+    def _begin(self) -> None:
+        """Level, trend and season of the first two seasons."""
+        season, seasons = self._season, np.array(self._first).reshape(2, self._season)
+        means = seasons.mean(axis=1)
+        self._trend = float(means[1] - means[0]) / season
+        middle = np.arange(season) - (season - 1) / 2
+        self._seasonal = (seasons - means[:, None] - self._trend * middle).mean(axis=0)
+        self._level = float(means[1]) + self._trend * (season - 1) / 2
+        self._first = []

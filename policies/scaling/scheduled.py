@@ -1,0 +1,75 @@
+"""Scheduled: so many replicas from each time of the day, as KEDA's cron scaler and AWS's scheduled actions.
+
+Times are those of a day of day_s seconds, so that a compressed day keeps its clock: with day_s=2400, 06:00 is
+600 s after the day began. lead_s earlier the replicas are asked for, so that they are there in time.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from policies.scaling import PoolView
+from policies.scaling.bounds import Bounded, require_not_negative, require_positive
+
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+_MINUTES = 24 * 60
+
+
+@dataclass(kw_only=True, slots=True)
+class Scheduled(Bounded):
+    """Looks at nothing but the clock. The last entry of a day holds until the first of the next."""
+
+    entries: tuple[dict[str, str | int], ...] = ({"at": "00:00", "replicas": 1},)
+    """{at: HH:MM, replicas: n}, in order of time."""
+    day_s: float = 86_400.0
+    lead_s: float = 0.0
+    """How much earlier more replicas are asked for: the time that a replica takes to start."""
+    offset_s: float = 0.0
+    """Time of day at which the run begins, in seconds of this day."""
+    _starts_s: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    _replicas: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        require_positive(self, "day_s", unit="s")
+        require_not_negative(self, "lead_s", "offset_s", unit="s")
+        if not self.lead_s < self.day_s:
+            raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
+        if not self.entries:
+            raise ValueError("entries=[]: must name a time, say {at: '08:00', replicas: 4}")
+        for index, entry in enumerate(self.entries):
+            self._add(f"entries[{index}]", entry)
+
+    def target(self, pool: PoolView, now: float) -> int:
+        """The most that the schedule wants from now until lead_s later."""
+        first = now + self.offset_s
+        upcoming = [
+            replicas
+            for start_s, replicas in zip(self._starts_s, self._replicas, strict=True)
+            if (start_s - first) % self.day_s <= self.lead_s
+        ]
+        return self.bounded(max([self._at(first), *upcoming]))
+
+    def _at(self, time_s: float) -> int:
+        """Replicas of the entry that holds then; before the day's first, yesterday's last."""
+        return self._replicas[bisect_right(self._starts_s, time_s % self.day_s) - 1]
+
+    def _add(self, name: str, entry: dict[str, str | int]) -> None:
+        if set(entry) != {"at", "replicas"}:
+            raise ValueError(f"{name}={entry}: must have at and replicas, and nothing else")
+        clock = _CLOCK.fullmatch(str(entry["at"]))
+        if clock is None:
+            raise ValueError(f"{name}.at={entry['at']}: must be a time from '00:00' to '23:59', in quotes")
+        replicas = entry["replicas"]
+        if not isinstance(replicas, int) or not self.min_replicas <= replicas <= self.max_replicas:
+            raise ValueError(
+                f"{name}.replicas={replicas}: must be a whole number from min_replicas={self.min_replicas} "
+                f"to max_replicas={self.max_replicas}"
+            )
+        start_s = (60 * int(clock[1]) + int(clock[2])) / _MINUTES * self.day_s
+        if self._starts_s and start_s <= self._starts_s[-1]:
+            raise ValueError(f"{name}.at={entry['at']}: must be later than the entry before it")
+        self._starts_s.append(start_s)
+        self._replicas.append(replicas)

@@ -1,0 +1,60 @@
+"""Utilisation held at a target: the formula of Kubernetes' HorizontalPodAutoscaler.
+
+    wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
+
+4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: asked every 15 s, tolerance
+0.1, a window of 300 s before replicas go. Replicas that start count as idle while the others are overloaded,
+as there, so that one wave of load is not answered twice.
+
+`busy` is what nvidia-smi calls utilisation, and a poor signal for LLMs: one sequence keeps a replica as busy
+as a hundred. `kv` and `running` rise with the load until the queue begins. With `running`, replicas whose
+limit nobody knows are told by their KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from policies.scaling import PoolView
+from policies.scaling.bounds import require_not_negative, require_share
+from policies.scaling.pace import Paced
+
+SIGNALS = ("busy", "kv", "running")
+
+
+@dataclass(kw_only=True, slots=True)
+class Utilisation(Paced):
+    """Reads the mean over the replicas that serve."""
+
+    signal: str = "running"
+    """busy: share of time with an iteration running; kv: of KV memory; running: of the slots."""
+    target_share: float = 0.6
+    tolerance: float = 0.1
+    """Of the ratio of utilisation and target, around 1."""
+    stabilisation_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        Paced.__post_init__(self)
+        if self.signal not in SIGNALS:
+            raise ValueError(f"signal={self.signal}: must be one of {', '.join(SIGNALS)}")
+        require_share(self, "target_share")
+        require_not_negative(self, "tolerance")
+
+    def target(self, pool: PoolView, now: float) -> int:
+        """As many as bring the utilisation to its target."""
+        asked = self.asked(pool)
+        num_up = max(pool.num_replicas, 1)
+        ratio = self._utilisation(pool) / self.target_share
+        wanted = asked
+        if abs(ratio - 1) > self.tolerance:
+            for_target = ceil(num_up * ratio - 1e-9)
+            wanted = max(asked, for_target) if ratio > 1 else min(asked, for_target)
+        return self.paced(wanted, pool, now)
+
+    def _utilisation(self, pool: PoolView) -> float:
+        if self.signal == "busy":
+            return pool.busy_share
+        if self.signal == "running" and pool.max_concurrency:
+            return pool.num_running / (max(pool.num_replicas, 1) * pool.max_concurrency)
+        return pool.kv_usage

@@ -1,0 +1,145 @@
+"""All replicas of a run: which of them take requests, which come, and which go.
+
+starting --ready--> serving --drain--> draining --last request ended--> gone
+                       |  ^
+                   crash  restart (it is ready again when its repair and its start are over)
+                       v  |
+                       down
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from sim.pool import Pool
+from sim.records import PoolRecord, ReplicaRecord
+from sim.replica import Replica, Surroundings
+
+
+class State(Enum):
+    """What a replica is doing."""
+
+    starting = auto()
+    serving = auto()
+    draining = auto()
+    down = auto()
+    gone = auto()
+
+
+class Member:
+    """A replica, and where it stands."""
+
+    __slots__ = ("end_s", "pool_index", "replica", "start_s", "state")
+
+    def __init__(self, replica: Replica, pool_index: int, start_s: float, state: State) -> None:
+        self.replica = replica
+        self.pool_index = pool_index
+        self.start_s = start_s  # paid for from then on
+        self.end_s: float | None = None
+        self.state = state
+
+
+class Fleet:
+    """Members by index, which is never used again. `serving` is a new list whenever it changes.
+
+    on_ready is called with every replica that begins to take requests after the beginning of the run.
+    """
+
+    def __init__(
+        self, pools: Sequence[Pool], around: Surroundings, on_ready: Callable[[Replica], None]
+    ) -> None:
+        self.pools = pools
+        self.members: list[Member] = []
+        self.serving: list[Replica] = []
+        self._around = around
+        self._on_ready = on_ready
+        for index, pool in enumerate(pools):
+            for _ in range(pool.replicas):
+                self._append(index, 0.0, State.serving)
+        self._list_serving()
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All that there ever were, by index."""
+        return [member.replica for member in self.members]
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a replica is on its way to taking requests."""
+        return any(member.state is State.starting for member in self.members)
+
+    def of_pool(self, pool_index: int, *states: State) -> list[Member]:
+        """Members of a pool in any of these states, by index."""
+        return [m for m in self.members if m.pool_index == pool_index and m.state in states]
+
+    def start(self, pool_index: int, now: float) -> Member:
+        """A replica more, paid for from now on; `ready` lets it take requests."""
+        return self._append(pool_index, now, State.starting)
+
+    def ready(self, member: Member) -> None:
+        """A start is over."""
+        if member.state is State.starting:
+            member.state = State.serving
+            self._list_serving()
+            self._on_ready(member.replica)
+
+    def drain(self, member: Member, now: float) -> None:
+        """Send it no more; it goes when its last request has ended. One that has not started goes at once."""
+        if member.state is State.starting:
+            self._leave(member, now)
+        elif member.state is State.serving:
+            member.state = State.draining
+            self._list_serving()
+            self.ended(member.replica, now)
+
+    def ended(self, replica: Replica, now: float) -> None:
+        """A request has ended on a replica."""
+        member = self.members[replica.index]
+        if member.state is State.draining and not replica.num_outstanding:
+            self._leave(member, now)
+
+    def crash(self, member: Member, now: float) -> list[int]:
+        """Lose what a replica was doing: the requests, by id. One that was draining is gone for good."""
+        was = member.state
+        if was not in (State.serving, State.draining):
+            return []
+        member.state = State.down
+        lost = member.replica.crash()
+        if was is State.draining:
+            self._leave(member, now)
+        else:
+            self._list_serving()
+        return lost
+
+    def restart(self, member: Member) -> None:
+        """The repair of a replica that was down is over: it starts again."""
+        if member.state is State.down:
+            member.state = State.starting
+
+    def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
+        """Pools and replicas for the records of a run that ends at end_s."""
+        pools = []
+        for index, pool in enumerate(self.pools):
+            own = next((m.replica for m in self.members if m.pool_index == index), None)
+            kv = pool.core().pool if own is None else own.core.pool
+            bytes_per_token = pool.links().bytes_per_token
+            pools.append(PoolRecord(kv.num_blocks, kv.block_size, bytes_per_token, pool.name))
+        replicas = [
+            ReplicaRecord(m.pool_index, min(m.start_s, end_s), end_s if m.end_s is None else m.end_s)
+            for m in self.members
+        ]
+        return tuple(pools), tuple(replicas)
+
+    def _append(self, pool_index: int, now: float, state: State) -> Member:
+        replica = Replica(len(self.members), self.pools[pool_index], self._around)
+        member = Member(replica, pool_index, now, state)
+        self.members.append(member)
+        return member
+
+    def _leave(self, member: Member, now: float) -> None:
+        member.state = State.gone
+        member.end_s = now
+
+    def _list_serving(self) -> None:
+        self.serving = [member.replica for member in self.members if member.state is State.serving]

@@ -1,0 +1,134 @@
+"""Replicas that are alike: their settings, how one of them is made, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+from hwmodels.iteration import IterationModel
+from hwmodels.memory import GIB
+from hwmodels.storage import Storage
+from policies.caching.eviction.future import FutureUses
+from policies.engine import EngineCore
+from policies.prediction import LengthPredictor
+from sim.deployment import Deployment
+from sim.links import Links
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """`replicas` of them are there when the run begins.
+
+    frontend_s: from a request's arrival until the engine knows it. plans_ahead: the step after the running
+    one is planned already (asynchronous scheduling), so what arrives has to wait for both.
+    """
+
+    core: Callable[[], EngineCore]
+    """Makes a replica's engine, empty."""
+    model: IterationModel
+    name: str = ""
+    replicas: int = 1
+    frontend_s: float = 0.0
+    plans_ahead: bool = False
+    links: Callable[[], Links] = Links
+    """Makes the ways between a replica's memory tiers."""
+    price_usd_per_hour: float = 0.0
+    """Of a replica."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 0:
+            raise ValueError(f"replicas={self.replicas}: must be >= 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSettings(Deployment):
+    """A pool's settings, as objects. Raises ValueError for settings that do not go together."""
+
+    prediction: LengthPredictor | None = None
+    """Who guesses how long answers will be, for policies that ask."""
+    storage: Storage = Storage()
+    """Memory below the GPUs'."""
+    replicas: int = 1
+    """Engines, all alike."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        Deployment.__post_init__(self)  # super() does not know classes with slots
+        name = type(self.scheduling).__name__
+        if self.scheduling.needs_predictor and self.prediction is None:
+            raise ValueError(
+                f"prediction=none: {name} needs predicted output lengths; "
+                "choose one, such as prediction=histogram"
+            )
+        if self.caching.needs_predictor and self.prediction is None:
+            raise ValueError(
+                "caching.reserve=predicted, prediction=none: it needs predicted output lengths; choose a "
+                "predictor, such as prediction=histogram, or caching.reserve=max_tokens"
+            )
+        if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
+            raise ValueError(
+                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
+            )
+        host_gib, disk_gib = self.caching.tiers_gib
+        swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
+        if host_gib + swap_gib > self.storage.host_memory_gib:
+            raise ValueError(
+                f"caching.host_gib={host_gib:g} and engine.swap_space_gib={swap_gib:g}: "
+                f"together must be <= storage.host_memory_gib={self.storage.host_memory_gib:g}, "
+                "a GPU's share of the host's memory"
+            )
+        if disk_gib > self.storage.disk_gib:
+            raise ValueError(
+                f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
+                f"{self.storage.disk_gib:g}, a GPU's share of the disk"
+            )
+
+    def pool(self, name: str = "", future: FutureUses | None = None) -> Pool:
+        """The same for a run. `future` is for offline bounds."""
+        num_blocks = self.plan_memory().num_blocks
+        return Pool(
+            name=name,
+            replicas=self.replicas,
+            core=lambda: self.core(num_blocks, future),
+            model=self.iteration_model(),
+            frontend_s=self.engine.frontend_s,
+            plans_ahead=self.engine.host.overlapped,
+            links=self.links,
+            price_usd_per_hour=self.price_usd_per_hour,
+        )
+
+    @property
+    def price_usd_per_hour(self) -> float:
+        """Of a replica."""
+        return self.hardware.price_usd_per_hour * self.layout.num_devices
+
+    def core(self, num_kv_blocks: int, future: FutureUses | None = None) -> EngineCore:
+        """One replica's engine, with policies of its own: what they remember stays there."""
+        return EngineCore(
+            batching=deepcopy(self.batching),
+            scheduling=deepcopy(self.scheduling),
+            pool=self.caching.pool(self.kv_memory(num_kv_blocks, future)),
+            max_num_seqs=self.engine.max_num_seqs,
+            max_model_len=self.max_model_len,
+            predictor=deepcopy(self.prediction),
+            num_swap_blocks=self.num_swap_blocks,
+        )
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """Blocks of host memory of a replica for preempted KV."""
+        block_bytes = self.caching.block_size * self.kv_bytes_per_token
+        return int(self.engine.swap_space_gib * GIB * self.layout.num_devices / block_bytes)
+
+    def links(self) -> Links:
+        """The ways between a replica's memory tiers, idle."""
+        num_devices = self.layout.num_devices
+        return Links(
+            bytes_per_token=self.kv_bytes_per_token,
+            host_bytes_per_s=self.hardware.pcie.bandwidth_bytes_per_s * self.storage.pcie_share * num_devices,
+            disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
+            latency_s=self.hardware.pcie.latency_s,
+            overlapped=self.storage.overlapped,
+        )

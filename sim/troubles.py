@@ -1,0 +1,262 @@
+"""What goes wrong, when, and for how long: scripted, drawn at random, or come with a release.
+
+Settings, and the schedule that follows from them; what a trouble does to a replica is the simulation's part.
+Every replica draws from streams of its own, so one replica more changes nobody else's failures, and the
+schedule is made while it is read. Troubles of different events may overlap; those of one event on one replica
+do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from heapq import merge
+from math import ceil, gamma, inf
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sim.workload.streams import stream
+
+
+class Kind(Enum):
+    """What happens to a replica."""
+
+    crash = "crash"
+    """Its process or machine is gone, and with it all KV; it serves again after duration_s."""
+    straggler = "straggler"
+    """Its iterations take `factor` times as long: a hot or throttled GPU."""
+    link_down = "link_down"
+    """Nothing gets to it or from it; it goes on with what it has."""
+    link_slow = "link_slow"
+    """Transfers take `factor` times as long."""
+    host_out_of_memory = "host_out_of_memory"
+    """The host's memory is full: what is kept there is lost, and the process with it, as in a crash."""
+
+    @property
+    def has_factor(self) -> bool:
+        return self in (Kind.straggler, Kind.link_slow)
+
+
+class Trouble(NamedTuple):
+    """One replica's trouble, from at_s for duration_s. Sorted by time, replica, event."""
+
+    at_s: float
+    replica: int
+    event: int  # place in the settings
+    kind: Kind
+    duration_s: float
+    factor: float = 1.0  # times as long as without it
+
+
+Pools = Mapping[str, Sequence[int]]
+"""The replicas of each pool, by their indices in the fleet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whom:
+    """The replicas that an event is about: those listed, those of a pool, or all."""
+
+    replicas: tuple[int, ...] = ()
+    """Indices in the fleet; none: all."""
+    pool: str | None = None
+    """All of this pool."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "replicas", tuple(self.replicas))
+        if self.replicas and self.pool is not None:
+            raise ValueError(f"replicas={list(self.replicas)}, pool={self.pool}: must not both be set")
+        for i, replica in enumerate(self.replicas):
+            if replica < 0:
+                raise ValueError(f"replicas[{i}]={replica}: must be >= 0; the first replica is 0")
+            if replica in self.replicas[:i]:
+                raise ValueError(f"replicas[{i}]={replica}: must be named once")
+
+    def check(self, num_replicas: int, pools: Pools) -> None:
+        """Raise ValueError for a replica or a pool that is not in the fleet."""
+        for i, replica in enumerate(self.replicas):
+            if replica >= num_replicas:
+                raise ValueError(f"replicas[{i}]={replica}: must be < {num_replicas}, the number of replicas")
+        if self.pool is not None and self.pool not in pools:
+            known = ", ".join(pools) or "there are none"
+            raise ValueError(f"pool={self.pool}: no such pool; known: {known}")
+
+    def place(self, replica: int, pools: Pools) -> int | None:
+        """Where it stands among those that are meant; None if it is not one of them."""
+        meant = pools[self.pool] if self.pool is not None else self.replicas
+        if not meant and self.pool is None:
+            return replica
+        return list(meant).index(replica) if replica in meant else None
+
+
+class Event(Protocol):
+    """Settings of one thing that goes wrong, once or again and again."""
+
+    def check(self, num_replicas: int, pools: Pools) -> None:
+        """Raise ValueError for a replica or a pool that is not in the fleet."""
+        ...
+
+    def place(self, replica: int, pools: Pools) -> int | None:
+        """Where it stands among those that are meant; None if it is not one of them."""
+        ...
+
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+        """Its troubles, in order of time; perhaps without end."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scripted(Whom):
+    """One trouble at a given time, at every replica that is meant."""
+
+    kind: Kind
+    at_s: float
+    duration_s: float
+    factor: float | None = None
+    """Times as long; for a straggler and a slow link."""
+
+    def __post_init__(self) -> None:
+        Whom.__post_init__(self)
+        _check_time("at_s", self.at_s, zero_allowed=True)
+        _check_time("duration_s", self.duration_s)
+        _check_factor(self.kind, self.factor)
+
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+        yield Trouble(self.at_s, replica, event, self.kind, self.duration_s, self.factor or 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Random(Whom):
+    """Troubles that come and go, at each replica by itself: a renewal process of sound and troubled times.
+
+    Times are Weibull with these means; shape 1 is exponential, below 1 are early failures (or a few long
+    repairs), above 1 wear. Availability, the share of time without it: mtbf_s / (mtbf_s + mttr_s).
+    """
+
+    kind: Kind
+    mtbf_s: float
+    """Mean time from one repair (or the run's beginning) to the next failure."""
+    mttr_s: float
+    """Mean time to repair."""
+    failure_shape: float = 1.0
+    repair_shape: float = 1.0
+    factor: float | None = None
+    """Times as long; for a straggler and a slow link."""
+    together: bool = False
+    """All that are meant at the same time: a rack's switch, its power."""
+
+    def __post_init__(self) -> None:
+        Whom.__post_init__(self)
+        for name in ("mtbf_s", "mttr_s"):
+            _check_time(name, getattr(self, name))
+        for name in ("failure_shape", "repair_shape"):
+            if not 0.1 <= getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0.1")
+        _check_factor(self.kind, self.factor)
+
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+        keys = () if self.together else (replica,)
+        rng = stream(seed, f"troubles.{event}", *keys)
+        now = 0.0
+        while True:
+            now += _weibull(rng, self.mtbf_s, self.failure_shape)
+            duration_s = _weibull(rng, self.mttr_s, self.repair_shape)
+            yield Trouble(now, replica, event, self.kind, duration_s, self.factor or 1.0)
+            now += duration_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadRelease(Whom):
+    """A release that makes some replicas slow, or has them crash again and again, until it is rolled back."""
+
+    at_s: float
+    rolled_back_after_s: float
+    share: float = 1.0
+    """Of the replicas that are meant, those that get it: evenly spread, at least the first."""
+    factor: float | None = None
+    """How much slower they are; None: they crash."""
+    crash_after_s: float = 60.0
+    """Mean time from a start to the next crash; exponential."""
+    restart_s: float = 60.0
+    """From a crash until it serves again."""
+
+    def __post_init__(self) -> None:
+        Whom.__post_init__(self)
+        _check_time("at_s", self.at_s, zero_allowed=True)
+        for name in ("rolled_back_after_s", "crash_after_s", "restart_s"):
+            _check_time(name, getattr(self, name))
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share}: must be > 0 and <= 1")
+        if self.factor is not None:
+            _check_factor(Kind.straggler, self.factor)
+
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+        if not self._gets_it(place):
+            return
+        if self.factor is not None:
+            yield Trouble(self.at_s, replica, event, Kind.straggler, self.rolled_back_after_s, self.factor)
+            return
+        rng = stream(seed, f"troubles.{event}", replica)
+        now = self.at_s + rng.exponential(self.crash_after_s)
+        while now < self.at_s + self.rolled_back_after_s:
+            yield Trouble(now, replica, event, Kind.crash, self.restart_s)
+            now += self.restart_s + rng.exponential(self.crash_after_s)
+
+    def _gets_it(self, place: int) -> bool:
+        """Of the first n there are ceil(share * n), whatever n."""
+        before, after = (ceil(self.share * n - 1e-9) for n in (place, place + 1))
+        return after > before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Troubles:
+    """All that goes wrong in a run."""
+
+    events: tuple[Event, ...] = ()
+
+    def check(self, num_replicas: int, pools: Pools | None = None) -> None:
+        """Raise ValueError for events about replicas or pools that are not in the fleet."""
+        for i, event in enumerate(self.events):
+            try:
+                event.check(num_replicas, pools or {})
+            except ValueError as error:
+                raise ValueError(f"events[{i}].{error}") from None
+
+    def schedule(
+        self, seed: int, num_replicas: int, until_s: float, pools: Pools | None = None
+    ) -> Iterator[Trouble]:
+        """The troubles that begin before until_s, in order of time, made while they are read."""
+        self.check(num_replicas, pools)
+        return merge(*(self.of_replica(seed, replica, until_s, pools) for replica in range(num_replicas)))
+
+    def of_replica(
+        self, seed: int, replica: int, until_s: float, pools: Pools | None = None
+    ) -> Iterator[Trouble]:
+        """Those of one replica: what `schedule` has of it, also for one that joins later."""
+        pools = pools or {}
+        placed = [(i, event, event.place(replica, pools)) for i, event in enumerate(self.events)]
+        own = [event.of_replica(seed, i, replica, place) for i, event, place in placed if place is not None]
+        for trouble in merge(*own):
+            if trouble.at_s >= until_s:
+                return
+            yield trouble
+
+
+def _weibull(rng: np.random.Generator, mean: float, shape: float) -> float:
+    return float(rng.weibull(shape)) * mean / gamma(1 + 1 / shape)
+
+
+def _check_time(name: str, value: float, *, zero_allowed: bool = False) -> None:
+    if not (0 < value < inf or (zero_allowed and value == 0)):
+        rule = ">= 0 s; a run begins at 0" if zero_allowed else "> 0 s"
+        raise ValueError(f"{name}={value}: must be a finite number {rule}")
+
+
+def _check_factor(kind: Kind, factor: float | None) -> None:
+    """Raise ValueError for a factor that is missing, makes nothing slower, or has nothing to act on."""
+    if not kind.has_factor:
+        if factor is not None:
+            raise ValueError(f"factor={factor}: must be null, {kind.name} slows nothing")
+    elif factor is None or not 1 < factor < inf:
+        raise ValueError(f"factor={factor}: must be a finite number > 1, times as long as without it")
