@@ -225,18 +225,21 @@ class EngineCore:
         self._check_at_rest("stay")
         self.running_set.stay(self.leaving[request_id])
 
-    def adopt(self, migrant: Migrant, stop_after: int | None = None) -> Sequence:
+    def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
+        """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
+        self._limits.check_resident(num_known)
+        if num_known >= self._limits.of(request, stop_after).end_known:
+            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
+
+    def adopt(self, migrant: Migrant, stop_after: StopAfter = None) -> Sequence:
         """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
 
         KV of it that a cache has here is not asked for. Found all of it, it begins to run without a transfer.
         stop_after: as for `add`, counted from its first output token. Raises RejectedError if it can never be
         served here.
         """
-        self._limits.check_resident(migrant.num_known)
+        self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
-        if migrant.num_known >= seq._end_known:
-            self.abort(migrant.request.request_id)
-            raise RejectedError(f"a sequence of {migrant.num_known} tokens: it would have ended here before")
         seq._known = migrant.num_known
         seq._swapped = migrant.num_computed
         seq._swap_tier = "remote"

@@ -7,18 +7,20 @@ again from the beginning, `max_resends` times at most; clients see one answer, h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from simpy import Event
 
-from policies.limits import RejectedError
+from policies.limits import RejectedError, StopAfter
+from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
 from sim.fleet import Fleet
-from sim.records import RequestLog
+from sim.handovers import Handovers
+from sim.records import RequestLog, Status
 from sim.replica import Replica
 from sim.workload.base import Arrival
 
@@ -26,16 +28,20 @@ from sim.workload.base import Arrival
 class Visit:
     """A request under way: where it is, and what the world knows of it."""
 
-    __slots__ = ("arrival", "held_since_s", "replica")
+    __slots__ = ("arrival", "has_moved", "held_since_s", "replica")
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
         self.replica: Replica | None = None
+        self.has_moved = False  # to a decode replica
         self.held_since_s = arrival.at_s
 
 
 class FrontDoor:
-    """on_end is called with every request that has ended. patience_s: see `Source`."""
+    """on_end is called with every request that has ended. patience_s: see `Source`.
+
+    predictor: for routers that ask how long answers will be.
+    """
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class FrontDoor:
         on_end: Callable[[Request], None],
         patience_s: float | None = None,
         max_resends: int = 0,
+        predictor: LengthPredictor | None = None,
     ) -> None:
         self.fleet: Fleet  # set by whoever makes both: its replicas report to this door
         self._clock = clock
@@ -58,8 +65,10 @@ class FrontDoor:
         self._on_end = on_end
         self._patience_s = patience_s
         self._max_resends = max_resends
+        self._predictor = predictor
         self._visits: dict[int, Visit] = {}
         self._held: dict[int, Visit] = {}  # of these, who waits for a replica
+        self.handovers: Handovers | None = None  # set by whoever makes both, if there are prefill pools
 
     @property
     def sees_first_tokens(self) -> bool:
@@ -80,16 +89,55 @@ class FrontDoor:
         assert self._on_routed_token is not None
         self._on_routed_token(seq.request, self._clock.now)
 
+    def tell_length(self, routing: Routing, request: Request) -> None:
+        """Tell a router that asks for it how long an answer is expected to be."""
+        if not getattr(routing, "needs_predictor", False):
+            return
+        predictor = self._predictor
+        assert predictor is not None
+        truth = self._visits[request.request_id].arrival.num_output_tokens if predictor.needs_truth else None
+        routing.on_predicted(request, predictor.predict(request, truth))  # type: ignore[attr-defined]
+
+    def first_token_of(self, request: Request) -> None:
+        """The same, where it is a prefill replica's."""
+        if self._on_routed_token is not None:
+            self._on_routed_token(request, self._clock.now)
+
     def end(self, seq: TokenSequence) -> None:
         """A replica is done with a request."""
-        request_id = seq.request_id
-        replica = self._visits.pop(request_id).replica
-        assert replica is not None
+        visit = self._visits.pop(seq.request_id)
+        assert visit.replica is not None
+        self.fleet.ended(visit.replica, self._clock.now)
+        self._ended(seq.request, visit)
+
+    def stop_after(self, request_id: int) -> StopAfter:
+        """The truth about a request: output tokens after which it ends."""
+        arrival = self._visits[request_id].arrival
+        return arrival.sample_tokens or arrival.num_output_tokens
+
+    def moved(self, request_id: int, replica: Replica) -> None:
+        """A request goes on in another replica."""
+        visit = self._visits[request_id]
+        visit.replica = replica
+        visit.has_moved = True
+
+    def departed(self, replica: Replica, request: Request) -> None:
+        """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
+        if self._on_routed_end is not None:
+            self._on_routed_end(request, self._clock.now)
         self.fleet.ended(replica, self._clock.now)
-        self._ended(seq.request)
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """A request ends because no decode replica can go on with it."""
+        visit = self._visits.pop(request.request_id)
+        visit.has_moved = True  # its prefill replica lets it go by itself
+        self._requests.reject(request.request_id, reason, self._clock.now)
+        self._ended(request, visit)
 
     def ready(self, replica: Replica) -> None:
         """A replica takes requests from now on: send what is held."""
+        if self.handovers is not None and replica.pool.role != "prefill":
+            self.handovers.ready()
         held, self._held = self._held, {}
         for visit in held.values():
             self._send_again(visit)
@@ -118,29 +166,38 @@ class FrontDoor:
 
     def _send(self, visit: Visit, request: Request) -> bool:
         """Choose a replica and send a request there; whether it is still under way."""
-        now, serving = self._clock.now, self.fleet.serving
+        now, serving = self._clock.now, self._candidates()
         if not serving:
             if self.fleet.is_growing:
                 self._held[request.request_id] = visit
                 return True
             self._refuse(visit, "no replica takes requests")
             return False
-        replica = self._chosen(self._routing.choose(request, serving, now))
+        self.tell_length(self._routing, request)
+        replica = self._chosen(self._routing.choose(request, serving, now), serving)
         request_id, arrival = request.request_id, visit.arrival
         self._requests.send(request_id, replica.index, now - visit.held_since_s)
         visit.replica = replica
         try:
+            if replica.pool.role == "prefill":
+                assert self.handovers is not None
+                self.handovers.check(request)
             replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens)
         except RejectedError as error:
             del self._visits[request_id]
             self._requests.reject(request_id, str(error), now)
-            self._ended(request)
+            self._ended(request, visit)
             return False
         return True
 
-    def _chosen(self, place: int) -> Replica:
+    def _candidates(self) -> list[Replica]:
+        """Whom the router may choose from."""
+        if self.handovers is None:
+            return self.fleet.serving
+        return self.fleet.for_prompt(self.handovers.overflow_tokens)
+
+    def _chosen(self, place: int, serving: Sequence[Replica]) -> Replica:
         """The replica at a place among those that take requests."""
-        serving = self.fleet.serving
         if not 0 <= place < len(serving):
             name = type(self._routing).__name__
             raise ValueError(
@@ -156,9 +213,13 @@ class FrontDoor:
         self._requests.reject(request.request_id, reason, self._clock.now)
         self._on_end(request)
 
-    def _ended(self, request: Request) -> None:
-        if self._on_routed_end is not None:
+    def _ended(self, request: Request, visit: Visit) -> None:
+        if self._on_routed_end is not None and not visit.has_moved:  # else it was told at the departure
             self._on_routed_end(request, self._clock.now)
+        if self.handovers is not None:
+            self.handovers.ended(request, self._clock.now)
+        if self._predictor is not None and self._requests.status[request.request_id] == Status.finished:
+            self._predictor.observe(request, self._requests.output_tokens[request.request_id])
         self._on_end(request)
 
     def _give_up(self, request_id: int, event: Event) -> None:

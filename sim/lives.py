@@ -32,6 +32,7 @@ _PHASE_AFTER = {
     "unpause": "decode",
     "unserved": None,
     "lost": "waiting",
+    "hand_over": "waiting",
     "end": None,
 }
 
@@ -71,7 +72,7 @@ def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
         if row.event == "arrive":
             num_prompt_tokens = row.tokens
         after = _PHASE_AFTER[row.event]
-        if after == "prefill" and name == "loading":  # as EngineCore.loaded decides it
+        if after == "prefill" and name in ("loading", "decode"):  # as EngineCore.loaded decides it
             all_there = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
             after = "decode" if all_there else after
         name, began = after, row

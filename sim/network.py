@@ -201,6 +201,12 @@ class Network:
                 carried_bytes += flow.num_bytes - max(end_count - got_bytes, 0.0)
         return carried_bytes
 
+    @staticmethod
+    def note_carried(route: Route, num_bytes: float) -> None:
+        """Count bytes that went this way before, in no flow."""
+        for capacity in route.capacities:
+            capacity.carried_bytes += num_bytes
+
     def _may_begin(self, flow: Flow) -> bool:
         return all(capacity.has_room(flow.num_bytes) for capacity in flow.route.capacities)
 

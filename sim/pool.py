@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
+from hwmodels.device import Device
 from hwmodels.iteration import IterationModel
 from hwmodels.memory import GIB
 from hwmodels.storage import Storage
@@ -14,6 +15,8 @@ from policies.engine import EngineCore
 from policies.prediction import LengthPredictor
 from sim.deployment import Deployment
 from sim.links import Links
+
+ROLES = ("mixed", "prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +38,24 @@ class Pool:
     """Makes the ways between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
     """Of a replica."""
+    role: str = "mixed"
+    """See `PoolSettings`."""
+    device: Device | None = None
+    """Of which num_devices are a replica; for the network between replicas."""
+    num_devices: int = 1
+    num_layers: int = 1
+    """Of the model: KV can be sent layer by layer."""
 
     def __post_init__(self) -> None:
         if self.replicas < 0:
             raise ValueError(f"replicas={self.replicas}: must be >= 0")
+        check_role(self.role)
+
+
+def check_role(role: str) -> None:
+    """Raise ValueError for what is no role."""
+    if role not in ROLES:
+        raise ValueError(f"role={role}: must be one of {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +68,14 @@ class PoolSettings(Deployment):
     """Memory below the GPUs'."""
     replicas: int = 1
     """Engines, all alike."""
+    role: str = "mixed"
+    """prefill: computes prompts, and hands them over after their first token; decode: goes on with those;
+    mixed: does both, beside the others for what is too much for them."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         name = type(self.scheduling).__name__
         if self.scheduling.needs_predictor and self.prediction is None:
@@ -97,6 +118,10 @@ class PoolSettings(Deployment):
             plans_ahead=self.engine.host.overlapped,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
+            role=self.role,
+            device=self.hardware,
+            num_devices=self.layout.num_devices,
+            num_layers=self.model.num_layers,
         )
 
     @property

@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 from simpy import Event
 
 from policies.plan import StepPlan
+from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing
 from sim.clock import Clock, Phase
 from sim.events import logged_events, waits_by_request
 from sim.fleet import Fleet
 from sim.front_door import FrontDoor
+from sim.handovers import Disaggregation, Handovers
 from sim.interrupt import ctrl_c_noted
 from sim.pool import Pool
 from sim.records import Gaps, RequestLog, RunRecords
 from sim.replica import Surroundings
+from sim.role_switching import RoleSwitching
 from sim.workload.base import Arrival, Source
 
 EVENTS_BETWEEN_REPORTS = 4096
@@ -39,6 +42,8 @@ class Simulation:
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
     `Surroundings`. signal_age_s: of what the router knows of the replicas, see `Signals`.
+    disaggregation: for pools of which some compute prompts and others decode. predictor: for routers that
+    ask how long answers will be.
     Raises ValueError where the router's settings and the number of replicas do not go together.
     """
 
@@ -53,6 +58,8 @@ class Simulation:
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
         signal_age_s: float = 0.05,
+        disaggregation: Disaggregation | None = None,
+        predictor: LengthPredictor | None = None,
     ) -> None:
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
@@ -75,7 +82,17 @@ class Simulation:
             routing=routing,
             on_end=self._follow_up,
             patience_s=source.patience_s,
+            predictor=predictor,
         )
+        reads_signals = getattr(routing, "reads_signals", False)
+        reads_caches = getattr(routing, "reads_caches", False)
+        if disaggregation is not None:
+            self._door.handovers = Handovers(
+                settings=disaggregation, clock=self._clock, requests=self._requests, door=self._door
+            )
+            has_overflow = any(pool.role == "mixed" for pool in pools)
+            reads_signals = reads_signals or disaggregation.reads_signals or has_overflow
+            reads_caches = reads_caches or getattr(disaggregation.routing, "reads_caches", False)
         around = Surroundings(
             clock=self._clock,
             requests=self._requests,
@@ -84,10 +101,19 @@ class Simulation:
             seed=seed,
             on_plan=on_plan,
             on_first_token=self._door.first_token if self._door.sees_first_tokens else None,
-            signal_age_s=signal_age_s if getattr(routing, "reads_signals", False) else None,
-            are_looked_into=getattr(routing, "reads_caches", False),
+            signal_age_s=signal_age_s if reads_signals else None,
+            are_looked_into=reads_caches,
+            handovers=self._door.handovers,
         )
         self._fleet = self._door.fleet = Fleet(pools, around, self._door.ready)
+        if disaggregation is not None and self._door.handovers is not None:
+            RoleSwitching(
+                roles=disaggregation.roles,
+                fleet=self._fleet,
+                topology=self._door.handovers.topology,
+                clock=self._clock,
+                is_over=lambda: not self._num_ahead,
+            )
 
     def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Run to the end, until_s, or Ctrl-C, which leaves the records so far.
@@ -156,6 +182,7 @@ class Simulation:
             num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
             unfilled=self._unfilled(),
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
+            links=() if self._door.handovers is None else self._door.handovers.records(),
         )
 
     def _unfilled(self) -> NDArray[np.int64] | None:

@@ -116,8 +116,11 @@ class Topology:
         """Those in use so far, by name."""
         return self._capacities
 
-    def place(self, replica: int, device: Device, num_devices: int) -> None:
-        """A replica comes; it takes the next free devices."""
+    def place(self, replica: int, device: Device, num_devices: int, instead_of: int | None = None) -> None:
+        """A replica comes; it takes the next free devices, or those of another one that has gone."""
+        if instead_of is not None:
+            self._sites[replica] = self._sites[instead_of]
+            return
         self.settings.check(device)
         if device != self._begun or num_devices > self._num_left:
             num_nodes = -(-num_devices // device.gpus_per_node)
