@@ -58,6 +58,7 @@ class Event(IntEnum):
     end = 15
     lost = 16  # its replica crashed; the wait until then, if it was waiting
     hand_over = 17  # it is to go on in another replica; tokens: whose KV is here, of all known tokens
+    adopt = 18  # work goes on in that other replica; tokens: whose KV is there, of all known tokens
 
 
 ROW = np.dtype(
@@ -76,6 +77,7 @@ ROW = np.dtype(
 _PACK = Struct("<dqbbiiiq7d").pack
 _NO_WAIT = (0.0,) * len(WAITS)
 _ADMIT = int(Event.admit)
+_ADOPT = int(Event.adopt)
 
 
 class EventLog:
@@ -199,15 +201,18 @@ class EventLog:
         for seq in self._new:
             state, frontend_s = seq.state, self._frontend_s
             iteration_s = now - (seq.request.arrival_s + frontend_s)
-            if self._adopted_s and seq.request_id in self._adopted_s:
+            is_adopted = seq.request_id in self._adopted_s
+            if is_adopted:
                 frontend_s, iteration_s = 0.0, now - self._adopted_s.pop(seq.request_id)
             if at_once and state is SequenceState.prefilling:
-                row = (now, seq.request_id, _ADMIT, 0, seq.num_found, seq.num_known, 0, -1)
+                event = _ADOPT if is_adopted else _ADMIT
+                row = (now, seq.request_id, event, 0, seq.num_found, seq.num_known, 0, -1)
                 self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
             elif state is not SequenceState.ended:
                 if reading is None:
                     reading = self._read(now)
-                self._waits[seq.request_id] = _Wait(now, reading, frontend_s, iteration_s)
+                wait = _Wait(now, reading, frontend_s, iteration_s, is_adopted=is_adopted)
+                self._waits[seq.request_id] = wait
         self._new.clear()
 
     def _read(self, now: float) -> list[float]:
@@ -220,7 +225,7 @@ class EventLog:
     def _admit(self, seq: Sequence, now: float) -> None:
         """Work on a sequence begins."""
         wait = self._waits.pop(seq.request_id)
-        event, num_recomputed = Event.admit, 0
+        event, num_recomputed = Event.adopt if wait.is_adopted else Event.admit, 0
         if not wait.is_first:
             event = Event.resume_swapped if wait.is_swapped else Event.resume
             num_recomputed = max(0, seq.num_lost - seq.num_found)
@@ -264,7 +269,9 @@ class EventLog:
             -1,
         )
         self._rows += _PACK(*row, *self._split(wait, now))
-        self._waits[seq.request_id] = _Wait(now, None, is_first=wait.is_first, is_swapped=is_swapped)
+        self._waits[seq.request_id] = _Wait(
+            now, None, is_first=wait.is_first, is_swapped=is_swapped, is_adopted=wait.is_adopted
+        )
 
     def _split(self, wait: _Wait, now: float) -> tuple[float, ...]:
         """Seconds of a wait that ends now, in the order of `WAITS`."""
@@ -301,9 +308,10 @@ class _Wait:
     """A wait under way, seen by a plan: since when, and what the clocks of the causes read then.
 
     reading None: its KV is on its way. is_first: no work was done on the request yet.
+    is_adopted: but in another replica.
     """
 
-    __slots__ = ("frontend_s", "is_first", "is_swapped", "iteration_s", "reading", "start_s")
+    __slots__ = ("frontend_s", "is_adopted", "is_first", "is_swapped", "iteration_s", "reading", "start_s")
 
     def __init__(
         self,
@@ -313,6 +321,7 @@ class _Wait:
         iteration_s: float = 0.0,
         is_first: bool = True,
         is_swapped: bool = False,
+        is_adopted: bool = False,
     ) -> None:
         self.start_s = start_s
         self.reading = reading
@@ -320,6 +329,7 @@ class _Wait:
         self.iteration_s = iteration_s
         self.is_first = is_first
         self.is_swapped = is_swapped
+        self.is_adopted = is_adopted
 
 
 def logged_events(logs: list[EventLog]) -> pd.DataFrame:

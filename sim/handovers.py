@@ -196,10 +196,10 @@ class Handovers:
         for handover in held.values():
             self._choose(handover)
 
-    def records(self) -> tuple[LinkRecord, ...]:
+    def records(self, end_s: float) -> tuple[LinkRecord, ...]:
         """What each link has carried."""
         return tuple(
-            LinkRecord(name, capacity.bytes_per_s, self._network.carried_bytes(capacity))
+            LinkRecord(name, capacity.bytes_per_s, self._network.carried_bytes(capacity, end_s))
             for name, capacity in self.topology.capacities.items()
         )
 

@@ -33,6 +33,7 @@ _PHASE_AFTER = {
     "unserved": None,
     "lost": "waiting",
     "hand_over": "waiting",
+    "adopt": "decode",
     "end": None,
 }
 
@@ -72,7 +73,7 @@ def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
         if row.event == "arrive":
             num_prompt_tokens = row.tokens
         after = _PHASE_AFTER[row.event]
-        if after == "prefill" and name in ("loading", "decode"):  # as EngineCore.loaded decides it
+        if after == "prefill" and name == "loading":  # as EngineCore.loaded decides it
             all_there = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
             after = "decode" if all_there else after
         name, began = after, row

@@ -192,9 +192,10 @@ class Network:
         capacity.bytes_per_s = bytes_per_s
         self._share_anew([route for route in capacity.routes if route in self._active])
 
-    def carried_bytes(self, capacity: Capacity) -> float:
-        """What has passed so far."""
-        now, carried_bytes = self._clock.now, capacity.carried_bytes
+    @staticmethod
+    def carried_bytes(capacity: Capacity, now: float) -> float:
+        """What has passed up to now."""
+        carried_bytes = capacity.carried_bytes
         for route in capacity.routes:
             got_bytes = route.got_bytes(now)
             for end_count, _, flow in route._under_way:

@@ -182,7 +182,7 @@ class Simulation:
             num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
             unfilled=self._unfilled(),
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
-            links=() if self._door.handovers is None else self._door.handovers.records(),
+            links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )
 
     def _unfilled(self) -> NDArray[np.int64] | None:

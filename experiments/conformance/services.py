@@ -150,6 +150,7 @@ def draw_services(draw: st.DrawFn) -> Service:
     num_prefill, num_decode, num_mixed = (
         draw(st.sampled_from(n)) for n in ([1, 1, 2], [1, 1, 2, 3], [0, 0, 1])
     )
+    num_replicas = num_prefill + num_decode + num_mixed
     budget = st.integers(1, 64)
     prefilling = st.builds(PrefillOnly, max_num_batched_tokens=budget) | draw_batching(tick_s)
     balance = st.builds(
@@ -170,18 +171,14 @@ def draw_services(draw: st.DrawFn) -> Service:
     )
     own = {f.name: getattr(world, f.name) for f in fields(World)}
     return Service(
-        **own
-        | {
-            "routing": draw(draw_routing(num_prefill, tick_s)),
-            "frontend_s": world.frontend_s,
-        },
+        **own | {"routing": draw(draw_routing(num_replicas, tick_s))},
         num_prefill=num_prefill,
         num_decode=num_decode,
         num_mixed=num_mixed,
         prefill_batching=draw(prefilling),
         decode_batching=draw(st.builds(DecodeOnly, max_num_batched_tokens=budget) | draw_batching(tick_s)),
         num_prefill_blocks=draw(st.none() | st.integers(5, 40)),
-        decode_routing=draw(draw_routing(num_decode, tick_s) | st.builds(LengthAware, heavy_tokens=budget)),
+        decode_routing=draw(draw_routing(num_replicas, tick_s) | st.builds(LengthAware, heavy_tokens=budget)),
         roles=draw(st.just(Fixed()) | balance),
         handover=HandoverSettings(
             transfer=draw(st.sampled_from(["layerwise", "at_end"])),

@@ -54,17 +54,21 @@ class LengthAware:
         num_predicted = self._predicted[request.request_id]
         num_tokens = request.prompt.num_tokens + num_predicted
         roomy = [
-            index
-            for index, replica in enumerate(replicas)
+            place
+            for place, replica in enumerate(replicas)
             if replica.num_free_kv_tokens - replica.num_unseen_tokens >= num_tokens
         ]
         drawn = self._drawn(request, roomy or list(range(len(replicas))))
         is_heavy = num_predicted > self.heavy_tokens
-        index = min(drawn, key=lambda i: (self._heavy_share(i, is_heavy), replicas[i].num_outstanding))
+        place = min(
+            drawn,
+            key=lambda i: (self._heavy_share(replicas[i].index, is_heavy), replicas[i].num_outstanding),
+        )
+        index = replicas[place].index
         counts = self._num_heavy if is_heavy else self._num_light
         counts[index] = counts.get(index, 0) + 1
         self._sent[request.request_id] = index
-        return index
+        return place
 
     def on_end(self, request: Request, now: float) -> None:
         """Forget it."""
@@ -79,10 +83,10 @@ class LengthAware:
         num_heavy = self._num_heavy.get(index, 0) + is_heavy
         return num_heavy / (num_heavy + self._num_light.get(index, 0) + (not is_heavy))
 
-    def _drawn(self, request: Request, indices: list[int]) -> list[int]:
-        """num_choices of them, or all if there are fewer, without order."""
-        for place in range(min(self.num_choices, len(indices))):
-            draw = uniform(self.seed, f"routing.length_aware.{place}", request.request_id)
-            other = place + int(draw * (len(indices) - place))
-            indices[place], indices[other] = indices[other], indices[place]
-        return indices[: self.num_choices]
+    def _drawn(self, request: Request, places: list[int]) -> list[int]:
+        """num_choices of them, or all if there are fewer."""
+        for turn in range(min(self.num_choices, len(places))):
+            draw = uniform(self.seed, f"routing.length_aware.{turn}", request.request_id)
+            other = turn + int(draw * (len(places) - turn))
+            places[turn], places[other] = places[other], places[turn]
+        return places[: self.num_choices]

@@ -11,12 +11,12 @@ from policies.routing.length_aware import LengthAware
 def replicas(*num_free_tokens, num_unseen_tokens=0):
     return [
         SimpleNamespace(
+            index=index,
             num_free_kv_tokens=free,
             num_unseen_tokens=num_unseen_tokens,
             num_outstanding=0,
-            num_kv_tokens=10**6,
         )
-        for free in num_free_tokens
+        for index, free in enumerate(num_free_tokens)
     ]
 
 

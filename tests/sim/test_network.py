@@ -93,7 +93,7 @@ def test_a_lost_link_stalls_its_flows_until_it_is_back(wire):
     wire.at(4.0, lambda: wire.network.set_capacity(out, 0.0))
     wire.at(9.0, lambda: wire.network.set_capacity(out, 20.0))
     assert wire.run(8.0) == []
-    assert wire.network.carried_bytes(out) == 40.0
+    assert wire.network.carried_bytes(out, 8.0) == 40.0
     assert wire.run() == [("a", 12.0)]
 
 
