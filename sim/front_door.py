@@ -28,12 +28,12 @@ from sim.workload.base import Arrival
 class Visit:
     """A request under way: where it is, and what the world knows of it."""
 
-    __slots__ = ("arrival", "has_moved", "held_since_s", "replica")
+    __slots__ = ("arrival", "has_departed", "held_since_s", "replica")
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
         self.replica: Replica | None = None
-        self.has_moved = False  # to a decode replica
+        self.has_departed = False  # from its prefill replica
         self.held_since_s = arrival.at_s
 
 
@@ -117,20 +117,20 @@ class FrontDoor:
 
     def moved(self, request_id: int, replica: Replica) -> None:
         """A request goes on in another replica."""
-        visit = self._visits[request_id]
-        visit.replica = replica
-        visit.has_moved = True
+        self._visits[request_id].replica = replica
 
     def departed(self, replica: Replica, request: Request) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
-        if self._on_routed_end is not None:
-            self._on_routed_end(request, self._clock.now)
+        visit = self._visits.get(request.request_id)
+        if visit is not None:  # else it has ended meanwhile, and the router was told
+            visit.has_departed = True
+            if self._on_routed_end is not None:
+                self._on_routed_end(request, self._clock.now)
         self.fleet.ended(replica, self._clock.now)
 
     def refuse(self, request: Request, reason: str) -> None:
         """A request ends because no decode replica can go on with it."""
         visit = self._visits.pop(request.request_id)
-        visit.has_moved = True  # its prefill replica lets it go by itself
         self._requests.reject(request.request_id, reason, self._clock.now)
         self._ended(request, visit)
 
@@ -151,8 +151,17 @@ class FrontDoor:
         """A crash has lost a request: send it again, or give it up."""
         visit = self._visits[request_id]
         request = visit.arrival.request
-        if self._on_routed_end is not None:
+        if self.handovers is not None and self.handovers.lost(request):
+            return
+        self.begin_again(request)
+
+    def begin_again(self, request: Request) -> None:
+        """Nothing is left of a request: send it again, or give it up."""
+        request_id = request.request_id
+        visit = self._visits[request_id]
+        if self._on_routed_end is not None and not visit.has_departed:
             self._on_routed_end(request, self._clock.now)
+        visit.has_departed = False
         visit.replica = None
         visit.held_since_s = self._clock.now
         if self._requests.attempts[request_id] <= self._max_resends:
@@ -214,7 +223,7 @@ class FrontDoor:
         self._on_end(request)
 
     def _ended(self, request: Request, visit: Visit) -> None:
-        if self._on_routed_end is not None and not visit.has_moved:  # else it was told at the departure
+        if self._on_routed_end is not None and not visit.has_departed:  # else it was told then
             self._on_routed_end(request, self._clock.now)
         if self.handovers is not None:
             self.handovers.ended(request, self._clock.now)

@@ -190,6 +190,34 @@ class Handovers:
             self._network.cancel(handover.flow)
         handover.source.let_go(request.request_id)
 
+    def lost(self, request: Request) -> bool:
+        """A crash has lost a request; whether it goes on all the same, or will begin again by itself.
+
+        If its decode replica crashed and its prefill replica has its KV, it goes to another one. If that
+        crashed, the decode replica, which still waits for the rest, first lets it go.
+        """
+        request_id, now = request.request_id, self._clock.now
+        if request_id in self._routed:
+            self._routed.remove(request_id)
+            if self._on_routed_end is not None:
+                self._on_routed_end(request, now)
+        handover = self._under_way.get(request_id)
+        if handover is None:
+            return False
+        target = handover.target
+        if handover.flow is not None:
+            self._network.cancel(handover.flow)
+        if handover.source.core.find(request_id) is not None:
+            handover.target = handover.flow = None
+            self._choose(handover)
+            return True
+        del self._under_way[request_id]
+        self._held.pop(request_id, None)
+        if target is None:
+            return False
+        target.drop(request_id, partial(self._door.begin_again, request))
+        return True
+
     def ready(self) -> None:
         """A decode replica has come: choose for those that wait for one."""
         held, self._held = self._held, {}

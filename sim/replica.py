@@ -113,6 +113,7 @@ class Replica:
         self._incoming: dict[int, float] = {}  # by request id: handed over to this one, when; no KV here yet
         self._new_incoming: set[int] = set()  # of these, who has been in no plan yet
         self._departures: list[int] = []  # request ids: their KV has been copied
+        self._drops: dict[int, Callable[[], None]] = {}  # by request id: what to do when it has gone
         self._frontend_s = pool.frontend_s
         self._plans_ahead = pool.plans_ahead
         self._seed = around.seed
@@ -227,6 +228,11 @@ class Replica:
             self._departures.append(request_id)
             self._look_up()
 
+    def drop(self, request_id: int, then: Callable[[], None]) -> None:
+        """Let a sequence go that waits here for KV that will not come; then do something else about it."""
+        self._drops[request_id] = then
+        self.abort(request_id)
+
     def _note_sent(self, num_tokens: int) -> None:
         """Count a request that was taken in."""
         self.num_outstanding += 1
@@ -326,6 +332,7 @@ class Replica:
         self._given_up.clear()
         self._aborts.clear()
         self._departures.clear()
+        self._drops.clear()
         self._incoming.clear()
         self._new_incoming.clear()
         self._prefill_s.clear()
@@ -523,8 +530,7 @@ class Replica:
         """Free what a sequence that was handed over holds here."""
         seq = self.core.abort(request_id, FinishReason.migrated)
         if seq is not None:
-            self.num_outstanding -= 1
-            self.num_outstanding_tokens -= seq.num_prompt_tokens
+            self._leave(seq)
             assert self._handovers is not None
             self._handovers.departed(self, seq)
 
@@ -648,7 +654,8 @@ class Replica:
         if seq is None:
             return
         last_token_s = self._last_token_s(seq)
-        self.events.leave(seq, self._clock.now)
+        then = self._drops.pop(request_id, None)
+        self.events.leave(seq, self._clock.now, is_lost=then is not None)
         self._fresh.pop(seq, None)
         self._branched_s.pop(request_id, None)
         self._prefill_s.pop(request_id, None)
@@ -658,14 +665,22 @@ class Replica:
         self._incoming.pop(request_id, None)
         self._new_incoming.discard(request_id)
         self.core.abort(request_id)
+        if then is not None:
+            self._leave(seq)
+            self._clock.at(self._clock.now, Phase.arrive, lambda event: then())
+            return
         self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
         self._end(seq)
 
     def _end(self, seq: Sequence) -> None:
+        """A request has ended here."""
+        self._leave(seq)
+        self._on_end(seq)
+
+    def _leave(self, seq: Sequence) -> None:
         """A request is outstanding no more."""
         self.num_outstanding -= 1
         self.num_outstanding_tokens -= seq.num_prompt_tokens
-        self._on_end(seq)
 
     def _note_preemption(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""

@@ -41,9 +41,9 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
     for role, half in _HALVES.items():
         if isinstance(pool.batching, half) and pool.role != role:
             raise ValueError(
-                f"{where}batching={half.__name__}: half of a disaggregated service, no answer ends without the "
-                f"other; choose one that does both, such as batching=chunked, or give its pool role={role} "
-                f"instead of role={pool.role}"
+                f"{where}batching={half.__name__}: half of a disaggregated service, no answer ends without "
+                f"the other; choose one that does both, such as batching=chunked, or give its pool "
+                f"role={role} instead of {pool.role}"
             )
     if pool.role == "mixed" and not getattr(pool.batching, "serves_alone", True):
         raise ValueError(
