@@ -2,7 +2,7 @@
 
 starting --ready--> serving --drain--> draining --last request ended--> gone
                        |  ^
-                   crash  restart (it is ready again when its repair and its start are over)
+                   crash  restore
                        v  |
                        down
 """
@@ -30,7 +30,7 @@ class State(Enum):
 class Member:
     """A replica, and where it stands."""
 
-    __slots__ = ("end_s", "pool_index", "replica", "start_s", "state")
+    __slots__ = ("end_s", "is_reached", "pool_index", "replica", "start_s", "state")
 
     def __init__(self, replica: Replica, pool_index: int, start_s: float, state: State) -> None:
         self.replica = replica
@@ -38,6 +38,7 @@ class Member:
         self.start_s = start_s  # paid for from then on
         self.end_s: float | None = None
         self.state = state
+        self.is_reached = True  # else its link is down: it goes on with what it has
 
 
 class Fleet:
@@ -80,9 +81,7 @@ class Fleet:
     def ready(self, member: Member) -> None:
         """A start is over."""
         if member.state is State.starting:
-            member.state = State.serving
-            self._list_serving()
-            self._on_ready(member.replica)
+            self._begin_to_serve(member)
 
     def drain(self, member: Member, now: float) -> None:
         """Send it no more; it goes when its last request has ended. One that has not started goes at once."""
@@ -112,10 +111,19 @@ class Fleet:
             self._list_serving()
         return lost
 
-    def restart(self, member: Member) -> None:
-        """The repair of a replica that was down is over: it starts again."""
+    def restore(self, member: Member) -> None:
+        """A replica that was down takes requests again."""
         if member.state is State.down:
-            member.state = State.starting
+            self._begin_to_serve(member)
+
+    def reach(self, member: Member, *, is_reached: bool) -> None:
+        """The link to a replica is lost, or there again."""
+        if member.is_reached != is_reached:
+            member.is_reached = is_reached
+            if member.state is State.serving:
+                self._list_serving()
+                if is_reached:
+                    self._on_ready(member.replica)
 
     def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
         """Pools and replicas for the records of a run that ends at end_s."""
@@ -131,6 +139,12 @@ class Fleet:
         ]
         return tuple(pools), tuple(replicas)
 
+    def _begin_to_serve(self, member: Member) -> None:
+        member.state = State.serving
+        self._list_serving()
+        if member.is_reached:
+            self._on_ready(member.replica)
+
     def _append(self, pool_index: int, now: float, state: State) -> Member:
         replica = Replica(len(self.members), self.pools[pool_index], self._around)
         member = Member(replica, pool_index, now, state)
@@ -142,4 +156,4 @@ class Fleet:
         member.end_s = now
 
     def _list_serving(self) -> None:
-        self.serving = [member.replica for member in self.members if member.state is State.serving]
+        self.serving = [m.replica for m in self.members if m.state is State.serving and m.is_reached]

@@ -95,6 +95,7 @@ class Replica:
         self._on_first_token = around.on_first_token
         self._max_leap = MAX_LEAP if around.leap else 1
         self._slowdown = 1.0
+        self._busy_s = 0.0  # in iterations that are committed
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wakes = False  # the timer is the policies' wish to be asked again later
@@ -286,6 +287,15 @@ class Replica:
         self._signals = self._new_signals()
         return sorted(request_ids)
 
+    def slow_links(self, factor: float) -> None:
+        """Let copies between memory tiers that begin from now on take `factor` times as long."""
+        self._links.slowdown = factor
+
+    def busy_s(self, now: float) -> float:
+        """Seconds with an iteration running, up to now."""
+        flight = self._flight
+        return self._busy_s + (0.0 if flight is None else max(0.0, now - flight.start_s))
+
     def slow_down(self, factor: float) -> None:
         """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
         if factor != self._slowdown:
@@ -473,6 +483,7 @@ class Replica:
             num_fresh += plan.num_branches
             outcome = outcome._replace(parents=self._advance_branches(plan, end_s))
         self.iterations.add(flight, core, self._emitted_s, num_fresh)
+        self._busy_s += end_s - flight.start_s
         if plan.num_decodes > plan.num_branches:
             self._emitted_s = end_s
         progress = core.commit(plan, outcome, end_s)
