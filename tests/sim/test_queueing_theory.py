@@ -341,7 +341,7 @@ def one_server(load: float, sizes: Distribution | None, second_moment: float) ->
     return Case(
         queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
-        exact={"sojourn": 1 + exact_s, "wait": exact_s, "busy share": load},
+        exact={"sojourn": 1 + exact_s, "wait": exact_s},
         controls={"fast wait at 0": mg1_wait_s(load / SPEED, queue.second_moment) / SPEED},
     )
 
@@ -355,7 +355,7 @@ def many_servers(num_servers: int, load: float) -> Case:
     return Case(
         queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
-        exact={"sojourn": exact_s, "wait": exact_s - 1, "busy share": load},
+        exact={"sojourn": exact_s, "wait": exact_s - 1},
         controls=pooled(queue),
     )
 
