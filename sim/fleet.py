@@ -30,7 +30,18 @@ class State(Enum):
 class Member:
     """A replica, and where it stands."""
 
-    __slots__ = ("end_s", "is_reached", "pool_index", "replica", "start_s", "state")
+    __slots__ = (
+        "end_s",
+        "is_reached",
+        "num_ended",
+        "num_met",
+        "num_sent",
+        "num_sent_tokens",
+        "pool_index",
+        "replica",
+        "start_s",
+        "state",
+    )
 
     def __init__(self, replica: Replica, pool_index: int, start_s: float, state: State) -> None:
         self.replica = replica
@@ -39,6 +50,8 @@ class Member:
         self.end_s: float | None = None
         self.state = state
         self.is_reached = True  # else its link is down: it goes on with what it has
+        self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
+        self.num_ended = self.num_met = 0  # of these; and met the SLO
 
 
 class Fleet:
@@ -90,12 +103,23 @@ class Fleet:
         elif member.state is State.serving:
             member.state = State.draining
             self._list_serving()
-            self.ended(member.replica, now)
+            self._leave_if_done(member, now)
 
-    def ended(self, replica: Replica, now: float) -> None:
-        """A request has ended on a replica."""
+    def sent(self, replica: Replica, num_tokens: int) -> None:
+        """A request goes to a replica."""
         member = self.members[replica.index]
-        if member.state is State.draining and not replica.num_outstanding:
+        member.num_sent += 1
+        member.num_sent_tokens += num_tokens
+
+    def ended(self, replica: Replica, is_good: bool, now: float) -> None:
+        """A request has ended on a replica; is_good: within the SLO."""
+        member = self.members[replica.index]
+        member.num_ended += 1
+        member.num_met += is_good
+        self._leave_if_done(member, now)
+
+    def _leave_if_done(self, member: Member, now: float) -> None:
+        if member.state is State.draining and not member.replica.num_outstanding:
             self._leave(member, now)
 
     def crash(self, member: Member, now: float) -> list[int]:

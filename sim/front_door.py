@@ -25,7 +25,8 @@ from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
 from sim.fleet import Fleet
-from sim.records import RequestLog
+from sim.metrics.slo import Slo
+from sim.records import RequestLog, Status
 from sim.replica import Replica
 from sim.workload.base import Arrival
 from sim.workload.retries import Retries
@@ -59,7 +60,8 @@ class Visit:
 class FrontDoor:
     """on_end is called with every request that has ended. patience_s: see `Source`.
 
-    max_resends: how often the service itself sends a request again whose replica has crashed.
+    max_resends: how often the service itself sends a request again whose replica has crashed. slo: for
+    autoscalers, which see how many answers met it.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class FrontDoor:
         on_end: Callable[[Request], None],
         patience_s: float | None = None,
         max_resends: int = 0,
+        slo: Slo | None = None,
     ) -> None:
         self.fleet: Fleet  # set by whoever makes both: its replicas report to this door
         self._clock = clock
@@ -85,6 +88,7 @@ class FrontDoor:
         self._on_end = on_end
         self._patience_s = patience_s
         self._max_resends = max_resends
+        self._slo = slo
         self._visits: dict[int, Visit] = {}
         self._held: dict[int, Visit] = {}  # of these, who waits for a replica
 
@@ -118,13 +122,27 @@ class FrontDoor:
         visit = self._visits[seq.request_id]
         replica, visit.replica = visit.replica, None
         assert replica is not None
-        self.fleet.ended(replica, self._clock.now)
+        self.fleet.ended(replica, self._is_good(seq.request_id), self._clock.now)
         if visit.is_timed_out:
             self._requests.lose(seq)
             self._leave(visit)
             self._retry(visit, "timed out", None)
         else:
             self._ended(visit)
+
+    def _is_good(self, request_id: int) -> bool:
+        """Whether an answer met the SLO; true where there is none, or nobody asks."""
+        if self._slo is None:
+            return True
+        log = self._requests
+        if log.status[request_id] != Status.finished:
+            return False
+        arrival_s = log.request(request_id).arrival_s
+        return self._slo.holds(
+            ttft_s=log.first_token_s[request_id] - arrival_s,
+            e2e_s=log.last_token_s[request_id] - arrival_s,
+            num_output_tokens=log.longest_tokens[request_id],
+        )
 
     def ready(self, replica: Replica) -> None:
         """A replica takes requests from now on: send what is held."""
@@ -183,6 +201,7 @@ class FrontDoor:
             return self._retry(visit, "no replica takes requests", None)
         replica = self._chosen(self._routing.choose(request, serving, now))
         self._requests.send(request_id, replica.index, now - visit.held_since_s)
+        self.fleet.sent(replica, request.prompt.num_tokens)
         visit.replica = replica
         if now > request.arrival_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
