@@ -77,8 +77,10 @@ class ConfigSource:
 def recomposed() -> DictConfig:
     """The config of the job that Hydra is running, as `ConfigSource` composes it: its pools complete."""
     hydra = HydraConfig.get()
+    assert hydra.job.config_name is not None
     dirs = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     running = GlobalHydra.instance().hydra
+    assert running is not None
     GlobalHydra.instance().clear()
     try:
         return ConfigSource(config_name=hydra.job.config_name, dirs=dirs).compose(hydra.overrides.task)

@@ -30,7 +30,8 @@ def complete(
     names = pool_keys()
     common = [override for override in overrides if _key(override) != "pools"]
     found = {}
-    for name, node in OmegaConf.to_container(cfg.pools).items():  # type: ignore[union-attr]
+    plain: Any = OmegaConf.to_container(cfg.pools)
+    for name, node in plain.items():
         where = f"pools.{name}"
         if node is None:
             node = {}

@@ -58,6 +58,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings["slo"] = cfg.slo or None  # slo=none
     settings["prediction"] = cfg.prediction or None
     settings["tariff"] = cfg.tariff or None
+    settings["scaling"] = cfg.scaling or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
     settings["handover"] = build_as(HandoverSettings, cfg.handover, "handover")
@@ -71,6 +72,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
 def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
     settings["prediction"] = cfg.prediction or None
+    settings["scaling"] = cfg.scaling or None
     settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, settings, where)
     return pool

@@ -2,7 +2,7 @@
 
 starting --ready--> serving --drain--> draining --last request ended--> gone
                        |  ^
-                   crash  restart (it is ready again when its repair and its start are over)
+                   crash  restore
                        v  |
                        down
 """
@@ -31,7 +31,18 @@ class State(Enum):
 class Member:
     """A replica, and where it stands."""
 
-    __slots__ = ("end_s", "pool_index", "replica", "start_s", "state")
+    __slots__ = (
+        "end_s",
+        "is_reached",
+        "num_ended",
+        "num_met",
+        "num_sent",
+        "num_sent_tokens",
+        "pool_index",
+        "replica",
+        "start_s",
+        "state",
+    )
 
     def __init__(self, replica: Replica, pool_index: int, start_s: float, state: State) -> None:
         self.replica = replica
@@ -39,6 +50,9 @@ class Member:
         self.start_s = start_s  # paid for from then on
         self.end_s: float | None = None
         self.state = state
+        self.is_reached = True  # else its link is down: it goes on with what it has
+        self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
+        self.num_ended = self.num_met = 0  # of these; and met the SLO
 
 
 class Fleet:
@@ -120,9 +134,7 @@ class Fleet:
     def ready(self, member: Member) -> None:
         """A start is over."""
         if member.state is State.starting:
-            member.state = State.serving
-            self._list_serving()
-            self._on_ready(member.replica)
+            self._begin_to_serve(member)
 
     def drain(self, member: Member, now: float) -> None:
         """Send it no more; it goes when its last request has ended. One that has not started goes at once."""
@@ -131,12 +143,23 @@ class Fleet:
         elif member.state is State.serving:
             member.state = State.draining
             self._list_serving()
-            self.ended(member.replica, now)
+            self._leave_if_done(member, now)
 
-    def ended(self, replica: Replica, now: float) -> None:
-        """A request has ended on a replica."""
+    def sent(self, replica: Replica, num_tokens: int) -> None:
+        """A request goes to a replica."""
         member = self.members[replica.index]
-        if member.state is State.draining and not replica.num_outstanding:
+        member.num_sent += 1
+        member.num_sent_tokens += num_tokens
+
+    def ended(self, replica: Replica, is_good: bool, now: float) -> None:
+        """A request has ended on a replica; is_good: within the SLO."""
+        member = self.members[replica.index]
+        member.num_ended += 1
+        member.num_met += is_good
+        self._leave_if_done(member, now)
+
+    def _leave_if_done(self, member: Member, now: float) -> None:
+        if member.state is State.draining and not member.replica.num_outstanding:
             self._leave(member, now)
 
     def crash(self, member: Member, now: float) -> list[int]:
@@ -152,10 +175,21 @@ class Fleet:
             self._list_serving()
         return lost
 
-    def restart(self, member: Member) -> None:
-        """The repair of a replica that was down is over: it starts again."""
+    def restore(self, member: Member) -> None:
+        """A replica that was down takes requests again."""
         if member.state is State.down:
-            member.state = State.starting
+            self._begin_to_serve(member)
+
+    def reach(self, member: Member, *, is_reached: bool) -> None:
+        """The link to a replica is lost, or there again."""
+        if member.is_reached != is_reached:
+            member.is_reached = is_reached
+            if self._around.handovers is not None:
+                self._around.handovers.reach(member.replica, is_reached=is_reached)
+            if member.state is State.serving:
+                self._list_serving()
+                if is_reached:
+                    self._on_ready(member.replica)
 
     def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
         """Pools and replicas for the records of a run that ends at end_s."""
@@ -170,6 +204,12 @@ class Fleet:
             for m in self.members
         ]
         return tuple(pools), tuple(replicas)
+
+    def _begin_to_serve(self, member: Member) -> None:
+        member.state = State.serving
+        self._list_serving()
+        if member.is_reached:
+            self._on_ready(member.replica)
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
@@ -191,7 +231,7 @@ class Fleet:
             self.on_gone(member)
 
     def _list_serving(self) -> None:
-        replicas = [member.replica for member in self.members if member.state is State.serving]
+        replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
         self.serving = [replica for replica in replicas if replica.pool.role != "decode"]
         prefilling = [replica for replica in replicas if replica.pool.role == "prefill"]
         self.prefilling = prefilling or self.serving

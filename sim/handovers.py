@@ -30,7 +30,7 @@ from policies.roles import Roles
 from policies.routing import Routing
 from policies.sequence import Sequence
 from sim.clock import Clock, Phase
-from sim.network import Flow, Network
+from sim.network import Flow, Network, Route
 from sim.records import LinkRecord, RequestLog
 from sim.topology import NetworkSettings, Topology
 
@@ -74,11 +74,6 @@ class Disaggregation:
     network: NetworkSettings
     roles: Roles
 
-    @property
-    def reads_signals(self) -> bool:
-        """Whether somebody reads what replicas say of themselves."""
-        return bool(getattr(self.routing, "reads_signals", False)) or self.roles.interval_s is not None
-
 
 @dataclass(slots=True, eq=False)
 class Handover:
@@ -119,6 +114,8 @@ class Handovers:
         self._requests = requests
         self._door = door
         self._network = Network(clock)
+        self._down: set[int] = set()  # replicas that cannot be reached
+        self._slow: dict[int, float] = {}  # and how slow the links of others are
         self._under_way: dict[int, Handover] = {}
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
@@ -154,7 +151,7 @@ class Handovers:
         handover = self._under_way[request_id]
         source, target = handover.source, handover.target
         assert target is not None
-        route = self.topology.route(source.index, target.index)
+        route = self._route(source.index, target.index)
         handover.began_s = self._clock.now
         handover.num_bytes = num_tokens * target.kv_bytes_per_token
         ahead_bytes = 0.0
@@ -209,14 +206,33 @@ class Handovers:
             self._network.cancel(handover.flow)
         if handover.source.core.find(request_id) is not None:
             handover.target = handover.flow = None
+            self._door.stays(request_id, handover.source)
             self._choose(handover)
             return True
         del self._under_way[request_id]
         self._held.pop(request_id, None)
         if target is None:
             return False
-        target.drop(request_id, partial(self._door.begin_again, request))
+        target.drop(request_id, partial(self._door.begin_again, request_id))
         return True
+
+    def reach(self, replica: Replica, *, is_reached: bool) -> None:
+        """The link to a replica is lost, what is on it stands still; or it is there again."""
+        if is_reached:
+            self._down.discard(replica.index)
+        else:
+            self._down.add(replica.index)
+        self._set_ports(replica.index)
+
+    def slow_links(self, replica: Replica, factor: float) -> None:
+        """What goes to a replica, or leaves it, takes `factor` times as long."""
+        self._slow[replica.index] = factor
+        self._set_ports(replica.index)
+
+    def _set_ports(self, replica: int) -> None:
+        for capacity, bytes_per_s in self.topology.ports(replica):
+            share = 0.0 if replica in self._down else 1 / self._slow.get(replica, 1.0)
+            self._network.set_capacity(capacity, bytes_per_s * share)
 
     def ready(self) -> None:
         """A decode replica has come: choose for those that wait for one."""
@@ -231,10 +247,19 @@ class Handovers:
             for name, capacity in self.topology.capacities.items()
         )
 
+    def _route(self, source: int, target: int) -> Route:
+        """From one replica to another, as the troubles of both make it."""
+        is_new = not self.topology.has_route(source, target)
+        route = self.topology.route(source, target)
+        if is_new and (self._down or self._slow):
+            self._set_ports(source)
+            self._set_ports(target)
+        return route
+
     def _emit(self, handover: Handover, now: float) -> None:
         """The first token goes out."""
         self._requests.first_token(handover.migrant.request.request_id, now)
-        self._door.first_token_of(handover.migrant.request)
+        self._door.first_token_of(handover.migrant.request.request_id)
 
     def _on_begun(self, handover: Handover, event: Event) -> None:
         if self._is_on(handover):
@@ -260,7 +285,7 @@ class Handovers:
             return
         handover.target = target
         self._requests.replica[request.request_id] = target.index
-        self._door.moved(request.request_id, target)
+        self._door.moved(request, target)
 
     def _on_copied(self, handover: Handover) -> None:
         request_id = handover.migrant.request.request_id

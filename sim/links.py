@@ -25,6 +25,8 @@ class Links:
     latency_s: float = 0.0
     overlapped: bool = True
     """Whether a step may run while KV is still copied out of blocks that it takes: from a staging buffer."""
+    slowdown: float = 1.0
+    """Copies that begin now take so many times as long: something is wrong with the ways."""
     _busy_until_s: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
 
     def begin(self, transfer: Transfer, now: float) -> float:
@@ -35,6 +37,6 @@ class Links:
             bandwidth = self.disk_bytes_per_s if "host" in way else min(bandwidth, self.disk_bytes_per_s)
         start_s = max(now, self._busy_until_s.get(way, now))
         copied_s = transfer.num_tokens * self.bytes_per_token / bandwidth
-        done_s = start_s + self.latency_s + copied_s
+        done_s = start_s + self.slowdown * (self.latency_s + copied_s)
         self._busy_until_s[way] = done_s
         return done_s

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hwmodels.cold_start import ColdStart
 from hwmodels.device import Device
 from hwmodels.iteration import IterationModel
 from hwmodels.memory import GIB
@@ -13,6 +14,7 @@ from hwmodels.storage import Storage
 from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
 from policies.prediction import LengthPredictor
+from policies.scaling import Scaling
 from sim.deployment import Deployment
 from sim.links import Links
 
@@ -38,6 +40,11 @@ class Pool:
     """Makes the ways between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
     """Of a replica."""
+    scaling: Scaling | None = None
+    """Says how many there should be later; None: as many as at the beginning."""
+    cold_start_s: float = 0.0
+    """Until a replica that is ordered takes requests."""
+
     role: str = "mixed"
     """See `PoolSettings`."""
     device: Device | None = None
@@ -67,7 +74,12 @@ class PoolSettings(Deployment):
     storage: Storage = Storage()
     """Memory below the GPUs'."""
     replicas: int = 1
-    """Engines, all alike."""
+    """Engines, all alike; with `scaling`, those that there are at the beginning."""
+    scaling: Scaling | None = None
+    """Who says how many there should be later."""
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    """How long a replica takes until it serves."""
+
     role: str = "mixed"
     """prefill: computes prompts, and hands them over after their first token; decode: goes on with those;
     mixed: does both, beside the others for what is too much for them."""
@@ -118,11 +130,24 @@ class PoolSettings(Deployment):
             plans_ahead=self.engine.host.overlapped,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
+            scaling=deepcopy(self.scaling),
+            cold_start_s=self.cold_start_s,
             role=self.role,
             device=self.hardware,
             num_devices=self.layout.num_devices,
             num_layers=self.model.num_layers,
         )
+
+    @property
+    def cold_start_s(self) -> float:
+        """Until a replica that is ordered takes requests."""
+        parts = self.cold_start.parts(
+            weights_bytes=self.plan_memory().weights_bytes,
+            pcie=self.hardware.pcie,
+            storage=self.storage,
+            cuda_graphs=self.engine.cuda_graphs,
+        )
+        return parts.total_s
 
     @property
     def price_usd_per_hour(self) -> float:

@@ -139,13 +139,15 @@ class RequestLog:
         self.finished_s[request_id] = now
 
     def lose(self, seq: Sequence) -> None:
-        """Forget what an engine that crashed had answered: whoever serves the request begins anew."""
+        """Forget what was answered: the engine crashed, or the client left, and the request begins anew."""
         request_id = seq.request_id
+        self.status[request_id] = Status.unfinished
+        self.reason.pop(request_id, None)
         if not isnan(self.first_token_s[request_id]):
             branching = seq.request.branching
             self.num_lost_first_tokens += 1 if branching is None else branching.width
         self.lost_tokens[request_id] += seq.num_emitted_tokens
-        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s):
+        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
         for counts in (self.output_tokens, self.longest_tokens, self.cached_tokens):
             counts[request_id] = 0

@@ -101,6 +101,7 @@ class Replica:
         self._on_first_token = around.on_first_token
         self._max_leap = MAX_LEAP if around.leap else 1
         self._slowdown = 1.0
+        self._busy_s = 0.0  # in iterations that are committed
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wakes = False  # the timer is the policies' wish to be asked again later
@@ -188,6 +189,15 @@ class Replica:
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         num_tokens = request.prompt.num_tokens
+        add = partial(self._add, request, stop_after)
+        if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
+            assert self._flight is not None
+            boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
+            self._note_sent(num_tokens)
+            self.num_queued_tokens += num_tokens
+            self._on_the_way[request.request_id] = request
+            self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
+            return
         if not (self._frontend_s or self._plans_ahead):
             self._add(request, stop_after)
             self._note_sent(num_tokens)
@@ -197,7 +207,6 @@ class Replica:
         self._note_sent(num_tokens)
         self.num_queued_tokens += num_tokens
         self._on_the_way[request.request_id] = request
-        add = partial(self._add, request, stop_after)
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
             self._later(known_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
@@ -230,6 +239,8 @@ class Replica:
 
     def drop(self, request_id: int, then: Callable[[], None]) -> None:
         """Let a sequence go that waits here for KV that will not come; then do something else about it."""
+        if request_id in self._aborts or request_id in self._given_up:
+            return  # its client has given it up already
         self._drops[request_id] = then
         self.abort(request_id)
 
@@ -347,6 +358,17 @@ class Replica:
         self._links = self.pool.links()
         self._signals = self._new_signals()
         return sorted(request_ids)
+
+    def slow_links(self, factor: float) -> None:
+        """Let copies take `factor` times as long: between memory tiers those that begin from now on."""
+        self._links.slowdown = factor
+        if self._handovers is not None:
+            self._handovers.slow_links(self, factor)
+
+    def busy_s(self, now: float) -> float:
+        """Seconds with an iteration running, up to now."""
+        flight = self._flight
+        return self._busy_s + (0.0 if flight is None else max(0.0, now - flight.start_s))
 
     def slow_down(self, factor: float) -> None:
         """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
@@ -590,6 +612,7 @@ class Replica:
             num_fresh += plan.num_branches
             outcome = outcome._replace(parents=self._advance_branches(plan, end_s))
         self.iterations.add(flight, core, self._emitted_s, num_fresh)
+        self._busy_s += end_s - flight.start_s
         if plan.num_decodes > plan.num_branches:
             self._emitted_s = end_s
         progress = core.commit(plan, outcome, end_s)

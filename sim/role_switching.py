@@ -19,16 +19,16 @@ from sim.topology import Topology
 
 
 class RoleSwitching:
-    """Asks a policy at its interval, until is_over says that nothing more will come."""
+    """Asks a policy at its interval, for as long as the run goes on."""
 
     def __init__(
-        self, *, roles: Roles, fleet: Fleet, topology: Topology, clock: Clock, is_over: Callable[[], bool]
+        self, *, roles: Roles, fleet: Fleet, topology: Topology, clock: Clock, goes_on: Callable[[], bool]
     ) -> None:
         self._roles = roles
         self._fleet = fleet
         self._topology = topology
         self._clock = clock
-        self._is_over = is_over
+        self._goes_on = goes_on
         self._changing: dict[int, int] = {}  # by replica: the pool that its devices will come to
         self._pools = {pool.role: index for index, pool in enumerate(fleet.pools) if pool.role != "mixed"}
         fleet.on_gone = self._on_gone
@@ -37,10 +37,10 @@ class RoleSwitching:
     def _wait(self) -> None:
         interval_s = self._roles.interval_s
         if interval_s is not None:
-            self._clock.at(self._clock.now + interval_s, Phase.arrive, self._look)
+            self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
 
     def _look(self, event: Event) -> None:
-        if self._is_over():
+        if not self._goes_on():
             return
         members = [
             member

@@ -14,6 +14,8 @@ from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.precision import precision_notes
 from hwmodels.tariff import Tariff
+from policies.admission import Admission
+from policies.admission.none import AdmitAll
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
 from policies.roles import Roles
@@ -31,8 +33,10 @@ from sim.role_check import check_roles
 from sim.signals import check_age
 from sim.simulation import Simulation, check_fleet
 from sim.topology import NetworkSettings
+from sim.troubles import Troubles
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
+from sim.workload.retries import Retries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +119,14 @@ class Scenario(PoolSettings):
     """What clients pay; for the bill in the summary."""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     """Replicas of different kinds behind the router, by name; none: `replicas` of one kind."""
+    admission: Admission = field(default_factory=AdmitAll)
+    """Who is let in."""
+    retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
+    """What clients do who are refused, or have waited too long."""
+    troubles: Troubles = field(default_factory=Troubles)
+    """What goes wrong."""
+    max_resends: int = 1
+    """How often the service sends a request again whose replica has crashed; then its client has to."""
     signal_age_s: float = 0.05
     """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
     decode_routing: Routing = LeastOutstanding()
@@ -132,7 +144,10 @@ class Scenario(PoolSettings):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
+        if self.max_resends < 0:
+            raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
+        self._check_troubles()
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
             try:
                 check_fleet(routing, self.num_replicas)
@@ -146,6 +161,16 @@ class Scenario(PoolSettings):
         PoolSettings.__post_init__(self)  # super() does not know classes with slots
         check_roles(self.pools_by_name, self.network, self.roles)
         self._check_branching()
+
+    def _check_troubles(self) -> None:
+        """Raise ValueError for troubles of replicas that there are not."""
+        indices, pools = iter(range(self.num_replicas)), {}
+        for name, pool in self.pools_by_name.items():
+            pools[name] = [next(indices) for _ in range(pool.replicas)]
+        try:
+            self.troubles.check(self.num_replicas, pools)
+        except ValueError as error:
+            raise ValueError(f"troubles.{error}") from None
 
     def _check_branching(self) -> None:
         """Raise ValueError where no request with several answers could ever be served."""
@@ -210,6 +235,11 @@ class Scenario(PoolSettings):
             source=source,
             pools=[pool.pool(name, future) for name, pool in self.pools_by_name.items()],
             routing=deepcopy(self.routing),
+            admission=deepcopy(self.admission),
+            retries=deepcopy(self.retries),
+            troubles=self.troubles,
+            max_resends=self.max_resends,
+            slo=self.slo,
             leap=self.sim.leap,
             until_s=self.sim.until_s,
             seed=self.seed,

@@ -10,21 +10,28 @@ import pandas as pd
 from numpy.typing import NDArray
 from simpy import Event
 
+from policies.admission import Admission
+from policies.admission.none import AdmitAll
 from policies.plan import StepPlan
 from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing
+from sim.autoscaler import Autoscaler
 from sim.clock import Clock, Phase
 from sim.events import logged_events, waits_by_request
 from sim.fleet import Fleet
 from sim.front_door import FrontDoor
 from sim.handovers import Disaggregation, Handovers
+from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
+from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import Gaps, RequestLog, RunRecords
 from sim.replica import Surroundings
 from sim.role_switching import RoleSwitching
+from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
+from sim.workload.retries import Retries
 
 EVENTS_BETWEEN_REPORTS = 4096
 
@@ -39,11 +46,14 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
 class Simulation:
     """One run, of the pools' replicas.
 
+    admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
+    long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
+    slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
+    decode. predictor: for routers that ask how long answers will be.
+
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
     `Surroundings`. signal_age_s: of what the router knows of the replicas, see `Signals`.
-    disaggregation: for pools of which some compute prompts and others decode. predictor: for routers that
-    ask how long answers will be.
     Raises ValueError where the router's settings and the number of replicas do not go together.
     """
 
@@ -53,6 +63,11 @@ class Simulation:
         source: Source,
         pools: Sequence[Pool],
         routing: Routing,
+        admission: Admission | None = None,
+        retries: Retries | None = None,
+        troubles: Troubles | None = None,
+        max_resends: int = 0,
+        slo: Slo | None = None,
         leap: bool = True,
         until_s: float | None = None,
         seed: int = 0,
@@ -76,23 +91,30 @@ class Simulation:
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
+        scales = any(pool.scaling is not None for pool in pools)
+        admission = AdmitAll() if admission is None else admission
         self._door = FrontDoor(
             clock=self._clock,
             requests=self._requests,
+            admission=admission,
             routing=routing,
+            retries=Retries(max_attempts=1) if retries is None else retries,
             on_end=self._follow_up,
             patience_s=source.patience_s,
+            max_resends=max_resends,
+            slo=slo if scales else None,
             predictor=predictor,
         )
-        reads_signals = getattr(routing, "reads_signals", False)
-        reads_caches = getattr(routing, "reads_caches", False)
+        readers: list[object] = [admission, routing]
+        reads_signals = scales
         if disaggregation is not None:
             self._door.handovers = Handovers(
                 settings=disaggregation, clock=self._clock, requests=self._requests, door=self._door
             )
-            has_overflow = any(pool.role == "mixed" for pool in pools)
-            reads_signals = reads_signals or disaggregation.reads_signals or has_overflow
-            reads_caches = reads_caches or getattr(disaggregation.routing, "reads_caches", False)
+            readers.append(disaggregation.routing)
+            switches = disaggregation.roles.interval_s is not None
+            reads_signals = scales or switches or any(pool.role == "mixed" for pool in pools)
+        reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
         around = Surroundings(
             clock=self._clock,
             requests=self._requests,
@@ -102,7 +124,7 @@ class Simulation:
             on_plan=on_plan,
             on_first_token=self._door.first_token if self._door.sees_first_tokens else None,
             signal_age_s=signal_age_s if reads_signals else None,
-            are_looked_into=reads_caches,
+            are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
             handovers=self._door.handovers,
         )
         self._fleet = self._door.fleet = Fleet(pools, around, self._door.ready)
@@ -112,8 +134,31 @@ class Simulation:
                 fleet=self._fleet,
                 topology=self._door.handovers.topology,
                 clock=self._clock,
-                is_over=lambda: not self._num_ahead,
+                goes_on=self._goes_on,
             )
+        incidents = Incidents(
+            troubles or Troubles(),
+            clock=self._clock,
+            fleet=self._fleet,
+            seed=seed,
+            on_lost=self._door.lost,
+            goes_on=self._goes_on,
+        )
+        for index, pool in enumerate(pools):
+            if pool.scaling is not None:
+                Autoscaler(
+                    pool.scaling,
+                    pool_index=index,
+                    cold_start_s=pool.cold_start_s,
+                    clock=self._clock,
+                    fleet=self._fleet,
+                    on_start=incidents.joins,
+                    goes_on=self._goes_on,
+                )
+
+    def _goes_on(self) -> bool:
+        """Whether requests are under way or to come."""
+        return self._num_ahead > 0
 
     def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Run to the end, until_s, or Ctrl-C, which leaves the records so far.

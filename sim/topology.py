@@ -109,6 +109,7 @@ class Topology:
         self._num_left = 0  # devices of the node begun last
         self._begun: Device | None = None  # what they are
         self._capacities: dict[str, Capacity] = {}
+        self._ports: dict[int, list[tuple[Capacity, float]]] = {}  # by replica
         self._routes: dict[tuple[int, int], Route] = {}
 
     @property
@@ -132,6 +133,14 @@ class Topology:
             nodes = range(self._next_node - 1, self._next_node)
             self._num_left -= num_devices
         self._sites[replica] = _Site(device, num_devices, nodes)
+
+    def ports(self, replica: int) -> list[tuple[Capacity, float]]:
+        """Those of a replica that are in use so far, and what passes them when nothing is wrong."""
+        return self._ports.get(replica, [])
+
+    def has_route(self, source: int, target: int) -> bool:
+        """Whether there is one already."""
+        return (source, target) in self._routes
 
     def route(self, source: int, target: int) -> Route:
         """From one replica's GPUs to another's. Raises KeyError for a replica that was not placed."""
@@ -162,7 +171,12 @@ class Topology:
     def _port(self, replica: int, way: str, site: _Site, link: Link) -> Capacity:
         """All that leaves, or reaches, a replica over one kind of link."""
         bytes_per_s = link.bandwidth_bytes_per_s * site.num_devices * self.settings.reached_share
-        return self._capacity(f"replica {replica} {way}, {link.name}", bytes_per_s, is_bounded=True)
+        name = f"replica {replica} {way}, {link.name}"
+        is_new = name not in self._capacities
+        port = self._capacity(name, bytes_per_s, is_bounded=True)
+        if is_new:
+            self._ports.setdefault(replica, []).append((port, bytes_per_s))
+        return port
 
     def _node_port(self, site: _Site, way: str, link: Link) -> Capacity:
         bytes_per_s = link.bandwidth_bytes_per_s * len(site.nodes) * self.settings.reached_share

@@ -297,6 +297,7 @@ class World:
                 )
             ],
             routing=deepcopy(self.routing),
+            admission=deepcopy(self.admission),
             leap=leap,
             until_s=self.until_s,
             signal_age_s=self.signal_age_s,

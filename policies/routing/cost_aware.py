@@ -31,14 +31,14 @@ class CostAware:
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The cheapest in time, or the fastest."""
-        times_s = self._estimates.of(request, replicas)
+        times_s = self._estimates.of_each(request, replicas)
         in_time = [
             (replica.price_usd_per_hour, time_s, place)
             for place, (replica, time_s) in enumerate(zip(replicas, times_s, strict=True))
             if time_s <= self.ttft_s
         ]
         place = min(in_time)[2] if in_time else times_s.index(min(times_s))
-        self._estimates.sent(request, replicas[place], now)
+        self._estimates.sent_to(request, replicas[place], now)
         return place
 
     def on_first_token(self, request: Request, now: float) -> None:

@@ -36,11 +36,11 @@ class SloAware:
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """A replica that will answer in time, or the first that will answer at all."""
-        times_s = self._estimates.of(request, replicas)
+        times_s = self._estimates.of_each(request, replicas)
         in_time_s = [time_s for time_s in times_s if time_s <= self.ttft_s]
         chosen_s = max(in_time_s) if in_time_s and self.headroom == "least" else min(times_s)
         place = times_s.index(chosen_s)
-        self._estimates.sent(request, replicas[place], now)
+        self._estimates.sent_to(request, replicas[place], now)
         return place
 
     def on_first_token(self, request: Request, now: float) -> None:

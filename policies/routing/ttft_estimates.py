@@ -20,22 +20,30 @@ SMOOTHING = 0.1
 
 
 class TtftEstimates:
-    """Rates by replica's index, and what was sent and is awaited, by request id."""
+    """Rates by replica's index, or of whatever else serves, and what is awaited, by request id."""
 
     def __init__(self, initial_tokens_per_s: float) -> None:
         self._initial_tokens_per_s = initial_tokens_per_s
         self._tokens_per_s: dict[int, float] = {}
         self._awaited: dict[int, tuple[int, int, float]] = {}  # replica, tokens up to its own, sent when
 
-    def of(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
-        """Seconds to a request's first token on each replica."""
-        num_own, rate, initial = request.prompt.num_tokens, self._tokens_per_s.get, self._initial_tokens_per_s
-        return [(replica.num_queued_tokens + num_own) / rate(replica.index, initial) for replica in replicas]
+    def estimate_s(self, index: int, num_tokens: int) -> float:
+        """TTFT with num_tokens tokens in the queue of a replica, the prompt among them."""
+        return num_tokens / self._tokens_per_s.get(index, self._initial_tokens_per_s)
 
-    def sent(self, request: Request, replica: ReplicaView, now: float) -> None:
-        """A request is about to be sent to a replica."""
+    def of_each(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
+        """A request's TTFT on each replica."""
+        num_own, estimate_s = request.prompt.num_tokens, self.estimate_s
+        return [estimate_s(replica.index, replica.num_queued_tokens + num_own) for replica in replicas]
+
+    def sent(self, request: Request, index: int, num_tokens: int, now: float) -> None:
+        """A request was sent to a replica; num_tokens as for its estimate."""
+        self._awaited[request.request_id] = index, num_tokens, now
+
+    def sent_to(self, request: Request, replica: ReplicaView, now: float) -> None:
+        """The same, before the replica has it."""
         num_tokens = replica.num_queued_tokens + request.prompt.num_tokens
-        self._awaited[request.request_id] = replica.index, num_tokens, now
+        self.sent(request, replica.index, num_tokens, now)
 
     def first_token(self, request: Request, now: float) -> None:
         """A request's first token came: learn from it."""

@@ -53,6 +53,12 @@ class Slo:
             finished = finished & held
         return finished
 
+    def holds(self, *, ttft_s: float, e2e_s: float, num_output_tokens: int) -> bool:
+        """Whether one finished answer is good."""
+        tpot_s = (e2e_s - ttft_s) / (num_output_tokens - 1) if num_output_tokens > 1 else 0.0
+        latencies_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
+        return all(latencies_s[term] <= limit_s for term, limit_s in self.limits_s.items())
+
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """For which requests each given term holds; it does not where the latency does not exist (NaN).
 

@@ -317,12 +317,12 @@ def test_slo_aware_learns_how_fast_each_replica_is(make_request):
     assert routing.choose(request, queued(30), 5.0) == 0
     routing.on_first_token(request, 7.0)  # 80 tokens in 2 s
     routing.on_end(request, 9.0)
-    assert routing._estimates.of(make_request(1, 80), queued(0)) == [2.0]
+    assert routing._estimates.estimate_s(0, 80) == 2.0
     assert routing._estimates.estimate_s(1, 80) == 0.8
     second = make_request(1, 100)
     routing.choose(second, queued(0), 10.0)
     routing.on_first_token(second, 11.0)  # 100 tokens/s: 40 + 0.1 * 60
-    assert routing._estimates.of(make_request(2, 46), queued(0)) == pytest.approx([1.0])
+    assert routing._estimates.estimate_s(0, 46) == pytest.approx(1.0)
 
 
 def test_slo_aware_forgets_who_gave_up(make_request):

@@ -45,6 +45,7 @@ from policies.routing.round_robin import RoundRobin
 from policies.routing.weighted import Weighted
 from policies.scheduling.fcfs import Fcfs
 from sim.metrics.paired import Outcome, compare_paired
+from sim.pool import Pool
 from sim.records import RunRecords
 from sim.simulation import Simulation
 from sim.workload.arrivals import Poisson
@@ -201,21 +202,20 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
         lengths=server.lengths(sizes),
         num_requests=num_requests,
     )
-    cores = [
-        EngineCore(
+
+    def core() -> EngineCore:
+        return EngineCore(
             batching=server.batching,
             scheduling=Fcfs(),
             pool=Paged().pool(KvMemory(MANY)),
             max_num_seqs=server.num_slots,
             max_model_len=MANY,
         )
-        for _ in range(queue.num_replicas)
-    ]
+
     watched = Watched(queue.routing)
     simulation = Simulation(
         source=workload.source(seed=seed, max_model_len=MANY),
-        cores=cores,
-        model=server.model,
+        pools=[Pool(core=core, model=server.model, replicas=queue.num_replicas)],
         routing=watched,
         signal_age_s=0.0,
     )
@@ -341,7 +341,7 @@ def one_server(load: float, sizes: Distribution | None, second_moment: float) ->
     return Case(
         queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
-        exact={"sojourn": 1 + exact_s, "wait": exact_s, "busy share": load},
+        exact={"sojourn": 1 + exact_s, "wait": exact_s},
         controls={"fast wait at 0": mg1_wait_s(load / SPEED, queue.second_moment) / SPEED},
     )
 
@@ -355,7 +355,7 @@ def many_servers(num_servers: int, load: float) -> Case:
     return Case(
         queue=queue,
         textbook={"sojourn": 1 + wait_s, "wait": wait_s, "busy share": load},
-        exact={"sojourn": exact_s, "wait": exact_s - 1, "busy share": load},
+        exact={"sojourn": exact_s, "wait": exact_s - 1},
         controls=pooled(queue),
     )
 
