@@ -146,7 +146,7 @@ class RequestLog:
         if not isnan(self.first_token_s[request_id]):
             branching = seq.request.branching
             self.num_lost_first_tokens += 1 if branching is None else branching.width
-        self.lost_tokens[request_id] += seq.num_emitted_tokens
+            self.lost_tokens[request_id] += seq.num_emitted_tokens
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
         for counts in (self.output_tokens, self.longest_tokens, self.cached_tokens):

@@ -27,7 +27,7 @@ from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import Gaps, RequestLog, RunRecords
-from sim.replica import Surroundings
+from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
@@ -155,6 +155,11 @@ class Simulation:
                     on_start=incidents.joins,
                     goes_on=self._goes_on,
                 )
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All that there ever were, by index."""
+        return self._fleet.replicas
 
     def _goes_on(self) -> bool:
         """Whether requests are under way or to come."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -25,6 +25,8 @@ from sim.links import Links
 from sim.pool import Pool
 from sim.simulation import Simulation
 from sim.topology import NetworkSettings
+from sim.troubles import Kind, Scripted, Troubles
+from sim.workload.retries import Retries
 
 TOY = Device(
     name="toy",
@@ -64,6 +66,9 @@ class Service(World):
     handover: HandoverSettings = field(default_factory=lambda: HandoverSettings(transfer="at_end"))
     network: NetworkSettings = field(default_factory=lambda: toy_network(4))
     num_layers: int = 4
+    retries: Retries | None = None
+    troubles: Troubles | None = None
+    max_resends: int = 1
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
 
     def simulation(self, leap: bool = True) -> tuple[Simulation, list[DiaryCore], Traffic]:
@@ -118,6 +123,10 @@ class Service(World):
                 if count
             ],
             routing=deepcopy(self.routing),
+            admission=deepcopy(self.admission),
+            retries=deepcopy(self.retries),
+            troubles=self.troubles,
+            max_resends=self.max_resends,
             leap=leap,
             until_s=self.until_s,
             signal_age_s=self.signal_age_s,
@@ -136,9 +145,12 @@ class Service(World):
         simulation, cores, source = self.simulation(leap)
         records = simulation.run(report)
         if self.until_s is None:
-            for core in cores:
-                core.check_integrity()
-                assert not core.unfinished, "a request is left in an engine"
+            for replica in simulation.replicas:
+                replica.core.check_integrity()
+                assert not replica.core.unfinished, "a request is left in an engine"
+                assert not replica.num_outstanding, "a request is counted that is not there"
+                assert not replica.num_outstanding_tokens
+                assert not replica.num_queued_tokens
         return Flown(records, cores, source)
 
 
@@ -187,4 +199,39 @@ def draw_services(draw: st.DrawFn) -> Service:
         ),
         network=draw(network),
         num_layers=draw(st.integers(1, 5)),
+    )
+
+
+@st.composite
+def draw_troubled_services(draw: st.DrawFn) -> Service:
+    """Any service whose replicas crash, are slow or cannot be reached, and whose clients try again."""
+    service = draw(draw_services())
+    tick_s = service.model.tick_s
+    num_replicas = service.num_prefill + service.num_decode + service.num_mixed
+    ticks = st.integers(0, 120).map(lambda n: n * tick_s / 2)
+
+    def scripted(kind: Kind) -> st.SearchStrategy[Scripted]:
+        return st.builds(
+            Scripted,
+            kind=st.just(kind),
+            at_s=ticks,
+            duration_s=st.integers(1, 60).map(lambda n: n * tick_s / 2),
+            replicas=st.integers(0, num_replicas - 1).map(lambda replica: (replica,)),
+            factor=st.just(3.0) if kind.has_factor else st.none(),
+        )
+
+    crashes = st.lists(scripted(Kind.crash), min_size=1, max_size=4)
+    others = st.sampled_from([Kind.straggler, Kind.link_down, Kind.link_slow]).flatmap(scripted)
+    retries = st.builds(
+        Retries,
+        max_attempts=st.integers(1, 3),
+        base_s=st.just(tick_s / 2),
+        timeout_s=st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2),
+        timeout_until=st.sampled_from(["answer", "first_token"]),
+    )
+    return replace(
+        service,
+        troubles=Troubles(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
+        retries=draw(retries),
+        max_resends=draw(st.integers(0, 2)),
     )
