@@ -18,6 +18,7 @@ FAMILIES = {
     "scheduling": "scheduling={name}",
     "caching": "caching={name}",
     "routing": "replicas=2 routing={name}",
+    "scaling": "replicas=2 scaling={name}",
     "prediction": "scheduling=shortest_job_first prediction={name}",
 }
 """How `windtunnel simulate` is told to use a policy of each family, so that it matters."""
