@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iteration import IterationShape
+from hwmodels.iteration import COUNTED
 from policies.engine import EngineCore
 from policies.plan import Cause
 from policies.request import Request
@@ -152,7 +152,7 @@ class IterationLog:
         "kv_tokens_used",
         "preempted",
         "waits_for_memory",  # 1: the first of the waiting found no room for its KV
-        *IterationShape._fields,
+        *COUNTED,
     )
     ROW = (
         "num_iterations",
@@ -224,7 +224,7 @@ class IterationLog:
                 flight.num_tokens_held + (step + 1) * num_new,
                 len(plan.preempted),
                 plan.waits_for is Cause.memory,
-                *shape_of(plan, step),
+                *shape_of(plan, step)[:-1],
             )
             start_s = emitted_s = flight.ends_s[step]
             num_fresh = 0
