@@ -55,6 +55,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
     settings["prediction"] = cfg.prediction or None
+    settings["adapters"] = cfg.adapters or None
     settings["tariff"] = cfg.tariff or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")

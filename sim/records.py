@@ -7,6 +7,7 @@ one row an iteration, the same whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
@@ -16,9 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iteration import COUNTED
+from hwmodels.iteration import COUNTED, AdapterBatch
+from policies.adapters.residents import AdapterCounts
 from policies.engine import EngineCore
-from policies.plan import Cause
+from policies.plan import AdapterUse, Cause
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence
 from sim.events import logged_events
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from sim.replica import Flight
 
 NAN = float("nan")
+NO_USE = AdapterUse(0, 0, 0, 0)
+ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
+"""Of an iterations table where adapters are served: different ones, and the fields of AdapterBatch."""
 
 
 class Status(IntEnum):
@@ -165,13 +170,15 @@ class IterationLog:
     )
     _pack = Struct(f"{len(ROW)}d").pack
 
-    def __init__(self, replica: int, block_size: int) -> None:
+    def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         self.replica = replica
+        self.serves_adapters = serves_adapters
         self.block_size = block_size
         self._rows = bytearray()
         self._ends_s = array("d")
         self._blocks_due = array("L")  # for each row of several iterations: block_size numbers, by phase
         self._gaps = array("d")  # pairs: seconds, end
+        self._adapters = array("q")  # for each row the numbers of AdapterUse, where adapters are served
 
     def add_gap(self, gap_s: float, end_s: float) -> None:
         """One sequence's gap between two tokens, the second of them at end_s."""
@@ -182,6 +189,9 @@ class IterationLog:
         """Enter a flight that is about to be committed."""
         plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
+        if self.serves_adapters:
+            use = plan.adapters or NO_USE
+            self._adapters.extend(use * num_iterations if plan.chunks else use)
         if plan.chunks:
             self._add_chunks(flight, core, emitted_s, num_fresh)
             return
@@ -261,6 +271,10 @@ class IterationLog:
             columns[name] = by_iteration(name)
         for name, grown_by_step in grown_by.items():
             columns[name] += grown_by_step
+        if self.serves_adapters:
+            used = np.frombuffer(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
+            for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
+                columns[name] = np.repeat(column, num)
         count = columns["decode_seqs"].copy()
         count[first] -= row["num_fresh"].astype(np.int64)
         decodes = count > 0
@@ -308,6 +322,7 @@ class RunRecords:
     interrupted: the run was stopped by hand at end_s. events: `sim.events.logged_events`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
+    adapters: what those of each replica did; empty where none are served.
     """
 
     requests: pd.DataFrame
@@ -325,3 +340,4 @@ class RunRecords:
     pinned_token_s: float = 0.0
     kv_bytes_per_token: float = 0.0
     unfilled: NDArray[np.int64] | None = None
+    adapters: Iterable[AdapterCounts] = ()

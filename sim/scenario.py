@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
@@ -16,6 +16,7 @@ from hwmodels.memory import GIB, MemoryPlan
 from hwmodels.precision import precision_notes
 from hwmodels.storage import Storage
 from hwmodels.tariff import Tariff
+from policies.adapters.registry import Adapter, Registry
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
@@ -146,6 +147,7 @@ class Scenario(Deployment):
             raise ValueError(
                 "scheduling.preemption_mode=swap, engine.swap_space_gib=0: give it host memory, or recompute"
             )
+        self._check_adapters()
         self._check_branching()
         host_gib, disk_gib = self.caching.tiers_gib
         swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
@@ -160,6 +162,28 @@ class Scenario(Deployment):
                 f"caching.disk_gib={disk_gib:g}: must be <= storage.disk_gib="
                 f"{self.storage.disk_gib:g}, a GPU's share of the disk"
             )
+
+    def _check_adapters(self) -> None:
+        """Raise ValueError where the traffic's adapters cannot be served."""
+        served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
+        if self.adapters is None:
+            if served:
+                raise ValueError(
+                    f"adapters=none: the workload's requests name {len(served)} LoRA adapters; choose "
+                    "how they are served, such as adapters=fixed_slots"
+                )
+            return
+        registry = self.registry()
+        pool = self.caching.pool(self.kv_memory(1, FutureUses(())))
+        try:
+            self.adapters.residents(registry, pool)
+        except ValueError as error:
+            raise ValueError(f"adapters.{error}") from None
+
+    def registry(self) -> Registry:
+        """The adapters that the traffic names."""
+        served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
+        return Registry(served, self.model.name, self.adapter_memory())
 
     def _check_branching(self) -> None:
         """Raise ValueError where no request with several answers could ever be served."""
@@ -188,14 +212,16 @@ class Scenario(Deployment):
 
     def core(self, num_kv_blocks: int, future: FutureUses | None = None) -> EngineCore:
         """One replica's engine, with policies of its own: what they remember stays there."""
+        pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
         return EngineCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
-            pool=self.caching.pool(self.kv_memory(num_kv_blocks, future)),
+            pool=pool,
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
+            residents=None if self.adapters is None else self.adapters.residents(self.registry(), pool),
         )
 
     def future(self) -> FutureUses | None:
@@ -226,14 +252,16 @@ class Scenario(Deployment):
             disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
+            merge_s=self.merge_s,
         )
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Simulate only; `report`: see `Simulation.run`."""
         num_blocks = self.plan_memory().num_blocks
+        cores = [self.core(num_blocks, self.future()) for _ in range(self.replicas)]
         simulation = Simulation(
             source=source,
-            cores=[self.core(num_blocks, self.future()) for _ in range(self.replicas)],
+            cores=cores,
             model=self.iteration_model(),
             routing=deepcopy(self.routing),
             leap=self.sim.leap,
@@ -244,7 +272,9 @@ class Scenario(Deployment):
             seed=self.seed,
             signal_age_s=self.signal_age_s,
         )
-        return simulation.run(report)
+        records = simulation.run(report)
+        counts = tuple(core.residents.counts for core in cores if core.residents is not None)
+        return replace(records, adapters=counts)
 
     def run(
         self, source: Source | None = None, report: Callable[[float, int], None] | None = None

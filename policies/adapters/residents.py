@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
@@ -177,6 +178,10 @@ class Residents:
             del self._users[name]
             if name in self._resident and not self._stays(name):
                 self._idle[name] = None
+
+    def waiters(self, name: str) -> SequenceOf[Sequence]:
+        """Who waits, with a slot, for an adapter that is on its way."""
+        return self._coming.get(name, ())
 
     def loaded(self, name: str) -> list[Sequence]:
         """An adapter has come; returns who has waited for it."""
