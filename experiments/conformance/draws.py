@@ -252,6 +252,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
         st.none() | st.none() | st.integers(0, 400).map(lambda n: n * tick_s / 2),
         branching=st.none(),
         sample_tokens=st.just(()),
+        adapter=st.none(),
     )
     num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))

@@ -56,6 +56,19 @@ class FixedSlots(AdapterServing):
 
     def residents(self, registry: Registry, pool: BlockPool) -> SlotResidents:
         """An engine's slots."""
+        self.check(registry)
+        return SlotResidents(
+            registry,
+            num_slots=self.max_loras,
+            slot_rank=self.max_lora_rank,
+            pinned=self.pinned,
+            eviction=self.eviction,
+            max_host=self.max_cpu_loras,
+            num_prefetched=self.prefetch,
+        )
+
+    def check(self, registry: Registry) -> None:
+        """Raise ValueError where the slots do not do for the adapters."""
         if registry.max_rank > self.max_lora_rank:
             raise ValueError(
                 f"max_lora_rank={self.max_lora_rank}: must be >= {registry.max_rank}, the largest rank of "
@@ -70,15 +83,6 @@ class FixedSlots(AdapterServing):
                 f"pinned={list(self.pinned)}: must leave a slot of max_loras={self.max_loras} to the other "
                 f"{len(registry) - len(self.pinned)} adapters"
             )
-        return SlotResidents(
-            registry,
-            num_slots=self.max_loras,
-            slot_rank=self.max_lora_rank,
-            pinned=self.pinned,
-            eviction=self.eviction,
-            max_host=self.max_cpu_loras,
-            num_prefetched=self.prefetch,
-        )
 
 
 class SlotResidents(Residents):

@@ -108,13 +108,13 @@ class Residents:
 
     def wait(self, seq: Sequence) -> None:
         """A sequence has joined the queue."""
-        name = seq.request.adapter
+        name = self._key(seq)
         if name is not None:
             self._waiting[name] = self._waiting.get(name, 0) + 1
 
     def unwait(self, seq: Sequence) -> None:
         """It has left it."""
-        name = seq.request.adapter
+        name = self._key(seq)
         if name is not None:
             self._waiting[name] -= 1
             if not self._waiting[name]:
@@ -127,30 +127,30 @@ class Residents:
 
     def may_start(self, seq: Sequence) -> bool:
         """Whether its adapter lets a waiting sequence start, as far as slots for adapters go."""
-        name = seq.request.adapter
+        name = self._key(seq)
         return name is None or self.is_resident(name) or self._fits_without_idle(name)
 
     def num_missing(self, seq: Sequence) -> int:
         """Blocks of KV memory that the adapter of a waiting sequence would take."""
-        name = seq.request.adapter
+        name = self._key(seq)
         return 0 if name is None or self.is_resident(name) else self._blocks_of(name)
 
     def num_idle_blocks(self, but: Sequence | None = None) -> int:
         """Blocks of KV memory of adapters that nobody uses, but for that of a waiting sequence."""
         if not self.num_blocks:
             return 0
-        kept = None if but is None else but.request.adapter
+        kept = None if but is None else self._key(but)
         return sum(self._blocks_of(name) for name in self._idle if name != kept)
 
     def must_wait(self, seq: Sequence) -> bool:
         """Whether a sequence that starts has to wait for its adapter."""
-        name = seq.request.adapter
+        name = self._key(seq)
         return name is not None and name not in self._resident
 
     def start(self, seq: Sequence) -> None:
         """A sequence leaves the queue, with a slot; its adapter is loaded, if it must be."""
         self.unwait(seq)
-        name = seq.request.adapter
+        name = self._key(seq)
         if name is None:
             return
         self.counts.num_starts += 1
@@ -166,7 +166,7 @@ class Residents:
 
     def stop(self, seq: Sequence) -> None:
         """A sequence has lost its slot."""
-        name = seq.request.adapter
+        name = self._key(seq)
         if name is None:
             return
         waiters = self._coming.get(name)
@@ -231,7 +231,7 @@ class Residents:
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Assert: every adapter in use is there or coming, nobody's use is forgotten, no block is lost."""
-        users = Counter(seq.request.adapter for seq in running if seq.request.adapter is not None)
+        users = Counter(name for name in map(self._key, running) if name is not None)
         assert users == self._users, "an adapter's users are counted wrong"
         assert all(self.is_resident(name) for name in users), "an adapter was evicted while it was in use"
         assert not self._resident & self._coming.keys()
@@ -241,6 +241,14 @@ class Residents:
         assert held == self.num_blocks, "blocks of an adapter are lost"
 
     # What policies decide.
+
+    def _key(self, seq: Sequence) -> str | None:
+        """The adapter that a sequence needs; None: it needs none."""
+        return seq.request.adapter
+
+    def _num_bytes(self, name: str) -> float:
+        """Of an adapter that is to be loaded, over all devices."""
+        return self.registry.num_bytes(name)
 
     def _blocks_of(self, name: str) -> int:
         """Blocks of KV memory that an adapter takes."""
@@ -293,7 +301,7 @@ class Residents:
             self._evict(victim)
         slot = self._enter(name)
         source = self._touch_host(name)
-        num_bytes = self.registry.num_bytes(name)
+        num_bytes = self._num_bytes(name)
         self._loads.append(AdapterLoad(name, source, num_bytes, slot, self.merges))
         self._puts.append((name, slot))
         self._coming[name] = []
