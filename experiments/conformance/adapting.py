@@ -61,9 +61,7 @@ def draw_adapter_worlds(draw: st.DrawFn) -> World:
         merge_s=draw(st.integers(0, 6)) * tick_s / 2,
     )
     asks = tuple(ask._replace(adapter=draw(chosen)) for ask in world.asks)
-    world = replace(
-        world, asks=asks, served=served, adapters=draw(draw_adapter_serving(tick_s)), links=links
-    )
+    world = replace(world, asks=asks, served=served, adapters=draw(draw_adapter_serving(tick_s)), links=links)
     if isinstance(world.adapters, UnifiedPaging):
         pool = world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
         if not pool.can_fork:
