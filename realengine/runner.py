@@ -168,7 +168,9 @@ class Runner:
         self._lora_S[slot] = NO_ADAPTER
         if lora is not None:
             assert self._core.residents is not None
-            self._lora_S[slot] = self._core.residents.slot_of(lora)
+            adapter_slot = self._core.residents.slot_of(lora)
+            assert adapter_slot is not None
+            self._lora_S[slot] = adapter_slot
         if params.has_penalties:
             self._draw_S[slot] = Draw.penalised
             self._marks.append(Mark(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hypothesis import reject
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
@@ -16,6 +15,7 @@ from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
+from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from sim.links import Links
 
@@ -45,8 +45,11 @@ def draw_adapter_serving(tick_s: float) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def draw_adapter_worlds(draw: st.DrawFn) -> World:
-    """Strategy: any world whose requests name some of six adapters, which come slowly."""
+def draw_adapter_worlds(draw: st.DrawFn, serving: Any = None) -> World:
+    """Strategy: any world whose requests name some of six adapters, which come slowly.
+
+    serving: how they are served, until all requests have ended; None: in any way, perhaps not so long.
+    """
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
     names = draw(st.sampled_from(["ab", "abcdef"]))
@@ -61,9 +64,12 @@ def draw_adapter_worlds(draw: st.DrawFn) -> World:
         merge_s=draw(st.integers(0, 6)) * tick_s / 2,
     )
     asks = tuple(ask._replace(adapter=draw(chosen)) for ask in world.asks)
-    world = replace(world, asks=asks, served=served, adapters=draw(draw_adapter_serving(tick_s)), links=links)
-    if isinstance(world.adapters, UnifiedPaging):
+    adapters = draw(draw_adapter_serving(tick_s)) if serving is None else serving
+    world = replace(world, asks=asks, served=served, adapters=adapters, links=links)
+    if serving is not None:
+        world = replace(world, until_s=None)
+    if isinstance(adapters, UnifiedPaging):
         pool = world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
         if not pool.can_fork:
-            reject()
+            world = replace(world, caching=Paged(block_size=world.caching.block_size))
     return world

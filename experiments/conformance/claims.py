@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.build import build
+from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
@@ -50,6 +51,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
+    "adapters": (*_EVERY, no_leaked_blocks, blind_to_the_truth),
     "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
 }
 
@@ -136,6 +138,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     """
     family = family_of(policy)
     promises = {promise.__name__: promise for promise in PROMISES[family]}
+    if family == "adapters":
+        return [Claim(name, promise, draw_adapter_worlds(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]

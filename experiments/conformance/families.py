@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from policies.adapters import AdapterServing
 from policies.caching.pool import Caching
 from policies.scheduling import Scheduling
 
@@ -22,6 +23,7 @@ FAMILIES = (
     Family("caching", ("pool",), Caching),
     Family("routing", ("choose",)),
     Family("prediction", ("predict", "observe")),
+    Family("adapters", ("residents",), AdapterServing),
 )
 
 

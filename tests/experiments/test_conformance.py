@@ -18,6 +18,7 @@ from experiments.conformance.claims import BrokenPromise, claims_by_name, claims
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
+from policies.adapters.fixed_slots import FixedSlots
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_only import PrefillOnly
 from policies.caching.paged import Paged
@@ -262,7 +263,7 @@ def test_a_world_in_words():
 
 
 def test_the_family_is_known_by_the_methods():
-    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), Guessing()]
+    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), Guessing(), FixedSlots()]
     assert [family_of(policy) for policy in policies] == [family.name for family in FAMILIES]
     assert LengthPredictor  # a protocol: no base class to inherit from
 
