@@ -17,6 +17,7 @@ from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
+from policies.prediction.histogram import RunningHistogram
 from sim.links import Links
 
 
@@ -67,7 +68,8 @@ def draw_adapter_worlds(draw: st.DrawFn, serving: Any = None) -> World:
     adapters = draw(draw_adapter_serving(tick_s)) if serving is None else serving
     world = replace(world, asks=asks, served=served, adapters=adapters, links=links)
     if serving is not None:
-        world = replace(world, until_s=None)
+        blind = RunningHistogram(min_observations=1, initial_tokens=8)
+        world = replace(world, until_s=None, prediction=blind)
     if isinstance(adapters, UnifiedPaging):
         pool = world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
         if not pool.can_fork:
