@@ -178,7 +178,8 @@ class Scenario(Deployment):
         try:
             self.adapters.residents(registry, pool)
         except ValueError as error:
-            raise ValueError(f"adapters.{error}") from None
+            where = "" if str(error).startswith("caching=") else "adapters."
+            raise ValueError(f"{where}{error}") from None
 
     def registry(self) -> Registry:
         """The adapters that the traffic names."""
