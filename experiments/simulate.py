@@ -57,6 +57,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
     settings["prediction"] = cfg.prediction or None
+    settings["adapters"] = cfg.adapters or None
     settings["tariff"] = cfg.tariff or None
     settings["scaling"] = cfg.scaling or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
@@ -73,6 +74,7 @@ def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
     settings["prediction"] = cfg.prediction or None
     settings["scaling"] = cfg.scaling or None
+    settings["adapters"] = cfg.adapters or None
     settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, settings, where)
     return pool

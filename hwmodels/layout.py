@@ -48,6 +48,9 @@ class RankBatch(NamedTuple):
     prefill_tokens: Num
     prefill_pairs: Num
     prefill_context_tokens: Num
+    adapter_tokens: Num = 0
+    adapter_rank_tokens: Num = 0
+    adapter_ranks: Num = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,11 +166,12 @@ class ParallelLayout:
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """The fullest device's share of an iteration (of each of its micro-batches)."""
-        decodes, context, chunks, new, pairs, prefill_context, rows = shape
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new
-            return RankBatch(tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+            own = (tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+            return RankBatch(*own) if adapters is None else RankBatch(*own, *adapters)
         # Products before quotients: shares of alike sequences come out exact, and so no price dips by a bit.
         own_decodes = divided_up(decodes, shares)
         some_chunks = larger(chunks, 1)
@@ -179,7 +183,11 @@ class ParallelLayout:
         # Each chunk takes a token at least; the context is that of the chunks that are here.
         own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
         passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
-        return RankBatch(
+        with_adapters: tuple[Any, ...] = ()
+        if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
+            share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
+            with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+        batch = RankBatch(
             tokens=own_decodes + own_new,
             all_tokens=divided_up(decodes, self.micro_batches)
             + self._passing_at_once(new, chunks, self.attention_data_parallel_size),
@@ -191,6 +199,7 @@ class ParallelLayout:
             prefill_pairs=passing_pairs / ring,
             prefill_context_tokens=prefill_context * own_chunks / some_chunks,
         )
+        return batch if adapters is None else RankBatch(*batch[:9], *with_adapters)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
         """New tokens of the fullest micro-batch, of chunks that are alike, in so many attention groups.

@@ -32,6 +32,8 @@ class Per(Enum):
     """Decoding sequences and their contexts; 0 s without any. Its seconds are `DecodeSeconds`."""
     prefill = "prefill_"
     """Chunks and their contexts; 0 s without any."""
+    adapter = "adapter_"
+    """Tokens with LoRA adapters and the adapters' ranks; 0 s without any."""
 
 
 def nothing(batch: RankBatch) -> float:

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from hwmodels.assembly import iteration_operators
+from hwmodels.assembly.adapters import adapter_operators
 from hwmodels.assembly.site import Kernels, Lora, Site
 from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
 from hwmodels.calibration import Calibration
 from hwmodels.decodes import Decodes
 from hwmodels.device import Device
+from hwmodels.exact import smaller
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iteration import COMPONENTS, Explained, IterationShape, Num
 from hwmodels.layers.matrices import Role
@@ -71,6 +74,7 @@ class Roofline:
             kernels=kernels or Kernels(),
             lora=lora,
         )
+        self._site = site
         self.operators = iteration_operators(site, with_draft=with_draft)
         self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), with_draft=with_draft)
         weights, _ = site.stored(Role.dense)
@@ -97,11 +101,11 @@ class Roofline:
         """Wall time of the iteration; for arrays, of each."""
         if ndarray in map(type, shape):
             return self._seconds_many(shape)
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs = shape
-        if not prefill_tokens and sampled_seqs == decode_seqs:
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, adapters = shape
+        if not prefill_tokens and sampled_seqs == decode_seqs and adapters is None:
             return self._decode_batch_seconds(decode_seqs, context_tokens)
         own: Any
-        if self._is_whole:
+        if self._is_whole and adapters is None:
             own, tokens, rows = shape, int(decode_seqs + prefill_tokens), int(sampled_seqs)
             all_tokens = tokens
         else:
@@ -115,7 +119,11 @@ class Roofline:
         for op in self._prefill_ops:
             prefills_s += op.calls * op.seconds(own)
         gpu_s += prefills_s
-        floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs)
+        more_kernels = None
+        if adapters is not None:
+            added_gpu_s, more_kernels = self._adapter_seconds(own)
+            gpu_s += added_gpu_s
+        floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
@@ -134,18 +142,20 @@ class Roofline:
     def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
         """GPU seconds of every operator, all its calls together."""
         batch = self._padded_batch(shape)
-        return [(op, _all_calls(op, batch)) for op in self.operators]
+        return [(op, _all_calls(op, batch)) for op in self._operators_of(shape)]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component: `launch` is the GPU waiting for launches, `host` the wait for the rest."""
-        zeros = np.zeros(np.broadcast(*shape).shape)[()]
+        zeros = np.zeros(np.broadcast(*shape[:-1]).shape)[()]
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
         for op, seconds in self.operator_seconds(shape):
             parts[op.component] = parts[op.component] + seconds
-        tokens = _whole(self.layout.rank_batch(shape).tokens)
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        batch = self.layout.rank_batch(shape)
+        replays = self._host.replays(_whole(batch.tokens), shape.prefill_tokens)
         num_seqs = shape.decode_seqs + shape.prefill_seqs
-        parts["launch"], parts["host"] = self._host.parts(sum(parts.values()), replays, num_seqs)
+        more_kernels = None if shape.adapters is None else self._adapter_seconds(batch)[1]
+        gpu_s = sum(parts.values())
+        parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
         return parts
 
     def explain(self, shape: IterationShape) -> list[Explained]:
@@ -157,7 +167,7 @@ class Roofline:
         batch = self._padded_batch(shape)
         total_s = float(self.seconds(shape))
         lines: dict[str, Explained] = {}
-        for op in self.operators:
+        for op in self._operators_of(shape):
             seconds = float(_all_calls(op, batch))
             if seconds == 0:
                 continue
@@ -177,11 +187,11 @@ class Roofline:
 
     def flops(self, shape: IterationShape) -> Num:
         """2 a weight and token, 4 heads head_dim a query-key pair and layer; LM head: sampled rows only."""
-        return _total(self._whole_model, "flops", shape)
+        return _total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Matrices that any token is multiplied with, the KV and states of every context attended to."""
-        return _total(self._whole_model, "stored_bytes", shape)
+        return _total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _bound(self, op: Operator, flops: float, moved: float, call_s: float) -> str:
         if op.is_message:
@@ -234,7 +244,8 @@ class Roofline:
         """`seconds` of each of many iterations, in the same order of operations."""
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
-        if not prefills and np.array_equal(shape.sampled_seqs, shape.decode_seqs):
+        no_adapters = shape.adapters is None
+        if no_adapters and not prefills and np.array_equal(shape.sampled_seqs, shape.decode_seqs):
             counted_s, floor_s, added_s = self._decode_batches.of_many(_whole(shape.decode_seqs))
             gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
             return np.maximum(gpu_s, floor_s) + added_s
@@ -244,7 +255,36 @@ class Roofline:
         gpu_s = gpu_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
         if prefills:
             gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
-        return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs)
+        more_kernels = None
+        if not no_adapters:
+            added_gpu_s, more_kernels = self._adapter_seconds(batch)
+            gpu_s = gpu_s + added_gpu_s
+        return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
+
+    @cached_property
+    def _adapter_ops(self) -> list[Operator]:
+        """Made when the first adapter is met."""
+        return list(adapter_operators(self._site))
+
+    @cached_property
+    def _whole_adapter_ops(self) -> list[Operator]:
+        return list(adapter_operators(replace(self._site, layout=ParallelLayout())))
+
+    def _adapter_seconds(self, batch: RankBatch) -> tuple[Any, Any]:
+        """GPU seconds of adapters, and how many kernels they are."""
+        gpu_s: Any = 0.0
+        for op in self._adapter_ops:
+            gpu_s = gpu_s + op.calls * op.seconds(batch)
+        num_kernels = sum(op.calls * op.kernels for op in self._adapter_ops)
+        return gpu_s, num_kernels * smaller(batch.adapter_ranks, 1)
+
+    def _operators_of(self, shape: IterationShape) -> list[Operator]:
+        """Of an iteration, those of its adapters included."""
+        return self.operators if shape.adapters is None else [*self.operators, *self._adapter_ops]
+
+    def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
+        """The same on one device."""
+        return self._whole_model if shape.adapters is None else [*self._whole_model, *self._whole_adapter_ops]
 
     def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
         """GPU seconds of all that is looked up."""

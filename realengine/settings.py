@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
 from policies.caching.pool import Caching
@@ -59,7 +60,9 @@ class EngineSettings:
     lora_adapters: Mapping[str, str | Path | Adapter] = field(default_factory=dict)
     """By the names that requests use: folders in PEFT's format, or adapters."""
     max_loras: int | None = None
-    """Adapters on the GPU at a time; None: all that there are."""
+    """Adapters on the GPU at a time; None: all that there are. The least recently used makes room."""
+    adapters: FixedSlots | None = None
+    """How they take turns in the slots, instead of max_loras."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,6 +80,11 @@ class EngineSettings:
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if self.adapters is not None and self.max_loras is not None:
+            raise ValueError(
+                f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="
+                f"{self.adapters.max_loras}"
+            )
         if self.caching.changes_outputs:
             name = type(self.caching).__name__
             raise ValueError(f"caching={name}: it drops KV that attention reads: simulation only")

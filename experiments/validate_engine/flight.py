@@ -163,6 +163,8 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         raise ValueError(f"prediction={name}: is told the true lengths: simulation only")
     if scenario.lora is not None:
         raise ValueError("lora: not flown; set it to null")
+    if scenario.adapters is not None:
+        raise ValueError("adapters: not flown, as they have no weights here; set adapters=none")
     answers = getattr(scenario.workload, "branching", None)
     if isinstance(answers, Answers) and answers.every is not None:
         raise ValueError(

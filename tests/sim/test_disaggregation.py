@@ -2,7 +2,6 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_same_decisions
 from experiments.conformance.services import Service, draw_services
