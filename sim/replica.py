@@ -581,7 +581,7 @@ class Replica:
         self.core.loaded(request_id)
         self._look_up()
 
-    def _on_adapter_loaded(self, name: str, event: Event) -> None:
+    def _on_adapter_loaded(self, name: str) -> None:
         self._settle()
         assert self.core.residents is not None
         for seq in self.core.residents.waiters(name):
