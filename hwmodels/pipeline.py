@@ -41,14 +41,16 @@ class Round(NamedTuple):
 class Pipeline:
     """Stages that remember until when they are busy."""
 
-    def __init__(self, num_stages: int) -> None:
+    def __init__(self, num_stages: int, *, waits_for_tokens: bool = True) -> None:
+        """waits_for_tokens=False: a micro-batch may enter before that of the last round is back."""
+        self._waits_for_tokens = waits_for_tokens
         self._free_s = [0.0] * num_stages
         self._back_s: list[float] = []  # when each micro-batch of the last round left the last stage
 
     def play(self, stage_s: ArrayLike, send_s: ArrayLike = 0.0, not_before_s: float = 0.0) -> Round:
         """The next round. stage_s: [stages, micro-batches]; send_s: of each micro-batch, or of all.
 
-        Micro-batch m enters when that of the last round is back, not before not_before_s.
+        Micro-batch m enters when that of the last round is back, and not before not_before_s.
         """
         work_s = np.asarray(stage_s, dtype=np.float64)
         num_stages, count = work_s.shape
@@ -62,7 +64,8 @@ class Pipeline:
                 end_s[stage, m] = start_s[stage, m] + work_s[stage, m]
                 here_s = end_s[stage, m] + (0.0 if stage == last else sends_s[m])
                 sent_s[stage, m] = self._free_s[stage] = here_s
-        self._back_s = end_s[last].tolist()
+        if self._waits_for_tokens:
+            self._back_s = end_s[last].tolist()
         return Round(start_s, end_s, sent_s)
 
 
