@@ -13,6 +13,7 @@ from experiments.build import build_as
 from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
+from experiments.layout import with_layout
 from experiments.outputs import write_result
 from experiments.progress import simulated_time
 from experiments.terminal import print_summary
@@ -60,7 +61,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
     settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
-    scenario: Scenario = build_as(Scenario, settings, "")
+    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
     return scenario
 
 

@@ -1,8 +1,8 @@
 """timeline.json: a run in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
 One process a replica: its iterations as slices, counters of sequences and KV blocks, and one asynchronous
-slice a request with the phases of its life inside. Times are microseconds, to the nanosecond. In a pipeline one
-more track a stage, with its micro-batches as slices: of the first iterations, for these are many.
+slice a request with the phases of its life inside. Times are microseconds, to the nanosecond. A pipeline has
+one more track a stage, with its micro-batches as slices: of the first iterations, for these are many.
 10,000 requests of 256 output tokens, on one replica: 40 MB, half of it iterations.
 """
 

@@ -269,6 +269,7 @@ class Scenario(Deployment):
         summary["workload"] = asdict(source.notes)
         summary["notes"] = [
             self.latency.basis(self.replica),
+            *self.layout_notes,
             *self.model.notes,
             *precision_notes(self.model, self.hardware),
             *self._limits(model, memory),
