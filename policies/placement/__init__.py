@@ -38,7 +38,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError(f"gpus.{self.name}={self.count}: must be >= 0")
+            raise ValueError(f"gpus: count={self.count} of {self.name}: must be >= 0")
         if not 0 <= self.switch_share < 1:
             raise ValueError(f"switch_share={self.switch_share}: must be >= 0 and < 1")
 
@@ -61,9 +61,11 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 <= self.rate < inf:
-            raise ValueError(f"models.{self.model}.demand={self.rate}: must be >= 0, or null for no limit")
+            raise ValueError(
+                f"models: demand={self.rate} of {self.model}: must be >= 0, or null for no limit"
+            )
         if not 0 <= self.value < inf:
-            raise ValueError(f"models.{self.model}.value={self.value}: must be >= 0")
+            raise ValueError(f"models: value={self.value} of {self.model}: must be >= 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,16 +103,16 @@ class Problem:
         if self.max_models_per_gpu < 1:
             raise ValueError(f"max_models_per_gpu={self.max_models_per_gpu}: must be >= 1")
         if not any(pool.count for pool in self.pools):
-            raise ValueError("gpus={}: must name a GPU, say gpus.h100_sxm=2")
+            raise ValueError("gpus=[]: must name a GPU, say gpus=[{name:h100_sxm,count:2}]")
         if not self.demands:
-            raise ValueError("models={}: must name a model")
+            raise ValueError("models=[]: must name a model, say models=[{name:llama3_1_8b}]")
         hosted = {hosting.model for hosting in self.hostings}
         for demand in self.demands:
             if self.objective is Objective.cost and demand.rate is None:
-                raise ValueError(f"models.{demand.model}.demand=null: objective=cost needs one, tokens/s")
+                raise ValueError(f"models: demand=null of {demand.model}: objective=cost needs one, tokens/s")
             if self.objective is Objective.cost and demand.rate and demand.model not in hosted:
                 raise ValueError(
-                    f"models.{demand.model}: fits none of the GPUs; it needs larger ones, or more"
+                    f"models: {demand.model} fits none of the GPUs; it needs larger ones, or more"
                 )
 
     def pool(self, name: str) -> Pool:
@@ -129,6 +131,11 @@ class Unit:
     """Of each, with the GPU to itself."""
     time_share: float = 1.0
     """Of the GPU's time that replicas get, all together."""
+
+    @property
+    def slowdown(self) -> float:
+        """Of each iteration, while all replicas here are busy: the others' slices and the switches."""
+        return len(self.models) / self.time_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

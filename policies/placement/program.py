@@ -12,8 +12,9 @@ Time is split as the traffic wants it: time slices go to whoever has work, and a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,10 @@ class Program:
         return coo_array((values, (rows, columns)), shape=(num_rows, self.num_variables)).tocsr()
 
 
+TIE = 1e-7
+"""Of the value: placements this close are equal, and the cheaper one is taken."""
+
+
 def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
     """How many of each unit, exactly; of equal value the cheapest. None: the demand cannot be met."""
     if not units:
@@ -104,22 +109,44 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
         )
     program = Program(problem, units)
     matrix, limits = program.constraints()
-    rules = [LinearConstraint(matrix, -np.inf, limits)] if len(limits) else []
-    served, rent = program.served, program.usd_per_hour
+    rules = [LinearConstraint(matrix, -np.inf, limits)]
     whole = (np.arange(program.num_variables) < len(units)).astype(np.int64)
-    if problem.objective is Objective.cost:
-        rules.append(LinearConstraint(served, [demand.rate or 0.0 for demand in problem.demands], np.inf))
-    else:
-        worth = served.T @ np.array([demand.value for demand in problem.demands])
-        best = milp(-worth, constraints=rules, integrality=whole, options={"mip_rel_gap": 0.0})
-        assert best.success, best.message  # holding nothing is always possible
-        rules.append(LinearConstraint(worth[None, :], -best.fun * (1 - 1e-9) - 1e-12, np.inf))
     # A GPU that costs nothing is still better left empty.
+    rent = program.usd_per_hour
     rent = rent + whole * 1e-9 * max(1.0, float(rent.max(initial=0.0)))
-    found = milp(rent, constraints=rules, integrality=whole, options={"mip_rel_gap": 0.0})
+    if problem.objective is Objective.cost:
+        least = [demand.rate or 0.0 for demand in problem.demands]
+        rules.append(LinearConstraint(program.served, least, np.inf))
+        price = rent
+    else:
+        worth = program.served.T @ np.array([demand.value for demand in problem.demands])
+        price = rent * (TIE * _most_value(problem, units) / _whole_rent(problem, rent, units)) - worth
+    found = milp(price, constraints=rules, integrality=whole, options={"mip_rel_gap": 0.0})
     if not found.success:
         return None
     return [round(count) for count in found.x[: len(units)].tolist()]
+
+
+def _most_value(problem: Problem, units: Sequence[Unit]) -> float:
+    """No placement is worth more: all that is asked for, or all GPUs with what serves the most."""
+    values = {demand.model: demand.value for demand in problem.demands}
+    asked = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
+    by_gpu = sum(
+        pool.count * max((_value_each(unit, values) for unit in units if unit.pool == pool.name), default=0.0)
+        for pool in problem.pools
+    )
+    return min(asked, by_gpu)
+
+
+def _value_each(unit: Unit, values: Mapping[str, float]) -> float:
+    pairs = zip(unit.models, unit.rates, strict=True)
+    return sum(values.get(model, 0.0) * rate for model, rate in pairs) / unit.num_gpus
+
+
+def _whole_rent(problem: Problem, rent: Vector, units: Sequence[Unit]) -> float:
+    """Of all GPUs."""
+    each = {unit.pool: float(rent[index]) / unit.num_gpus for index, unit in enumerate(units)}
+    return sum(pool.count * each.get(pool.name, 0.0) for pool in problem.pools)
 
 
 def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) -> Plan:

@@ -320,18 +320,18 @@ def test_rejects_a_demand_beyond_all_gpus():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pool(name="x", count=-1, memory_bytes=1), r"gpus.x=-1: must be >= 0"),
+        (lambda: Pool(name="x", count=-1, memory_bytes=1), r"count=-1 of x: must be >= 0"),
         (
             lambda: Pool(name="x", count=1, memory_bytes=1, switch_share=1.0),
             r"switch_share=1.0: must be >= 0 and",
         ),
-        (lambda: Demand(model="a", rate=-1), r"models.a.demand=-1: must be >= 0"),
-        (lambda: Demand(model="a", value=-1), r"models.a.value=-1: must be >= 0"),
+        (lambda: Demand(model="a", rate=-1), r"demand=-1 of a: must be >= 0"),
+        (lambda: Demand(model="a", value=-1), r"value=-1 of a: must be >= 0"),
         (
             lambda: Hosting(model="a", pool="x", num_gpus=3, bytes_each=1, rate=flat(1)),
             r"num_gpus=3: must be 1, 2",
         ),
-        (lambda: Problem(pools=(), demands=(), hostings=()), r"gpus=\{\}: must name a GPU"),
+        (lambda: Problem(pools=(), demands=(), hostings=()), r"gpus=\[\]: must name a GPU"),
     ],
 )
 def test_rejects_what_cannot_be(make, message):
@@ -341,7 +341,7 @@ def test_rejects_what_cannot_be(make, message):
 
 def test_rejects_a_demand_for_a_model_that_fits_nowhere_and_one_without_a_number():
     pools = (Pool(name="x", count=1, memory_bytes=10),)
-    with pytest.raises(ValueError, match=r"models.a: fits none of the GPUs"):
+    with pytest.raises(ValueError, match=r"models: a fits none of the GPUs"):
         Problem(pools=pools, demands=(Demand(model="a", rate=1),), hostings=(), objective=Objective.cost)
-    with pytest.raises(ValueError, match=r"models.a.demand=null: objective=cost needs one"):
+    with pytest.raises(ValueError, match=r"demand=null of a: objective=cost needs one"):
         Problem(pools=pools, demands=(Demand(model="a"),), hostings=(), objective=Objective.cost)
