@@ -71,6 +71,8 @@ class Program:
                 entries.append((row, index, -unit.time_share))
             limits += [0.0] * len(set(rows))
         for pool in self.problem.pools:
+            # Groups of 1, 2, 4, ... lie inside nodes if, for each size, it and the larger ones fill no more
+            # places of that size than the nodes have: the largest first, for each size divides the next.
             own = [(i, unit.num_gpus) for i, unit in enumerate(self.units) if unit.pool == pool.name]
             for least in sorted({size for _, size in own}):
                 entries += [(len(limits), i, size / least) for i, size in own if size >= least]

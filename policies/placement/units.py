@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement
 
@@ -31,19 +30,6 @@ def unit(problem: Problem, pool: Pool, hostings: Sequence[Hosting]) -> Unit | No
         models=tuple(hosting.model for hosting in ordered),
         rates=rates,
         time_share=1 - pool.switch_share if shares else 1.0,
-    )
-
-
-def fits_nodes(pool: Pool, groups: Counter[int]) -> bool:
-    """Whether so many groups of 1, 2, 4, ... GPUs lie inside the pool's nodes.
-
-    They do if, for each size, the larger ones and it fill no more places of that size than the nodes have:
-    the largest first, nothing is lost, for each size divides the next.
-    """
-    return all(
-        sum(count * size // least for size, count in groups.items() if size >= least)
-        <= sum(node // least for node in pool.nodes)
-        for least in groups
     )
 
 

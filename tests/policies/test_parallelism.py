@@ -146,16 +146,16 @@ def test_the_smallest_that_meets_the_slo_is_taken():
 
 
 def test_of_as_many_gpus_the_one_that_serves_the_most_within_the_slo_is_taken():
-    """Both meet it; a step of tensor 2 grows by 1 ms a sequence, of pipeline 2 by 2."""
+    """Both meet it; a step of pipeline 2 grows by 1 ms a sequence, of tensor 2 by 2."""
 
     def price(sizes):
         if sizes.num_devices < 2:
             return None
-        each_s = 1e-3 if sizes.tensor_parallel_size == 2 else 2e-3
+        each_s = 1e-3 if sizes.pipeline_parallel_size == 2 else 2e-3
         return figures(prompt_s=0.0, decode_s=lambda n: each_s * n)
 
     found = Auto(devices=2, objective=Objective.slo).choose(facts(limits_s={"tpot": 0.020}), Asked(price))
-    assert found.sizes == Sizes(2)
+    assert found.sizes == Sizes(1, 2)
     assert "20 at once" in found.notes[0]
     assert "10 at once" in found.notes[2]
 

@@ -1,6 +1,5 @@
 """Placements: exact ones against brute force and greedy ones; nothing overfull; the textbook case."""
 
-from collections import Counter
 from itertools import product
 
 import pytest
@@ -13,7 +12,7 @@ from policies.placement.densest_first import DensestFirst
 from policies.placement.first_fit import FirstFitDecreasing
 from policies.placement.milp import Milp
 from policies.placement.program import plan_of
-from policies.placement.units import fits_nodes, units_of
+from policies.placement.units import units_of
 
 GREEDY = [FirstFitDecreasing(), BestFitDecreasing(), DensestFirst()]
 EVERY = [Milp(), *GREEDY]
@@ -170,12 +169,6 @@ def test_greedy_placements_that_meet_the_demand_are_never_cheaper(problem, greed
     assert Milp().place(problem).usd_per_hour <= plan.usd_per_hour * (1 + 1e-9)
 
 
-@given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=8), st.integers(1, 24), st.sampled_from([4, 8]))
-def test_groups_fit_nodes_where_largest_first_finds_room(sizes, count, per_node):
-    pool = Pool(name="x", count=count, memory_bytes=1, gpus_per_node=per_node)
-    assert fits_nodes(pool, Counter(sizes)) == packs(pool, sizes)
-
-
 # By hand
 
 
@@ -265,14 +258,14 @@ def test_limited_demand_makes_models_share():
 
 
 def test_a_model_too_large_for_one_gpu_gets_two_of_one_node():
-    """Three nodes of one GPU hold no pair; one node of three holds one, and a small model beside it."""
+    """Three nodes of one GPU hold no pair; a node of three holds one, and a small model beside it."""
     hostings = (
         Hosting(model="large", pool="x", num_gpus=2, bytes_each=9, rate=flat(5.0)),
         Hosting(model="small", pool="x", bytes_each=9, rate=flat(1.0)),
     )
     demands = (Demand(model="large"), Demand(model="small"))
-    for per_node, value in ((1, 3.0), (3, 6.0)):
-        pool = Pool(name="x", count=3, memory_bytes=10, gpus_per_node=per_node)
+    for count, per_node, value in ((3, 1, 3.0), (3, 3, 6.0), (6, 3, 12.0), (6, 6, 15.0), (4, 3, 7.0)):
+        pool = Pool(name="x", count=count, memory_bytes=10, gpus_per_node=per_node)
         assert Milp().place(Problem(pools=(pool,), demands=demands, hostings=hostings)).value == value
 
 
@@ -286,6 +279,33 @@ def test_what_memory_is_left_makes_replicas_faster():
         max_models_per_gpu=2,
     )
     assert Milp().place(problem).value == 10
+
+
+def test_replicas_share_what_memory_is_left():
+    """10 bytes, two models that need 2 and 4 at least: each gets 2 of the 4 that are left."""
+    hostings = tuple(
+        Hosting(model=model, pool="x", bytes_each=size, rate=lambda num_bytes: num_bytes)
+        for model, size in (("a", 2), ("b", 4))
+    )
+    problem = Problem(
+        pools=(Pool(name="x", count=1, memory_bytes=10),),
+        demands=(Demand(model="a"), Demand(model="b")),
+        hostings=hostings,
+        max_models_per_gpu=2,
+    )
+    rates = {unit.models: unit.rates for unit in units_of(problem)}
+    assert rates[("a", "b")] == (4, 6)
+    assert rates[("a",)] == (10,)
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=lambda policy: type(policy).__name__)
+def test_no_policy_takes_a_gpu_that_serves_nothing_more(policy):
+    problem = Problem(
+        pools=(Pool(name="x", count=4, memory_bytes=10, usd_per_hour=2.0),),
+        demands=(Demand(model="a", rate=5),),
+        hostings=(Hosting(model="a", pool="x", bytes_each=6, rate=flat(10.0)),),
+    )
+    assert policy.place(problem).gpus == {"x": 1}
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: type(policy).__name__)

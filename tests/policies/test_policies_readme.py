@@ -60,7 +60,9 @@ def test_the_example_has_about_30_lines():
     assert 20 <= len(blocks("python")[0].splitlines()) <= 33
 
 
-@pytest.mark.parametrize("family", ["batching", "scheduling", "caching", "routing", "prediction", "layout", "placing"])
+@pytest.mark.parametrize(
+    "family", ["batching", "scheduling", "caching", "routing", "prediction", "layout", "placing"]
+)
 def test_the_tables_name_every_choice_and_no_other(family):
     header = "routing, prediction" if family in ("routing", "prediction") else family
     groups = find_groups([CONFIG_DIR])
