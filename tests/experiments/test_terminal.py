@@ -268,7 +268,7 @@ def test_a_pipelines_bubbles_are_told_by_cause():
         "host_share": 0.02,
     }
     assert pressure(pipeline=figures)[-1] == (
-        "Pipeline: 4 stages, 3.5 micro-batches at once; bubbles 10.0 % of the stages' time (6.0 % unequal stages, "
-        "4.0 % too few micro-batches), 2.0 % waiting for the host"
+        "Pipeline: 4 stages, 3.5 micro-batches at once; bubbles 10.0 % of the stages' time "
+        "(6.0 % unequal stages, 4.0 % too few micro-batches), 2.0 % waiting for the host"
     )
     assert not any("Pipeline" in line for line in pressure(pipeline=None))
