@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from hwmodels.layout import ParallelLayout
 from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
@@ -20,6 +21,14 @@ from realengine.lora_adapter import Adapter
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+SIMULATED_CUTS = (
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel_size",
+    "sequence_parallel",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +104,17 @@ class EngineSettings:
             raise ValueError("caching.presume_cached: the KV would not be there: simulation only")
         if self.caching.tiers_gib[1]:
             raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
+
+    def with_layout(self, layout: ParallelLayout) -> EngineSettings:
+        """The same on the devices of a layout. Raises ValueError for a cut that only the simulator makes."""
+        for name in SIMULATED_CUTS:
+            size, alone = getattr(layout, name), getattr(ParallelLayout(), name)
+            if size != alone:
+                raise ValueError(
+                    f"{name}={size}: simulation only, the engine cuts a model by tensor_parallel_size alone; "
+                    f"set it to {alone}"
+                )
+        return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
 
     @property
     def max_num_batched_tokens(self) -> int | None:

@@ -42,6 +42,8 @@ class Deployment:
     expert_parallel_size: int = 1
     sequence_parallel: bool = False
     """How a replica is cut over its devices: see `hwmodels.layout`."""
+    layout_notes: tuple[str, ...] = ()
+    """Why so, where a policy chose: see `sim.layout_choice`."""
     lora: Lora | None = None
     """Adapters in every batch."""
     adapters: AdapterServing | None = None

@@ -346,6 +346,7 @@ def _described(pool: PoolSettings) -> dict[str, Any]:
 def _notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
     """What a reader must know of a pool's figures."""
     yield pool.latency.basis(pool.replica)
+    yield from pool.layout_notes
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)
     yield from _limits(pool, model, slo)

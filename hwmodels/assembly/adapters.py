@@ -28,13 +28,12 @@ from hwmodels.ops import Operator, Per
 
 def adapter_operators(site: Site) -> Iterator[Operator]:
     """One for each size of dense matrices; 0 s where no token goes through an adapter."""
-    passes = site.layout.passes(site.model.num_layers)
     calls: Counter[tuple[int, int]] = Counter()
     for matrix in site.model.layer_matrices(site.ranks):
         if matrix.role is Role.dense:
             calls[matrix.k, matrix.n] += matrix.count
     for (k, n), count in calls.items():
-        yield _operator(site, k, n, count * passes)
+        yield _operator(site, k, n, count)
 
 
 def _operator(site: Site, k: int, n: int, calls: float) -> Operator:

@@ -26,6 +26,7 @@ from hwmodels.tariff import Tariff
 from sim.metrics import definitions
 from sim.metrics.adapters import adapter_use
 from sim.metrics.by_class import figures_by_class
+from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.transfers import transfer_use
@@ -112,6 +113,7 @@ def summarise(
         },
         "goodput": None if slo is None else goodput(table, measured, window, slo),
         **hardware_use(records, window, inside_s, pools),
+        "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),

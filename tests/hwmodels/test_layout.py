@@ -199,25 +199,6 @@ def test_a_pipeline_cuts_long_chunks_only(make_shape, chunk, count, tokens):
     assert batch.prefill_context_tokens == chunk * batch.prefill_seqs
 
 
-@pytest.mark.parametrize(
-    ("stages", "micro_batches", "layers", "passes"),
-    [
-        (1, None, 32, 1),
-        (4, None, 32, 1),
-        (4, None, 33, 36 / 33),
-        (4, 1, 33, 1),
-        (4, 3, 32, 1),
-        (2, 3, 4, 1.5),
-    ],
-)
-def test_a_pipeline_takes_one_pass_or_all_micro_batches_on_the_slowest_stage(
-    stages, micro_batches, layers, passes
-):
-    layout = ParallelLayout(pipeline_parallel_size=stages, num_micro_batches=micro_batches)
-    assert layout.passes(layers) == pytest.approx(passes)
-    assert layout.stage_share(layers) == -(-layers // stages) / layers
-
-
 def test_chunks_with_fewer_tokens_than_devices_take_their_contexts_with_them():
     """Two chunks of one token each on a ring of 4: the fullest device has one of them, and its context."""
     batch = ParallelLayout(context_parallel_size=4).rank_batch(IterationShape(0, 0, 2, 2, 2000, 2000, 2))
