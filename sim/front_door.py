@@ -328,10 +328,16 @@ class FrontDoor:
             return
         if visit.replica is not None:
             visit.is_timed_out = True
-            visit.replica.abort(request_id)
+            self._abort(visit.replica, request_id)
         elif self._held.pop(request_id, None) is not None:
             self._leave(visit)
             self._retry(visit, "timed out", None)
+
+    def _abort(self, replica: Replica, request_id: int) -> None:
+        """Tell a replica to drop a request; it may take an iteration until it has."""
+        if self.handovers is not None:
+            self.handovers.withdraw(request_id)
+        replica.abort(request_id)
 
     def _is_at(self, visit: Visit, attempt: int) -> bool:
         """Whether a request is under way in that attempt of its client's."""
@@ -345,7 +351,7 @@ class FrontDoor:
             return
         if visit.replica is not None:
             visit.is_timed_out = False
-            visit.replica.abort(request_id)
+            self._abort(visit.replica, request_id)
             return
         self._held.pop(request_id, None)
         self._requests.hold(request_id, now - visit.held_since_s)

@@ -173,6 +173,10 @@ class Handovers:
         """A prefill replica has freed what it held."""
         self._door.departed(source, seq.request)
 
+    def withdraw(self, request_id: int) -> None:
+        """A request is about to end: no decode replica is to be chosen for it any more."""
+        self._held.pop(request_id, None)
+
     def ended(self, request: Request, now: float) -> None:
         """A request has ended, wherever it was."""
         if request.request_id in self._routed:

@@ -722,6 +722,8 @@ class Replica:
 
     def _note_preemption(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""
+        if seq.state is SequenceState.ended:  # given up since, before a plan could name it
+            return
         requests, request_id = self._requests, seq.request_id
         last_token_s = self._branched_s.pop(request_id, self._emitted_s)
         last_token_s = self._fresh.pop(seq, last_token_s)
