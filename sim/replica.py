@@ -95,9 +95,7 @@ class Replica:
         self._on_first_token = around.on_first_token
         self._max_leap = MAX_LEAP if around.leap else 1
         self._slowdown = 1.0
-        self._busy_s = (
-            0.0  # until it last began to be busy without a break, from _busy_from_s to _busy_until_s
-        )
+        self._busy_s = 0.0  # before it last began to be busy without a break: from when until when
         self._busy_from_s = self._busy_until_s = 0.0
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void

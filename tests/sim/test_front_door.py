@@ -93,7 +93,7 @@ def test_a_rate_limit_lets_those_in_who_come_when_it_says(fly, ask):
 
 
 def test_a_client_that_has_waited_too_long_drops_its_request_before_it_sends_it_again(make_world, ask):
-    """After 4.5 ticks; the engine drops it at 5, having made 5 tokens. Again from 7 to 11.5: dropped at 12."""
+    """After 4.5 ticks; dropped at 5, having made 5 tokens. Again from 7 to 11.5, dropped at 12."""
     flown = make_world(ask(0.0, 4, 10), retries=clients(2, 2, timeout_s=4.5 * TICK_S)).fly()
     row = flown.records.requests.iloc[0]
     assert (row.status, row.reason, row.finished_s) == ("rejected", "timed out", 12 * TICK_S)
