@@ -19,6 +19,7 @@ from experiments.terminal import print_summary
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
 from hwmodels.storage import Storage
+from sim.handovers import HandoverSettings
 from sim.pool import PoolSettings
 from sim.scenario import MetricsSettings, Scenario, SimSettings
 from sim.workload.base import Source
@@ -60,6 +61,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings["scaling"] = cfg.scaling or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
+    settings["handover"] = build_as(HandoverSettings, cfg.handover, "handover")
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
     settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")

@@ -80,6 +80,7 @@ class EngineCore:
         self.prefilling = self.running_set.prefilling
         self.paused = self.running_set.paused
         self.loading = self.running_set.loading
+        self.leaving = self.running_set.leaving
         self.decodes = self.running_set.decodes
         self.branched = self.running_set.branched
         self.free_slots = self.running_set.free_slots
@@ -198,25 +199,47 @@ class EngineCore:
         """
         self._check_at_rest("export")
         seq = self.running.get(request_id)
-        if seq is None or seq._state is SequenceState.loading or seq._dropped:
+        if seq is None or not self._is_movable(seq):
             return None
-        if seq.request.branching is not None:
-            return None
-        migrant = Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
+        migrant = self._migrant(seq)
         self._finish(seq, FinishReason.migrated)
         return migrant
 
-    def adopt(self, migrant: Migrant, stop_after: int | None = None) -> Sequence:
+    def hand_over(self, request_id: int) -> Migrant | None:
+        """As export, but it keeps slot and blocks, in state leaving, while another engine copies its KV.
+
+        For one that decodes or is paused. `abort(request_id, FinishReason.migrated)` lets it go when the copy
+        is there, `stay` lets it decode on here.
+        """
+        self._check_at_rest("hand_over")
+        seq = self.running.get(request_id)
+        stands = (SequenceState.decoding, SequenceState.paused)
+        if seq is None or seq._state not in stands or not self._is_movable(seq):
+            return None
+        migrant = self._migrant(seq)
+        self.running_set.hand_over(seq)
+        return migrant
+
+    def stay(self, request_id: int) -> None:
+        """A sequence that was to leave decodes on here. Raises KeyError if it is not leaving."""
+        self._check_at_rest("stay")
+        self.running_set.stay(self.leaving[request_id])
+
+    def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
+        """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
+        self._limits.check_resident(num_known)
+        if num_known >= self._limits.of(request, stop_after).end_known:
+            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
+
+    def adopt(self, migrant: Migrant, stop_after: StopAfter = None) -> Sequence:
         """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
 
+        KV of it that a cache has here is not asked for. Found all of it, it begins to run without a transfer.
         stop_after: as for `add`, counted from its first output token. Raises RejectedError if it can never be
         served here.
         """
-        self._limits.check_resident(migrant.num_known)
+        self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
-        if migrant.num_known >= seq._end_known:
-            self.abort(migrant.request.request_id)
-            raise RejectedError(f"a sequence of {migrant.num_known} tokens: it would have ended here before")
         seq._known = migrant.num_known
         seq._swapped = migrant.num_computed
         seq._swap_tier = "remote"
@@ -262,7 +285,7 @@ class EngineCore:
             if not step._preempted or not attempts_left:  # else blocks were freed: another attempt
                 self.wake_s = step._wake_s
                 self.waits_for = step._waits_for()
-                if self.loading or (step._waits and now < self.wake_s):
+                if self.loading or self.leaving or (step._waits and now < self.wake_s):
                     return None
                 raise RuntimeError(
                     f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "
@@ -435,6 +458,8 @@ class EngineCore:
         self.running_set.seat(seq, num_cached, num_loaded)
         if num_loaded:
             self.transfers.load(seq, num_cached)
+        elif seq._swapped:  # a migrant that has found all its KV here
+            self.transfers.free_swapped(seq)
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
@@ -478,6 +503,15 @@ class EngineCore:
             self.predictor.observe(seq.request, seq.num_output_tokens)
         if self._hooks.on_end:
             self.scheduling.on_end(seq)
+
+    @staticmethod
+    def _is_movable(seq: Sequence) -> bool:
+        """Whether a running sequence holds KV that another engine could go on with."""
+        is_on_the_way = seq._state in (SequenceState.loading, SequenceState.leaving)
+        return not (is_on_the_way or seq._dropped or seq.request.branching is not None)
+
+    def _migrant(self, seq: Sequence) -> Migrant:
+        return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 
     def _refuse_past(self, now: float) -> NoReturn:
         """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""

@@ -41,8 +41,9 @@ class Naming:
         blocks = self.blocks(seq, seq._computed)[num_cached // pool.block_size :]
         if seq._swapped:
             blocks += tuple(self._branched.ids_apart(seq))
-            lying = [(seq._swap_tier, content) for content in _contents(seq, len(blocks))]
-            loads = [(seq._swap_tier, seq._swapped)]
+            first = num_cached // pool.block_size
+            lying = [(seq._swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
+            loads = [(seq._swap_tier, seq._num_loading)]
         else:
             lying = pool.found_below(seq)
             loads = pool.loads(seq)

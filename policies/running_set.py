@@ -2,8 +2,9 @@
 
     seat -> loading -> arrive ---> decoding <- pause, resume -> paused
       |                  |             ^
-      +-> prefilling <---+             |          whatever it does: leave, then release
+      +-> prefilling <---+             +-- hand_over -> leaving
             +-- begin_decoding, fork --+
+                                                  whatever it does: leave, then release
 
 Those that decode advance together (policies/decode_set.py), sequences with several answers beside them
 (policies/branch_set.py). Who waits, and why somebody comes or goes, is the engine's.
@@ -17,7 +18,7 @@ from heapq import heappop, heappush
 from policies.branch_set import BranchSet, tokens_in_own_name
 from policies.caching.pool import BlockPool
 from policies.decode_set import AT_LIMIT, DecodeSet
-from policies.sequence import Sequence, SequenceState
+from policies.sequence import AT_WORK, Sequence, SequenceState
 
 
 class RunningSet:
@@ -28,6 +29,7 @@ class RunningSet:
         self.prefilling: dict[int, Sequence] = {}  # those that have prompt left, same order
         self.paused: dict[int, Sequence] = {}  # those that a policy has paused
         self.loading: dict[int, Sequence] = {}  # those whose KV is on its way
+        self.leaving: dict[int, Sequence] = {}  # those whose KV another engine is copying
         self.decodes = DecodeSet(max_num_seqs, pool.block_size)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.branched = BranchSet(pool, self.free_slots)
@@ -43,6 +45,8 @@ class RunningSet:
             num_tokens += seq.num_held
         for seq in self.paused.values():
             num_tokens += seq.num_held
+        for seq in self.leaving.values():
+            num_tokens += seq.num_held
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
         return num_tokens
@@ -53,10 +57,10 @@ class RunningSet:
         return seq.num_held if num_branched is None else num_branched
 
     def victim(self) -> Sequence:
-        """The sequence of largest rank, but for those whose KV is on its way."""
+        """The sequence of largest rank, but for those whose KV is on its way, in or out."""
         candidates: Collection[Sequence] = self.running.values()
-        if self.loading:
-            candidates = [seq for seq in candidates if seq._state is not SequenceState.loading]
+        if self.loading or self.leaving:
+            candidates = [seq for seq in candidates if seq._state in AT_WORK]
         return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
@@ -124,6 +128,20 @@ class RunningSet:
         else:
             self.branched.resume(seq, seq._branches)
 
+    def hand_over(self, seq: Sequence) -> None:
+        """A sequence that decodes, or is paused, stands still until its KV has been copied."""
+        if seq._state is SequenceState.paused:
+            del self.paused[seq.request_id]
+        else:
+            self._end_decoding(seq, SequenceState.leaving)
+        seq._state = SequenceState.leaving
+        self.leaving[seq.request_id] = seq
+
+    def stay(self, seq: Sequence) -> None:
+        """A sequence that was to leave decodes on here."""
+        del self.leaving[seq.request_id]
+        self._join(seq)
+
     def leave(self, seq: Sequence, state: SequenceState) -> int | None:
         """Take a sequence out of its set, and its slots from it; `release` has to follow.
 
@@ -137,6 +155,8 @@ class RunningSet:
             del self.prefilling[seq.request_id]
         elif seq._state is SequenceState.paused:
             del self.paused[seq.request_id]
+        elif seq._state is SequenceState.leaving:
+            del self.leaving[seq.request_id]
         else:
             del self.loading[seq.request_id]
         seq._state = state
@@ -179,6 +199,7 @@ class RunningSet:
         assert set(self.prefilling) == states[SequenceState.prefilling]
         assert set(self.paused) == states[SequenceState.paused]
         assert set(self.loading) == states[SequenceState.loading]
+        assert set(self.leaving) == states[SequenceState.leaving]
 
     def _join(self, seq: Sequence) -> None:
         """A sequence decodes from now on, or waits at its limit for room."""

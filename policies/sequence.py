@@ -21,6 +21,7 @@ class SequenceState(Enum):
     ended = 3
     paused = 4  # as decoding, but a policy makes it stand still; it keeps slot and KV
     loading = 5  # holds slot and blocks; KV from another tier is on its way into them
+    leaving = 6  # holds slot and blocks until another engine has a copy of its KV
 
 
 AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)

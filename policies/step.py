@@ -183,7 +183,7 @@ class StepBuilder:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
         pool = core.pool
-        num_cached = 0 if seq._swapped else pool.num_cached(seq)
+        num_cached = core.transfers.num_cached(seq)
         num_wanted = min(index(max_num_tokens), seq._known - num_cached)
         num_tokens = min(num_wanted, self.tokens_left)
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
@@ -192,7 +192,7 @@ class StepBuilder:
             return self._refuse(Cause.slot)
         if self._preempted or not pool.can_admit(seq, num_cached, not core.running):
             return self._refuse(Cause.memory)
-        num_loaded = seq._swapped or pool.num_loadable(seq, num_cached)
+        num_loaded = core.transfers.num_loadable(seq, num_cached)
         core._start(seq, num_cached, num_loaded)
         if not num_loaded:
             self._admitted.append(seq)

@@ -39,6 +39,16 @@ class Transfers:
             self._pool.stores = []
         return wanted
 
+    def num_cached(self, seq: Sequence) -> int:
+        """Tokens of one who waits whose KV is here; what was swapped out is all in one place, elsewhere."""
+        return 0 if seq._swapped and seq._swap_tier == "host" else self._pool.num_cached(seq)
+
+    def num_loadable(self, seq: Sequence, num_cached: int) -> int:
+        """Tokens behind those that a transfer would bring."""
+        if seq._swapped:
+            return max(seq._swapped - num_cached, 0)
+        return self._pool.num_loadable(seq, num_cached)
+
     def load(self, seq: Sequence, num_cached: int) -> None:
         """A sequence has got its blocks; what is to be in them behind num_cached tokens is loaded."""
         if self._naming is not None:

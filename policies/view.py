@@ -56,7 +56,7 @@ class StepView:
 
     @property
     def num_running(self) -> int:
-        """How many hold a slot: decoding, in prefill, paused or loading; those of this step included."""
+        """How many hold a slot: decoding, in prefill, paused, loading or leaving; this step's included."""
         return len(self._core.running)
 
     @property
@@ -91,7 +91,7 @@ class StepView:
         core = self._core
         if len(core.free_slots) < seq.width:
             return False
-        num_cached = 0 if seq._swapped else core.pool.num_cached(seq)
+        num_cached = core.transfers.num_cached(seq)
         return core.pool.can_admit(seq, num_cached, not core.running)
 
     @property
@@ -117,10 +117,9 @@ class StepView:
 
     def num_found(self, seq: Sequence) -> int:
         """Tokens of a waiting sequence that would not be computed: a cache or another tier has their KV."""
-        if seq._swapped:
-            return seq._swapped
-        num_cached = self._core.pool.num_cached(seq)
-        return num_cached + self._core.pool.num_loadable(seq, num_cached)
+        transfers = self._core.transfers
+        num_cached = transfers.num_cached(seq)
+        return num_cached + transfers.num_loadable(seq, num_cached)
 
     @property
     def max_num_seqs(self) -> int:

@@ -34,7 +34,7 @@ WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
 another tier; the others: `policies.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
-TIERS = ("", "gpu", "host", "disk")
+TIERS = ("", "gpu", "host", "disk", "remote")
 
 
 class Event(IntEnum):
@@ -57,6 +57,8 @@ class Event(IntEnum):
     unserved = 14  # the wait of a request that was given up, or that still waited when the run ended
     end = 15
     lost = 16  # its replica crashed; the wait until then, if it was waiting
+    hand_over = 17  # it is to go on in another replica; tokens: whose KV is here, of all known tokens
+    adopt = 18  # work goes on in that other replica; tokens: whose KV is there, of all known tokens
 
 
 ROW = np.dtype(
@@ -75,6 +77,7 @@ ROW = np.dtype(
 _PACK = Struct("<dqbbiiiq7d").pack
 _NO_WAIT = (0.0,) * len(WAITS)
 _ADMIT = int(Event.admit)
+_ADOPT = int(Event.adopt)
 
 
 class EventLog:
@@ -87,6 +90,7 @@ class EventLog:
         self._frontend_s = frontend_s
         self._rows: bytearray = bytearray() if after is None else after._rows
         self._new: list[Sequence] = []  # known to the engine, seen by no plan yet
+        self._adopted_s: dict[int, float] = {}  # of these, by request id: when another replica sent it
         self._waits: dict[int, _Wait] = {}  # of those seen, by request id
         self._paused: dict[int, Sequence] = {}
         self._num_lost = 0  # preemptions of steps without work that are noted already
@@ -109,6 +113,16 @@ class EventLog:
     def enter(self, seq: Sequence) -> None:
         """The engine knows a request from now on."""
         self._new.append(seq)
+
+    def adopt(self, seq: Sequence, sent_s: float) -> None:
+        """The same for a sequence that another replica has handed over, at sent_s."""
+        self._new.append(seq)
+        self._adopted_s[seq.request_id] = sent_s
+
+    def hand_over(self, seq: Sequence, now: float) -> None:
+        """A sequence is to go on in another replica."""
+        row = (now, seq.request_id, Event.hand_over, 0, seq.num_computed, seq.num_known, 0, -1)
+        self._rows += _PACK(*row, *_NO_WAIT)
 
     def planned(self, core: EngineCore, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """The engine has made a plan, or found nothing to do; it asked for those transfers."""
@@ -153,14 +167,23 @@ class EventLog:
         if wait is not None:
             self._log(Event.lost if is_lost else Event.unserved, seq, now, self._split(wait, now))
         elif seq.state is SequenceState.waiting:  # no plan has seen it
-            self.never_met(seq.request, now, is_lost=is_lost)
+            sent_s = self._adopted_s.get(seq.request_id)
+            self.never_met(seq.request, now, is_lost=is_lost, sent_s=sent_s)
         elif is_lost:
             self._log(Event.lost, seq, now)
 
-    def never_met(self, request: Request, now: float, *, is_lost: bool = False) -> None:
-        """A request leaves that no plan has seen, or that has not even reached the engine."""
-        frontend_s = min(now - request.arrival_s, self._frontend_s)
-        iteration_s = max(now - (request.arrival_s + self._frontend_s), 0.0)
+    def never_met(
+        self, request: Request, now: float, *, is_lost: bool = False, sent_s: float | None = None
+    ) -> None:
+        """A request leaves that no plan has seen, or that has not even reached the engine.
+
+        sent_s: when another replica handed it over, if one did.
+        """
+        if sent_s is None:
+            frontend_s = min(now - request.arrival_s, self._frontend_s)
+            iteration_s = max(now - (request.arrival_s + self._frontend_s), 0.0)
+        else:
+            frontend_s, iteration_s = 0.0, now - sent_s
         event = Event.lost if is_lost else Event.unserved
         row = (now, request.request_id, event, 0, 0, request.prompt.num_tokens, 0, -1)
         self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -174,17 +197,22 @@ class EventLog:
 
         at_once: those that hold KV were admitted by it, and nobody was preempted.
         """
-        frontend_s, reading = self._frontend_s, None
+        reading = None
         for seq in self._new:
-            state = seq.state
+            state, frontend_s = seq.state, self._frontend_s
             iteration_s = now - (seq.request.arrival_s + frontend_s)
+            is_adopted = seq.request_id in self._adopted_s
+            if is_adopted:
+                frontend_s, iteration_s = 0.0, now - self._adopted_s.pop(seq.request_id)
             if at_once and state is SequenceState.prefilling:
-                row = (now, seq.request_id, _ADMIT, 0, seq.num_found, seq.num_known, 0, -1)
+                event = _ADOPT if is_adopted else _ADMIT
+                row = (now, seq.request_id, event, 0, seq.num_found, seq.num_known, 0, -1)
                 self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
             elif state is not SequenceState.ended:
                 if reading is None:
                     reading = self._read(now)
-                self._waits[seq.request_id] = _Wait(now, reading, frontend_s, iteration_s)
+                wait = _Wait(now, reading, frontend_s, iteration_s, is_adopted=is_adopted)
+                self._waits[seq.request_id] = wait
         self._new.clear()
 
     def _read(self, now: float) -> list[float]:
@@ -197,7 +225,7 @@ class EventLog:
     def _admit(self, seq: Sequence, now: float) -> None:
         """Work on a sequence begins."""
         wait = self._waits.pop(seq.request_id)
-        event, num_recomputed = Event.admit, 0
+        event, num_recomputed = Event.adopt if wait.is_adopted else Event.admit, 0
         if not wait.is_first:
             event = Event.resume_swapped if wait.is_swapped else Event.resume
             num_recomputed = max(0, seq.num_lost - seq.num_found)
@@ -228,7 +256,7 @@ class EventLog:
             self._rows += _PACK(now, -1, Event.store, tier, transfer.num_tokens, 0, 0, -1, *_NO_WAIT)
             return
         wait = self._waits[seq.request_id]
-        is_swapped = seq.num_swapped > 0
+        is_swapped = seq.num_swapped > 0 and transfer.source != "remote"
         event = Event.swap_in if is_swapped else Event.load
         row = (
             now,
@@ -241,7 +269,9 @@ class EventLog:
             -1,
         )
         self._rows += _PACK(*row, *self._split(wait, now))
-        self._waits[seq.request_id] = _Wait(now, None, is_first=wait.is_first, is_swapped=is_swapped)
+        self._waits[seq.request_id] = _Wait(
+            now, None, is_first=wait.is_first, is_swapped=is_swapped, is_adopted=wait.is_adopted
+        )
 
     def _split(self, wait: _Wait, now: float) -> tuple[float, ...]:
         """Seconds of a wait that ends now, in the order of `WAITS`."""
@@ -278,9 +308,10 @@ class _Wait:
     """A wait under way, seen by a plan: since when, and what the clocks of the causes read then.
 
     reading None: its KV is on its way. is_first: no work was done on the request yet.
+    is_adopted: but in another replica.
     """
 
-    __slots__ = ("frontend_s", "is_first", "is_swapped", "iteration_s", "reading", "start_s")
+    __slots__ = ("frontend_s", "is_adopted", "is_first", "is_swapped", "iteration_s", "reading", "start_s")
 
     def __init__(
         self,
@@ -290,6 +321,7 @@ class _Wait:
         iteration_s: float = 0.0,
         is_first: bool = True,
         is_swapped: bool = False,
+        is_adopted: bool = False,
     ) -> None:
         self.start_s = start_s
         self.reading = reading
@@ -297,6 +329,7 @@ class _Wait:
         self.iteration_s = iteration_s
         self.is_first = is_first
         self.is_swapped = is_swapped
+        self.is_adopted = is_adopted
 
 
 def logged_events(logs: list[EventLog]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
+from policies.request import Request
 from sim.pool import Pool
 from sim.records import PoolRecord, ReplicaRecord
 from sim.replica import Replica, Surroundings
@@ -55,16 +56,25 @@ class Member:
 
 
 class Fleet:
-    """Members by index, which is never used again. `serving` is a new list whenever it changes.
+    """Members by index, which is never used again. Lists of replicas are new ones whenever they change.
+
+    serving      take requests from clients: those of prefill pools, and mixed ones
+    prefilling   of these, those that go first: all, or with prefill pools, theirs
+    decoding     go on with what prefill replicas have computed: those of decode pools
+    decoding_all these and mixed ones
 
     on_change is called when a replica begins to take requests after the beginning of the run, and when one
-    that was on its way does not come.
+    that was on its way does not come; on_gone with every one that has gone.
     """
 
     def __init__(self, pools: Sequence[Pool], around: Surroundings, on_change: Callable[[], None]) -> None:
         self.pools = pools
         self.members: list[Member] = []
         self.serving: list[Replica] = []
+        self.prefilling: list[Replica] = []
+        self.decoding: list[Replica] = []
+        self.decoding_all: list[Replica] = []
+        self.on_gone: Callable[[Member], None] | None = None
         self._around = around
         self._on_change = on_change
         for index, pool in enumerate(pools):
@@ -80,15 +90,44 @@ class Fleet:
     @property
     def is_growing(self) -> bool:
         """Whether a replica is on its way to taking requests."""
-        return any(member.state is State.starting for member in self.members)
+        starting = (member for member in self.members if member.state is State.starting)
+        return any(member.replica.pool.role != "decode" for member in starting)
+
+    def for_prompt(self, overflow_tokens: int) -> list[Replica]:
+        """Whom the router chooses from for a new request.
+
+        Mixed replicas are among them if the others all have overflow_tokens queued.
+        """
+        first = self.prefilling
+        if len(first) < len(self.serving):
+            if any(replica.num_queued_tokens < overflow_tokens for replica in first):
+                return first
+            return self.serving
+        return first
+
+    def for_decode(self, request: Request) -> list[Replica]:
+        """Whom the router chooses from for a request whose prompt is computed.
+
+        Mixed replicas are among them if the others all have no room for the prompt.
+        """
+        first = self.decoding
+        if len(first) < len(self.decoding_all):
+            num_tokens = request.prompt.num_tokens
+            if any(replica.num_free_kv_tokens - replica.num_unseen_tokens >= num_tokens for replica in first):
+                return first
+            return self.decoding_all
+        return first
 
     def of_pool(self, pool_index: int, *states: State) -> list[Member]:
         """Members of a pool in any of these states, by index."""
         return [m for m in self.members if m.pool_index == pool_index and m.state in states]
 
-    def start(self, pool_index: int, now: float) -> Member:
-        """A replica more, paid for from now on; `ready` lets it take requests."""
-        return self._append(pool_index, now, State.starting)
+    def start(self, pool_index: int, now: float, instead_of: Member | None = None) -> Member:
+        """A replica more, paid for from now on; `ready` lets it take requests.
+
+        instead_of: on the devices of one that has gone.
+        """
+        return self._append(pool_index, now, State.starting, instead_of)
 
     def ready(self, member: Member) -> None:
         """A start is over."""
@@ -144,6 +183,8 @@ class Fleet:
         """The link to a replica is lost, or there again."""
         if member.is_reached != is_reached:
             member.is_reached = is_reached
+            if self._around.handovers is not None:
+                self._around.handovers.reach(member.replica, is_reached=is_reached)
             if member.state is State.serving:
                 self._list_serving()
                 if is_reached:
@@ -168,8 +209,15 @@ class Fleet:
         self._list_serving()
         self._on_change()
 
-    def _append(self, pool_index: int, now: float, state: State) -> Member:
-        replica = Replica(len(self.members), self.pools[pool_index], self._around)
+    def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
+        pool = self.pools[pool_index]
+        replica = Replica(len(self.members), pool, self._around)
+        handovers = self._around.handovers
+        if handovers is not None:
+            if pool.device is None:
+                raise ValueError(f"device=None: pool {pool.name} has a role, so its network must be known")
+            site = None if instead_of is None else instead_of.replica.index
+            handovers.topology.place(replica.index, pool.device, pool.num_devices, instead_of=site)
         member = Member(replica, pool_index, now, state)
         self.members.append(member)
         return member
@@ -177,6 +225,13 @@ class Fleet:
     def _leave(self, member: Member, now: float) -> None:
         member.state = State.gone
         member.end_s = now
+        if self.on_gone is not None:
+            self.on_gone(member)
 
     def _list_serving(self) -> None:
-        self.serving = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
+        replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
+        self.serving = [replica for replica in replicas if replica.pool.role != "decode"]
+        prefilling = [replica for replica in replicas if replica.pool.role == "prefill"]
+        self.prefilling = prefilling or self.serving
+        self.decoding = [replica for replica in replicas if replica.pool.role == "decode"]
+        self.decoding_all = [replica for replica in replicas if replica.pool.role != "prefill"]

@@ -12,7 +12,7 @@ request came first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -20,12 +20,14 @@ from typing import NamedTuple
 from simpy import Event
 
 from policies.admission import Admission
-from policies.limits import RejectedError
+from policies.limits import RejectedError, StopAfter
+from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
 from sim.fleet import Fleet
+from sim.handovers import Handovers
 from sim.metrics.slo import Slo
 from sim.records import RequestLog, Status
 from sim.replica import Replica
@@ -43,6 +45,7 @@ class Visit:
         "held_since_s",
         "is_given_up",
         "is_let_in",
+        "is_routed",
         "is_timed_out",
         "num_resends",
         "replica",
@@ -52,6 +55,7 @@ class Visit:
         self.arrival = arrival
         self.attempt = 0
         self.replica: Replica | None = None
+        self.is_routed = False  # the router waits for its end on the replica that it chose
         self.held_since_s = now  # while no replica has it
         self.num_resends = 0
         self.is_let_in = False
@@ -64,7 +68,7 @@ class FrontDoor:
     """on_end is called with every request that has ended. patience_s: see `Source`.
 
     max_resends: how often the service itself sends a request again whose replica has crashed. slo: for
-    autoscalers, which see how many answers met it.
+    autoscalers, which see how many answers met it. predictor: for routers that ask how long answers will be.
     """
 
     def __init__(
@@ -79,8 +83,10 @@ class FrontDoor:
         patience_s: float | None = None,
         max_resends: int = 0,
         slo: Slo | None = None,
+        predictor: LengthPredictor | None = None,
     ) -> None:
         self.fleet: Fleet  # set by whoever makes both: its replicas report to this door
+        self.handovers: Handovers | None = None  # the same, if there are prefill pools
         self._clock = clock
         self._requests = requests
         self._admission = admission
@@ -92,6 +98,7 @@ class FrontDoor:
         self._patience_s = patience_s
         self._max_resends = max_resends
         self._slo = slo
+        self._predictor = predictor
         self._visits: dict[int, Visit] = {}
         self._held: dict[int, Visit] = {}  # of these, who waits for a replica
 
@@ -118,13 +125,53 @@ class FrontDoor:
 
     def first_token(self, seq: TokenSequence) -> None:
         """A request has got its first token."""
-        visit = self._visits[seq.request_id]
+        self.first_token_of(seq.request_id)
+
+    def first_token_of(self, request_id: int) -> None:
+        """The same, from wherever it goes out."""
+        visit = self._visits[request_id]
         request, now = visit.arrival.request, self._clock.now
         if self._tell_routing.first_token is not None:
             self._tell_routing.first_token(request, now)
         if self._tell_admission.first_token is not None and not visit.has_token:
             self._tell_admission.first_token(request, now)
         visit.has_token = True
+
+    def stop_after(self, request_id: int) -> StopAfter:
+        """The truth about a request: output tokens after which it ends."""
+        arrival = self._visits[request_id].arrival
+        return arrival.sample_tokens or arrival.num_output_tokens
+
+    def tell_length(self, routing: Routing, request: Request) -> None:
+        """Tell a router that asks for it how long an answer is expected to be."""
+        if not getattr(routing, "needs_predictor", False):
+            return
+        predictor = self._predictor
+        assert predictor is not None
+        truth = self._visits[request.request_id].arrival.num_output_tokens if predictor.needs_truth else None
+        routing.on_predicted(request, predictor.predict(request, truth))  # type: ignore[attr-defined]
+
+    def moved(self, request: Request, replica: Replica) -> None:
+        """A request goes on in another replica."""
+        self._visits[request.request_id].replica = replica
+        self.fleet.sent(replica, request.prompt.num_tokens)
+
+    def stays(self, request_id: int, replica: Replica) -> None:
+        """A request is back where it was: nobody else has it."""
+        self._visits[request_id].replica = replica
+
+    def departed(self, replica: Replica, request: Request) -> None:
+        """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
+        visit = self._visits.get(request.request_id)
+        if visit is not None:  # else it is over meanwhile, and the router was told
+            self._tell_router(visit)
+        self.fleet.ended(replica, True, self._clock.now)
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """An attempt has failed because the decode replica cannot go on with it."""
+        visit = self._visits[request.request_id]
+        self._take_back(visit)
+        self._fail(visit, reason, inf)
 
     def end(self, seq: TokenSequence) -> None:
         """A replica is done with a request."""
@@ -156,12 +203,19 @@ class FrontDoor:
 
     def fleet_changed(self) -> None:
         """A replica takes requests from now on, or one that was on its way will not come."""
+        if self.handovers is not None:
+            self.handovers.ready()
         held, self._held = self._held, {}
         for visit in held.values():
             self._go_on(visit)
 
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
+        if self.handovers is None or not self.handovers.lost(self._visits[request_id].arrival.request):
+            self.begin_again(request_id)
+
+    def begin_again(self, request_id: int) -> None:
+        """Nothing is left of a request."""
         visit = self._visits[request_id]
         self._take_back(visit)
         if visit.is_given_up:
@@ -207,25 +261,34 @@ class FrontDoor:
 
     def _send(self, visit: Visit) -> bool:
         """Choose a replica for a request that was let in; whether it is still under way then."""
-        now, arrival = self._clock.now, visit.arrival
+        now, arrival, candidates = self._clock.now, visit.arrival, self._candidates()
         request = arrival.request
-        replica = self._chosen(self._routing.choose(request, self.fleet.serving, now))
+        self.tell_length(self._routing, request)
+        replica = self._chosen(self._routing.choose(request, candidates, now), candidates)
         self._note_held(visit, now)
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
-        visit.replica = replica
+        visit.replica, visit.is_routed = replica, True
         if now > request.arrival_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         try:
+            if replica.pool.role == "prefill":
+                assert self.handovers is not None
+                self.handovers.check(request)
             replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens)
         except RejectedError as error:
             self._take_back(visit)
             return self._fail(visit, str(error), inf)
         return True
 
-    def _chosen(self, place: int) -> Replica:
+    def _candidates(self) -> list[Replica]:
+        """Whom the router may choose from."""
+        if self.handovers is None:
+            return self.fleet.serving
+        return self.fleet.for_prompt(self.handovers.overflow_tokens)
+
+    def _chosen(self, place: int, serving: Sequence[Replica]) -> Replica:
         """The replica at a place among those that take requests."""
-        serving = self.fleet.serving
         if not 0 <= place < len(serving):
             name = type(self._routing).__name__
             raise ValueError(f"{name} chose replica {place}: must be 0 to {len(serving) - 1}, its place")
@@ -234,14 +297,22 @@ class FrontDoor:
     def _take_back(self, visit: Visit) -> None:
         """A replica has a request no more."""
         visit.replica, visit.held_since_s = None, self._clock.now
-        if self._tell_routing.end is not None:
+        self._tell_router(visit)
+
+    def _tell_router(self, visit: Visit) -> None:
+        """The replica that it chose is done with a request."""
+        if visit.is_routed and self._tell_routing.end is not None:
             self._tell_routing.end(visit.arrival.request, self._clock.now)
+        visit.is_routed = False
 
     def _leave(self, visit: Visit) -> None:
         """An attempt is over."""
+        request, now = visit.arrival.request, self._clock.now
         if visit.is_let_in and self._tell_admission.end is not None:
-            self._tell_admission.end(visit.arrival.request, self._clock.now)
+            self._tell_admission.end(request, now)
         visit.is_let_in = False
+        if self.handovers is not None:
+            self.handovers.ended(request, now)
 
     def _fail(self, visit: Visit, reason: str, retry_after_s: float | None = None) -> bool:
         """An attempt has failed: its client sends the request again, or it is over; whether it is not."""
@@ -270,9 +341,15 @@ class FrontDoor:
             return
         if visit.replica is not None:
             visit.is_timed_out = True
-            visit.replica.abort(request_id)
+            self._abort(visit.replica, request_id)
         elif self._held.pop(request_id, None) is not None:
             self._fail(visit, "timed out")
+
+    def _abort(self, replica: Replica, request_id: int) -> None:
+        """Tell a replica to drop a request; it may take an iteration until it has."""
+        if self.handovers is not None:
+            self.handovers.withdraw(request_id)
+        replica.abort(request_id)
 
     def _is_at(self, visit: Visit, attempt: int) -> bool:
         """Whether a request is under way in that attempt of its client's."""
@@ -286,7 +363,7 @@ class FrontDoor:
             return
         if visit.replica is not None:
             visit.is_given_up, visit.is_timed_out = True, False
-            visit.replica.abort(request_id)
+            self._abort(visit.replica, request_id)
             return
         self._held.pop(request_id, None)
         self._abandon(visit)
@@ -299,9 +376,13 @@ class FrontDoor:
 
     def _ended(self, visit: Visit) -> None:
         """A request is answered, or was given up."""
+        request = visit.arrival.request
+        request_id = request.request_id
+        del self._visits[request_id]
+        if self._predictor is not None and self._requests.status[request_id] == Status.finished:
+            self._predictor.observe(request, self._requests.output_tokens[request_id])
         self._leave(visit)
-        del self._visits[visit.arrival.request.request_id]
-        self._on_end(visit.arrival.request)
+        self._on_end(request)
 
     def _note_held(self, visit: Visit, now: float) -> None:
         """No replica has had a request until now."""

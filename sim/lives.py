@@ -32,6 +32,8 @@ _PHASE_AFTER = {
     "unpause": "decode",
     "unserved": None,
     "lost": "waiting",
+    "hand_over": "waiting",
+    "adopt": "decode",
     "end": None,
 }
 

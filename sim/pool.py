@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from hwmodels.cold_start import ColdStart
+from hwmodels.device import Device
 from hwmodels.iteration import IterationModel
 from hwmodels.memory import GIB
 from hwmodels.storage import Storage
@@ -16,6 +17,8 @@ from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from sim.deployment import Deployment
 from sim.links import Links
+
+ROLES = ("mixed", "prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +45,24 @@ class Pool:
     cold_start_s: float = 0.0
     """Until a replica that is ordered takes requests."""
 
+    role: str = "mixed"
+    """See `PoolSettings`."""
+    device: Device | None = None
+    """Of which num_devices are a replica; for the network between replicas."""
+    num_devices: int = 1
+    num_layers: int = 1
+    """Of the model: KV can be sent layer by layer."""
+
     def __post_init__(self) -> None:
         if self.replicas < 0:
             raise ValueError(f"replicas={self.replicas}: must be >= 0")
+        check_role(self.role)
+
+
+def check_role(role: str) -> None:
+    """Raise ValueError for what is no role."""
+    if role not in ROLES:
+        raise ValueError(f"role={role}: must be one of {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +80,14 @@ class PoolSettings(Deployment):
     cold_start: ColdStart = field(default_factory=ColdStart)
     """How long a replica takes until it serves."""
 
+    role: str = "mixed"
+    """prefill: computes prompts, and hands them over after their first token; decode: goes on with those;
+    mixed: does both, beside the others for what is too much for them."""
+
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         name = type(self.scheduling).__name__
         if self.scheduling.needs_predictor and self.prediction is None:
@@ -109,6 +132,10 @@ class PoolSettings(Deployment):
             price_usd_per_hour=self.price_usd_per_hour,
             scaling=deepcopy(self.scaling),
             cold_start_s=self.cold_start_s,
+            role=self.role,
+            device=self.hardware,
+            num_devices=self.layout.num_devices,
+            num_layers=self.model.num_layers,
         )
 
     @property

@@ -60,6 +60,9 @@ class RequestLog:
         self.attempts = array("i")  # times that it was sent to a replica
         self.lost_tokens = array("q")
         self.gateway_s = array("d")  # held, or on the way back to the service
+        self.prefill_replica = array("i")  # that computed the prompt, where another one decodes; else -1
+        self.kv_transfer_s = array("d")  # from there
+        self.kv_transfer_bytes = array("d")
         self.num_lost_first_tokens = 0
 
     def schedule(self, seq: Sequence, now: float) -> None:
@@ -85,6 +88,9 @@ class RequestLog:
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s.extend([NAN] * num_rows)
         self.gateway_s.extend([0.0] * num_rows)
+        self.prefill_replica.extend([-1] * num_rows)
+        self.kv_transfer_s.extend([NAN] * num_rows)
+        self.kv_transfer_bytes.extend([0.0] * num_rows)
         for counts in (
             self.status,
             self.output_tokens,
@@ -96,6 +102,11 @@ class RequestLog:
             self.lost_tokens,
         ):
             counts.extend([0] * num_rows)  # status: unfinished
+
+    def first_token(self, request_id: int, now: float) -> None:
+        """The first token of a request that another replica goes on with reaches its client."""
+        self.first_token_s[request_id] = self.last_token_s[request_id] = now
+        self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
     def send(self, request_id: int, replica: int) -> None:
         """A request goes to a replica."""
@@ -134,7 +145,7 @@ class RequestLog:
         if not isnan(self.first_token_s[request_id]):
             branching = seq.request.branching
             self.num_lost_first_tokens += 1 if branching is None else branching.width
-        self.lost_tokens[request_id] += seq.num_emitted_tokens
+            self.lost_tokens[request_id] += seq.num_emitted_tokens
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
         for counts in (
@@ -147,11 +158,13 @@ class RequestLog:
             counts[request_id] = 0
 
     def note(self, seq: Sequence, last_token_s: float) -> None:
-        """Enter how far a sequence has come."""
-        self.last_token_s[seq.request_id] = last_token_s
-        self.output_tokens[seq.request_id] = seq.num_emitted_tokens
-        self.longest_tokens[seq.request_id] = seq.num_output_tokens
-        self.preemptions[seq.request_id] = seq.num_preemptions
+        """Enter how far a sequence has come. A token that no client has seen yet does not count."""
+        request_id = seq.request_id
+        self.preemptions[request_id] = seq.num_preemptions
+        if not isnan(self.first_token_s[request_id]):
+            self.last_token_s[request_id] = last_token_s
+            self.output_tokens[request_id] = seq.num_emitted_tokens
+            self.longest_tokens[request_id] = seq.num_output_tokens
 
     def table(self) -> pd.DataFrame:
         """One row a request, by request id; times in seconds, NaN where it did not happen.
@@ -159,6 +172,8 @@ class RequestLog:
         samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. attempts:
         how often it was sent to a replica; lost_tokens: answered by replicas that crashed, in none of the
         other figures. wait_gateway_s: held by the service, or until the client sent it again.
+        prefill_replica: that computed the prompt, if another one decodes, else -1; kv_transfer_s,
+        kv_transfer_bytes: of the KV from there, from slot and blocks to the last byte.
         """
         requests = [request for request in self.requests if request is not None]
         ids = np.array([request.request_id for request in requests], np.int64)
@@ -191,6 +206,9 @@ class RequestLog:
                 "attempts": np.array(self.attempts, np.int32)[ids],
                 "lost_tokens": np.array(self.lost_tokens, np.int64)[ids],
                 "wait_gateway_s": np.array(self.gateway_s)[ids],
+                "prefill_replica": np.array(self.prefill_replica, np.int32)[ids],
+                "kv_transfer_s": np.array(self.kv_transfer_s)[ids],
+                "kv_transfer_bytes": np.array(self.kv_transfer_bytes)[ids],
             }
         )
 
@@ -367,6 +385,14 @@ class ReplicaRecord(NamedTuple):
     end_s: float
 
 
+class LinkRecord(NamedTuple):
+    """What KV has travelled on: a port in one direction, or a switch."""
+
+    name: str
+    bytes_per_s: float
+    carried_bytes: float
+
+
 def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord, ...]:
     """Replicas of the first pool that are there for the whole run."""
     return (ReplicaRecord(0, 0.0, end_s),) * num_replicas
@@ -385,6 +411,7 @@ class RunRecords:
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers that crashes cut short, which their requests' rows do not count.
+    links: between replicas, those that KV was sent over.
     """
 
     requests: pd.DataFrame
@@ -401,6 +428,7 @@ class RunRecords:
     pinned_token_s: float = 0.0
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0
+    links: tuple[LinkRecord, ...] = ()
 
     @property
     def num_replicas(self) -> int:

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, takewhile
 from math import inf, isnan
+from typing import TYPE_CHECKING
 
 import numpy as np
 from simpy import Event
 
 from policies.engine import EngineCore
 from policies.limits import StopAfter
-from policies.plan import StepOutcome, StepPlan, Transfer
+from policies.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.request import Request
-from policies.sequence import Sequence, SequenceState
+from policies.sequence import FinishReason, Sequence, SequenceState
 from sim.clock import Clock, Phase
 from sim.events import EventLog
 from sim.parents import chosen
@@ -31,6 +32,9 @@ from sim.pool import Pool
 from sim.records import IterationLog, RequestLog, Status
 from sim.shape import shape_of
 from sim.signals import Counts, Signals
+
+if TYPE_CHECKING:
+    from sim.handovers import Handovers
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
@@ -68,6 +72,8 @@ class Surroundings:
     on_first_token: Callable[[Sequence], None] | None = None
     signal_age_s: float | None = None
     are_looked_into: bool = False
+    handovers: Handovers | None = None
+    """Who sees to what replicas of a prefill pool have computed; None: there is no such pool."""
 
 
 class Replica:
@@ -103,6 +109,13 @@ class Replica:
         self._links = pool.links()
         self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
         self._aborts: list[int] = []
+        self._handovers = around.handovers
+        self._hands_over = pool.role == "prefill"
+        self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
+        self._incoming: dict[int, float] = {}  # by request id: handed over to this one, when; no KV here yet
+        self._new_incoming: set[int] = set()  # of these, who has been in no plan yet
+        self._departures: list[int] = []  # request ids: their KV has been copied
+        self._drops: dict[int, Callable[[], None]] = {}  # by request id: what to do when it has gone
         self._frontend_s = pool.frontend_s
         self._plans_ahead = pool.plans_ahead
         self._seed = around.seed
@@ -176,36 +189,78 @@ class Replica:
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
+        num_tokens = request.prompt.num_tokens
+        add = partial(self._add, request, stop_after)
+        if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
+            assert self._flight is not None
+            boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
+            self._note_sent(num_tokens)
+            self.num_queued_tokens += num_tokens
+            self._on_the_way[request.request_id] = request
+            self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
+            return
         if not (self._frontend_s or self._plans_ahead):
             self._add(request, stop_after)
-            self._note_sent(request.prompt.num_tokens)
+            self._note_sent(num_tokens)
+            self.num_queued_tokens += num_tokens
             return
         self.core.bounds_of(request, stop_after)
-        self._note_sent(request.prompt.num_tokens)
+        self._note_sent(num_tokens)
+        self.num_queued_tokens += num_tokens
         self._on_the_way[request.request_id] = request
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
-            self._later(known_s, Phase.arrive, partial(self._reach_engine, request, stop_after))
+            self._later(known_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
         else:
-            self._reach_engine(request, stop_after)
+            self._reach_engine(request.request_id, add)
+
+    def adopt(self, migrant: Migrant, stop_after: StopAfter) -> None:
+        """Take in a sequence that another replica has handed over. Raises RejectedError."""
+        request, now = migrant.request, self._clock.now
+        self.core.check_migrant(request, migrant.num_known, stop_after)
+        self._note_sent(request.prompt.num_tokens)
+        self._incoming[request.request_id] = now
+        self._on_the_way[request.request_id] = request
+        self._reach_engine(request.request_id, partial(self._adopt, migrant, stop_after, now))
+
+    def receive(self, request_id: int) -> None:
+        """The KV of a sequence that was handed over is here."""
+        del self._incoming[request_id]
+        self._on_loaded(request_id)
+
+    def let_go(self, request_id: int) -> None:
+        """A sequence that was handed over from here needs its KV no more: as `abort`."""
+        if self._flight is None:
+            self._depart(request_id)
+            self._look_up()
+        else:
+            self._settle()
+            self._departures.append(request_id)
+            self._look_up()
+
+    def drop(self, request_id: int, then: Callable[[], None]) -> None:
+        """Let a sequence go that waits here for KV that will not come; then do something else about it."""
+        if request_id in self._aborts or request_id in self._given_up:
+            return  # its client has given it up already
+        self._drops[request_id] = then
+        self.abort(request_id)
 
     def _note_sent(self, num_tokens: int) -> None:
         """Count a request that was taken in."""
         self.num_outstanding += 1
         self.num_outstanding_tokens += num_tokens
-        self.num_queued_tokens += num_tokens
         self._num_sent += 1
         self._num_sent_tokens += num_tokens
 
-    def _reach_engine(self, request: Request, stop_after: StopAfter) -> None:
+    def _reach_engine(self, request_id: int, add: Callable[[bool], None]) -> None:
         """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
         now = self._clock.now
         if self._plans_ahead and (self._flight is not None or (self._timer is not None and not self._wakes)):
             flight = self._flight
             planned_s = now if flight is None else flight.ends_s[bisect_left(flight.ends_s, now)]
-            self._later(planned_s, Phase.late, partial(self._enter, request, stop_after))
+            self._later(planned_s, Phase.late, partial(self._enter, request_id, add))
         else:
-            self._enter(request, stop_after)
+            self._enter(request_id, add)
 
     def _later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
         """Do it then, unless the engine crashes before."""
@@ -217,18 +272,27 @@ class Replica:
 
         self._clock.at(time_s, phase, act)
 
-    def _enter(self, request: Request, stop_after: StopAfter) -> None:
-        self._add(request, stop_after, is_late=self._plans_ahead)
-        del self._on_the_way[request.request_id]
-        if request.request_id in self._given_up:
-            self._given_up.remove(request.request_id)
-            self._give_up(request.request_id, is_late=self._plans_ahead)
+    def _enter(self, request_id: int, add: Callable[[bool], None]) -> None:
+        add(self._plans_ahead)
+        del self._on_the_way[request_id]
+        if request_id in self._given_up:
+            self._given_up.remove(request_id)
+            self._give_up(request_id, is_late=self._plans_ahead)
 
     def _add(self, request: Request, stop_after: StopAfter, is_late: bool = False) -> None:
         self._settle(is_late)
         self.events.enter(self.core.add(request, stop_after))
         self._num_entered += 1
         self._num_entered_tokens += request.prompt.num_tokens
+        self._look_up(is_late)
+
+    def _adopt(self, migrant: Migrant, stop_after: StopAfter, sent_s: float, is_late: bool) -> None:
+        self._settle(is_late)
+        seq = self.core.adopt(migrant, stop_after)
+        self.events.adopt(seq, sent_s)
+        self._new_incoming.add(seq.request_id)
+        self._num_entered += 1
+        self._num_entered_tokens += seq.num_prompt_tokens
         self._look_up(is_late)
 
     def abort(self, request_id: int) -> None:
@@ -247,10 +311,11 @@ class Replica:
                 flight.num_iterations = num_ended
                 self._commit(flight)
         for seq in self.core.unfinished:
-            self._requests.note(seq, self._last_token_s(seq))
+            if self._requests.replica[seq.request_id] == self.index:  # else it is going on elsewhere
+                self._requests.note(seq, self._last_token_s(seq))
             self.events.leave(seq, now)
         for request in self._on_the_way.values():
-            self.events.never_met(request, now)
+            self.events.never_met(request, now, sent_s=self._incoming.get(request.request_id))
 
     def crash(self) -> list[int]:
         """Lose the engine at this instant; returns the requests that it had taken in, by id.
@@ -265,18 +330,25 @@ class Replica:
                 flight.num_iterations = num_ended
                 self._commit(flight)
             self._busy_until_s = now
-        lost = list(self.core.unfinished)
+        lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
-            self._requests.lose(seq)
+            if seq.request_id not in self._incoming:  # else its first token and its KV are safe
+                self._requests.lose(seq)
             self.events.leave(seq, now, is_lost=True)
         for request in self._on_the_way.values():
-            self.events.never_met(request, now, is_lost=True)
+            sent_s = self._incoming.get(request.request_id)
+            self.events.never_met(request, now, is_lost=True, sent_s=sent_s)
         self.events = EventLog(self._frontend_s, after=self.events)
         request_ids = [*(seq.request_id for seq in lost), *self._on_the_way]
         self._life += 1
         self._on_the_way.clear()
         self._given_up.clear()
         self._aborts.clear()
+        self._departures.clear()
+        self._drops.clear()
+        self._incoming.clear()
+        self._new_incoming.clear()
+        self._prefill_s.clear()
         self._fresh.clear()
         self._branched_s.clear()
         self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
@@ -290,8 +362,10 @@ class Replica:
         return sorted(request_ids)
 
     def slow_links(self, factor: float) -> None:
-        """Let copies between memory tiers that begin from now on take `factor` times as long."""
+        """Let copies take `factor` times as long: between memory tiers those that begin from now on."""
         self._links.slowdown = factor
+        if self._handovers is not None:
+            self._handovers.slow_links(self, factor)
 
     def busy_s(self, now: float) -> float:
         """Seconds with an iteration running, up to now: the same however the run was cut into leaps."""
@@ -308,6 +382,8 @@ class Replica:
     def _give_up(self, request_id: int, is_late: bool = False) -> None:
         if self._flight is None:
             self._abort(request_id)
+            if self.core.num_waiting:  # perhaps for what it held
+                self._look_up(is_late)
         else:
             self._settle(is_late)
             self._aborts.append(request_id)
@@ -369,6 +445,10 @@ class Replica:
             for request_id in self._aborts:
                 self._abort(request_id)
             self._aborts.clear()
+        if self._departures:
+            for request_id in self._departures:
+                self._depart(request_id)
+            self._departures.clear()
         if self._clock.peek() > self._clock.now:
             self._plan(self._clock.now)
         else:  # others act at this very instant: plan after them
@@ -395,6 +475,8 @@ class Replica:
         delay_s = self._begin(transfers) if transfers else 0.0
         if plan is None or transfers or self.events.is_news(core, plan):
             self.events.planned(core, plan, transfers, now)
+        if self._incoming:
+            self._find_incoming(plan)
         for seq in core.lost if plan is None else plan.preempted:
             self._note_preemption(seq)
         if plan is None:
@@ -435,12 +517,59 @@ class Replica:
         """Start copies between tiers; returns for how long the step waits for those out of its blocks."""
         now, delay_s = self._clock.now, 0.0
         for transfer in transfers:
+            if transfer.source == "remote":
+                self._fetch(transfer)
+                continue
             done_s = self._links.begin(transfer, now)
             if transfer.seq is not None:
                 self._later(done_s, Phase.arrive, partial(self._on_loaded, transfer.seq.request_id))
             elif not self._links.overlapped:
                 delay_s = max(delay_s, done_s - now)
         return delay_s
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """Let KV be copied that another replica holds."""
+        assert self._handovers is not None
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        had_room_at_once = request_id in self._new_incoming
+        self._handovers.fetch(request_id, transfer.num_tokens, had_room_at_once=had_room_at_once)
+
+    def _find_incoming(self, plan: StepPlan | None) -> None:
+        """A plan was made: who was handed over and is run by it has found all its KV in the cache here."""
+        assert self._handovers is not None
+        self._new_incoming.clear()
+        for seq in () if plan is None else plan.admitted:
+            if seq.request_id in self._incoming:
+                del self._incoming[seq.request_id]
+                self._handovers.found(seq.request_id)
+
+    def _hand_over(self, seq: Sequence, now: float) -> None:
+        """A prompt is done: from here on it is for another replica."""
+        assert self._handovers is not None
+        migrant = self.core.hand_over(seq.request_id)
+        assert migrant is not None, f"{seq!r} cannot be handed over"
+        self.num_queued_tokens -= seq.num_prompt_tokens
+        self.events.hand_over(seq, now)
+        self._handovers.begin(self, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
+
+    def _depart(self, request_id: int) -> None:
+        """Free what a sequence that was handed over holds here."""
+        seq = self.core.abort(request_id, FinishReason.migrated)
+        if seq is not None:
+            self._leave(seq)
+            assert self._handovers is not None
+            self._handovers.departed(self, seq)
+
+    def _time_prefills(self, flight: Flight) -> None:
+        """Share the time of a flight's iterations out among its prompts."""
+        start_s = flight.start_s
+        num_tokens = sum(chunk.num_tokens for chunk in flight.plan.chunks)
+        for end_s in flight.ends_s[: flight.num_iterations]:
+            for chunk in flight.plan.chunks:
+                request_id, share = chunk.seq.request_id, chunk.num_tokens / num_tokens
+                self._prefill_s[request_id] = self._prefill_s.get(request_id, 0.0) + share * (end_s - start_s)
+            start_s = end_s
 
     def _on_loaded(self, request_id: int) -> None:
         self._settle()
@@ -493,9 +622,14 @@ class Replica:
             self._emitted_s = end_s
         progress = core.commit(plan, outcome, end_s)
         requests = self._requests
+        if self._hands_over and plan.chunks:
+            self._time_prefills(flight)
         for chunk in plan.chunks:
             requests.prefill_iterations[chunk.seq.request_id] += num_iterations
         for seq in progress.prefilled:
+            if self._hands_over and seq.state is SequenceState.decoding:
+                self._hand_over(seq, end_s)
+                continue
             if seq.num_output_tokens == 1:
                 requests.first_token_s[seq.request_id] = end_s
                 self.num_queued_tokens -= seq.num_prompt_tokens
@@ -513,6 +647,7 @@ class Replica:
         for seq in progress.finished:
             self._fresh.pop(seq, None)
             self._branched_s.pop(seq.request_id, None)
+            self._prefill_s.pop(seq.request_id, None)
             requests.end(seq, Status.finished, end_s, end_s)
             self._end(seq)
 
@@ -547,23 +682,38 @@ class Replica:
         if seq is None:
             return
         last_token_s = self._last_token_s(seq)
-        self.events.leave(seq, self._clock.now)
+        then = self._drops.pop(request_id, None)
+        self.events.leave(seq, self._clock.now, is_lost=then is not None)
         self._fresh.pop(seq, None)
         self._branched_s.pop(request_id, None)
+        self._prefill_s.pop(request_id, None)
+        is_unseen = isnan(self._requests.first_token_s[request_id])
+        if is_unseen and seq.state is not SequenceState.leaving and request_id not in self._incoming:
+            self.num_queued_tokens -= seq.num_prompt_tokens
+        self._incoming.pop(request_id, None)
+        self._new_incoming.discard(request_id)
         self.core.abort(request_id)
+        if then is not None:
+            self._leave(seq)
+            self._clock.at(self._clock.now, Phase.arrive, lambda event: then())
+            return
         self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
         self._end(seq)
 
     def _end(self, seq: Sequence) -> None:
+        """A request has ended here."""
+        self._leave(seq)
+        self._on_end(seq)
+
+    def _leave(self, seq: Sequence) -> None:
         """A request is outstanding no more."""
         self.num_outstanding -= 1
         self.num_outstanding_tokens -= seq.num_prompt_tokens
-        if isnan(self._requests.first_token_s[seq.request_id]):
-            self.num_queued_tokens -= seq.num_prompt_tokens
-        self._on_end(seq)
 
     def _note_preemption(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""
+        if seq.state is SequenceState.ended:  # given up since, before a plan could name it
+            return
         requests, request_id = self._requests, seq.request_id
         last_token_s = self._branched_s.pop(request_id, self._emitted_s)
         last_token_s = self._fresh.pop(seq, last_token_s)

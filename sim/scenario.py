@@ -18,15 +18,21 @@ from policies.admission import Admission
 from policies.admission.none import AdmitAll
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
+from policies.roles import Roles
+from policies.roles.fixed import Fixed
 from policies.routing import Routing
+from policies.routing.least_outstanding import LeastOutstanding
 from policies.scheduling.longest_prefix import LongestPrefix
+from sim.handovers import Disaggregation, HandoverSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.pool import PoolSettings
 from sim.records import RunRecords, Status
+from sim.role_check import check_roles
 from sim.signals import check_age
 from sim.simulation import Simulation, check_fleet
+from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload, WorkloadNotes
@@ -123,6 +129,13 @@ class Scenario(PoolSettings):
     """How often the service sends a request again whose replica has crashed; then its client has to."""
     signal_age_s: float = 0.05
     """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
+    decode_routing: Routing = LeastOutstanding()
+    """Chooses the decode replica when a prefill replica has computed a prompt."""
+    handover: HandoverSettings = HandoverSettings()
+    network: NetworkSettings = NetworkSettings()
+    """Between replicas."""
+    roles: Roles = Fixed()
+    """Which replicas change between prefill and decode pools."""
     energy: EnergySettings = EnergySettings()
     seed: int = 0
     sim: SimSettings = SimSettings()
@@ -135,18 +148,18 @@ class Scenario(PoolSettings):
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
         self._check_troubles()
-        try:
-            check_fleet(self.routing, self.num_replicas)
-        except ValueError as error:
-            raise ValueError(f"routing.{error}") from None
-        PoolSettings.__post_init__(self)  # super() does not know classes with slots
-        for name, pool in self.pools_by_name.items():
-            if not getattr(pool.batching, "serves_alone", True):
-                where = f"pools.{name}." if name else ""
+        for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
+            try:
+                check_fleet(routing, self.num_replicas)
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
+            if getattr(routing, "needs_predictor", False) and self.prediction is None:
                 raise ValueError(
-                    f"{where}batching={type(pool.batching).__name__}: half of a disaggregated service, no "
-                    "answer ends without the other; choose one that does both, such as batching=chunked"
+                    f"prediction=none: {key}={type(routing).__name__} needs predicted output lengths; choose "
+                    "one, such as prediction=histogram"
                 )
+        PoolSettings.__post_init__(self)  # super() does not know classes with slots
+        check_roles(self.pools_by_name, self.network, self.roles)
         self._check_branching()
 
     def _check_troubles(self) -> None:
@@ -166,6 +179,11 @@ class Scenario(PoolSettings):
             return
         asked = f"workload.branching.width={answers.width}"
         for pool in self.pools_by_name.values():
+            if pool.role != "mixed":
+                raise ValueError(
+                    f"{asked}, role={pool.role}: a request with several answers cannot go on in another "
+                    "replica; serve it by role=mixed, or ask for one answer"
+                )
             kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
             if not kv_pool.can_fork:
                 raise ValueError(
@@ -226,8 +244,21 @@ class Scenario(PoolSettings):
             until_s=self.sim.until_s,
             seed=self.seed,
             signal_age_s=self.signal_age_s,
+            disaggregation=self.disaggregation(),
+            predictor=deepcopy(self.prediction),
         )
         return simulation.run(report)
+
+    def disaggregation(self) -> Disaggregation | None:
+        """For a run whose pools have roles; None if all are mixed."""
+        if all(pool.role == "mixed" for pool in self.pools_by_name.values()):
+            return None
+        return Disaggregation(
+            routing=deepcopy(self.decode_routing),
+            handover=self.handover,
+            network=self.network,
+            roles=deepcopy(self.roles),
+        )
 
     def run(
         self, source: Source | None = None, report: Callable[[float, int], None] | None = None
@@ -257,6 +288,8 @@ class Scenario(PoolSettings):
         summary["memory"] = asdict(pools[0].plan_memory())
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
+        if summary["kv_transfer"] is not None:
+            summary["kv_transfer"] |= asdict(self.handover)
         summary["workload"] = asdict(source.notes)
         notes = (
             note for pool, model in zip(pools, models, strict=True) for note in _notes(pool, model, self.slo)

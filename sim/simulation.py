@@ -13,6 +13,7 @@ from simpy import Event
 from policies.admission import Admission
 from policies.admission.none import AdmitAll
 from policies.plan import StepPlan
+from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing
 from sim.autoscaler import Autoscaler
@@ -20,12 +21,14 @@ from sim.clock import Clock, Phase
 from sim.events import logged_events, waits_by_request
 from sim.fleet import Fleet
 from sim.front_door import FrontDoor
+from sim.handovers import Disaggregation, Handovers
 from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import Gaps, RequestLog, RunRecords
-from sim.replica import Surroundings
+from sim.replica import Replica, Surroundings
+from sim.role_switching import RoleSwitching
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
 from sim.workload.retries import Retries
@@ -45,7 +48,8 @@ class Simulation:
 
     admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
     long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
-    slo: what autoscalers may look at.
+    slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
+    decode. predictor: for routers that ask how long answers will be.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
@@ -69,6 +73,8 @@ class Simulation:
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
         signal_age_s: float = 0.05,
+        disaggregation: Disaggregation | None = None,
+        predictor: LengthPredictor | None = None,
     ) -> None:
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
@@ -97,8 +103,18 @@ class Simulation:
             patience_s=source.patience_s,
             max_resends=max_resends,
             slo=slo if scales else None,
+            predictor=predictor,
         )
-        reads_signals = scales or any(getattr(p, "reads_signals", False) for p in (admission, routing))
+        readers: list[object] = [admission, routing]
+        reads_signals = scales
+        if disaggregation is not None:
+            self._door.handovers = Handovers(
+                settings=disaggregation, clock=self._clock, requests=self._requests, door=self._door
+            )
+            readers.append(disaggregation.routing)
+            switches = disaggregation.roles.interval_s is not None
+            reads_signals = scales or switches or any(pool.role == "mixed" for pool in pools)
+        reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
         around = Surroundings(
             clock=self._clock,
             requests=self._requests,
@@ -108,9 +124,18 @@ class Simulation:
             on_plan=on_plan,
             on_first_token=self._door.first_token if self._door.sees_first_tokens else None,
             signal_age_s=signal_age_s if reads_signals else None,
-            are_looked_into=any(getattr(p, "reads_caches", False) for p in (admission, routing)),
+            are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
+            handovers=self._door.handovers,
         )
         self.fleet = self._door.fleet = Fleet(pools, around, self._door.fleet_changed)
+        if disaggregation is not None and self._door.handovers is not None:
+            RoleSwitching(
+                roles=disaggregation.roles,
+                fleet=self.fleet,
+                topology=self._door.handovers.topology,
+                clock=self._clock,
+                goes_on=self._goes_on,
+            )
         incidents = Incidents(
             troubles or Troubles(),
             clock=self._clock,
@@ -130,6 +155,11 @@ class Simulation:
                     on_start=incidents.joins,
                     goes_on=self._goes_on,
                 )
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All that there ever were, by index."""
+        return self.fleet.replicas
 
     def _goes_on(self) -> bool:
         """Whether requests are under way or to come."""
@@ -202,6 +232,7 @@ class Simulation:
             num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
             unfilled=self._unfilled(),
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
+            links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )
 
     def _unfilled(self) -> NDArray[np.int64] | None:

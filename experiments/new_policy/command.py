@@ -19,6 +19,7 @@ FAMILIES = {
     "caching": "caching={name}",
     "routing": "replicas=2 routing={name}",
     "admission": "admission={name}",
+    "scaling": "replicas=2 scaling={name}",
     "prediction": "scheduling=shortest_job_first prediction={name}",
 }
 """How `windtunnel simulate` is told to use a policy of each family, so that it matters."""

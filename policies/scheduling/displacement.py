@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.sequence import Sequence, SequenceState
+from policies.sequence import AT_WORK, Sequence
 from policies.step import StepBuilder
 from policies.view import StepView
 
 
 def displaceable(seqs: Iterable[Sequence]) -> list[Sequence]:
-    """Those of the running that can be preempted, largest rank first: all whose KV is not on its way."""
-    able = [seq for seq in seqs if seq.state is not SequenceState.loading]
+    """Those of the running that can be preempted, largest rank first: not whose KV is on its way."""
+    able = [seq for seq in seqs if seq.state in AT_WORK]
     return sorted(able, key=lambda seq: (seq.rank, seq.request_id), reverse=True)
 
 

@@ -27,6 +27,7 @@ from sim.metrics import definitions
 from sim.metrics.by_class import figures_by_class
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
+from sim.metrics.transfers import transfer_use
 from sim.metrics.utilisation import (
     EnergyUse,
     PoolHardware,
@@ -116,6 +117,7 @@ def summarise(
         "cache": cache_use(records, window),
         "preemption": preemption_use(records, window),
         "waiting": waiting_use(measured),
+        "kv_transfer": transfer_use(records, measured),
         "cost": _cost(
             float(np.dot([pool.price_usd_per_hour for pool in pools], replica_s)) / 3600,
             float(np.dot([pool.num_devices for pool in pools], replica_s)) / 3600,

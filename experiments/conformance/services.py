@@ -1,0 +1,235 @@
+"""Worlds in which some replicas compute prompts and others decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
+from experiments.conformance.worlds import TICK_S, DiaryCore, Flown, Traffic, World
+from hwmodels.device import Device
+from hwmodels.interconnect import Link
+from policies.batching.decode_only import DecodeOnly
+from policies.batching.prefill_only import PrefillOnly
+from policies.caching.pool import KvMemory
+from policies.roles.balance import Balance
+from policies.roles.fixed import Fixed
+from policies.routing.length_aware import LengthAware
+from policies.routing.round_robin import RoundRobin
+from sim.handovers import Disaggregation, HandoverSettings
+from sim.links import Links
+from sim.pool import Pool
+from sim.simulation import Simulation
+from sim.topology import NetworkSettings
+from sim.troubles import Kind, Scripted, Troubles
+from sim.workload.retries import Retries
+
+TOY = Device(
+    name="toy",
+    memory_bytes=1.0,
+    memory_bandwidth_bytes_per_s=1.0,
+    peak_flops_per_s={"bf16": 1.0},
+    num_sms=1,
+    l2_bytes=1.0,
+    tdp_w=2.0,
+    idle_w=1.0,
+    pcie=Link(name="PCIe", bandwidth_bytes_per_s=1e9, latency_s=0.0),
+    price_usd_per_hour=1.0,
+    price_source="none",
+    source="none",
+)
+
+
+def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
+    """Ports of so many tokens a tick, a token of KV being a byte."""
+    usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
+    return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service(World):
+    """A world with prefill and decode replicas, and perhaps mixed ones, whose batching is `batching`."""
+
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_mixed: int = 0
+    prefill_batching: Any = field(default_factory=PrefillOnly)
+    decode_batching: Any = field(default_factory=DecodeOnly)
+    num_prefill_blocks: int | None = None
+    """None: as many as others have."""
+    decode_routing: Any = field(default_factory=RoundRobin)
+    roles: Any = field(default_factory=Fixed)
+    handover: HandoverSettings = field(default_factory=lambda: HandoverSettings(transfer="at_end"))
+    network: NetworkSettings = field(default_factory=lambda: toy_network(4))
+    num_layers: int = 4
+    max_resends: int = 1
+    links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
+
+    def simulation(self, leap: bool = True) -> tuple[Simulation, list[DiaryCore], Traffic]:
+        """A run, not begun, with its engines and its source."""
+        cores: list[DiaryCore] = []
+        batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
+        num_blocks = {"prefill": self.num_prefill_blocks or self.num_blocks}
+
+        def maker(role: str) -> Callable[[], DiaryCore]:
+            def core() -> DiaryCore:
+                memory = KvMemory(
+                    num_blocks.get(role, self.num_blocks), 1.0, max_model_len=self.max_model_len
+                )
+                made = DiaryCore(
+                    batching=deepcopy(batching[role]),
+                    scheduling=deepcopy(self.scheduling),
+                    pool=self.caching.pool(memory),
+                    max_num_seqs=self.max_num_seqs,
+                    max_model_len=self.max_model_len,
+                    predictor=deepcopy(self.prediction),
+                    num_swap_blocks=self.num_swap_blocks,
+                )
+                cores.append(made)
+                return made
+
+            return core
+
+        source = Traffic(
+            self.asks,
+            num_users=self.num_users,
+            think_s=self.think_s,
+            patience_s=self.patience_s,
+            on_end=self.on_end,
+        )
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}
+        simulation = Simulation(
+            source=source,
+            pools=[
+                Pool(
+                    name=role,
+                    role=role,
+                    core=maker(role),
+                    model=self.model,
+                    replicas=count,
+                    frontend_s=self.frontend_s,
+                    plans_ahead=self.plans_ahead,
+                    links=self.links,
+                    device=TOY,
+                    num_layers=self.num_layers,
+                )
+                for role, count in counts.items()
+                if count
+            ],
+            routing=deepcopy(self.routing),
+            admission=deepcopy(self.admission),
+            retries=deepcopy(self.retries),
+            troubles=self.troubles,
+            max_resends=self.max_resends,
+            leap=leap,
+            until_s=self.until_s,
+            signal_age_s=self.signal_age_s,
+            disaggregation=Disaggregation(
+                routing=deepcopy(self.decode_routing),
+                handover=self.handover,
+                network=self.network,
+                roles=deepcopy(self.roles),
+            ),
+            predictor=deepcopy(self.prediction),
+        )
+        return simulation, cores, source
+
+    def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
+        """Run to the end; unless that was cut, all engines must be empty then."""
+        simulation, cores, source = self.simulation(leap)
+        records = simulation.run(report)
+        if self.until_s is None:
+            for replica in simulation.replicas:
+                replica.core.check_integrity()
+                assert not replica.core.unfinished, "a request is left in an engine"
+                assert not replica.num_outstanding, "a request is counted that is not there"
+                assert not replica.num_outstanding_tokens
+                assert not replica.num_queued_tokens
+        return Flown(records, cores, source, simulation.fleet, None)
+
+
+@st.composite
+def draw_services(draw: st.DrawFn) -> Service:
+    """Any world cut in two or three, with networks that matter, and caches that can let a sequence go."""
+    world = draw(draw_worlds().filter(lambda world: not world.caching.changes_outputs))
+    tick_s = world.model.tick_s
+    num_prefill, num_decode, num_mixed = (
+        draw(st.sampled_from(n)) for n in ([1, 1, 2], [1, 1, 2, 3], [0, 0, 1])
+    )
+    num_replicas = num_prefill + num_decode + num_mixed
+    budget = st.integers(1, 64)
+    prefilling = st.builds(PrefillOnly, max_num_batched_tokens=budget) | draw_batching(tick_s)
+    balance = st.builds(
+        Balance,
+        interval_s=st.integers(1, 20).map(lambda n: n * tick_s / 2),
+        max_backlog_tokens=st.integers(1, 60),
+        max_kv_share=st.sampled_from([0.1, 0.5, 0.9]),
+        rest_s=st.integers(0, 20).map(lambda n: n * tick_s),
+    )
+    network = st.builds(
+        toy_network,
+        st.sampled_from([0.3, 1.0, 4.0, 1000.0]),
+        st.just(tick_s),
+        latency_s=st.sampled_from([0.0, 0.5, 1.3]).map(lambda n: n * tick_s),
+        fabric_bytes_per_s=st.none() | st.just(2.0 / tick_s),
+        max_transfers=st.none() | st.integers(1, 2),
+        buffer_gib=st.none() | st.just(20 / 2**30),
+    )
+    own = {f.name: getattr(world, f.name) for f in fields(World)}
+    return Service(
+        **own | {"routing": draw(draw_routing(num_replicas, tick_s))},
+        num_prefill=num_prefill,
+        num_decode=num_decode,
+        num_mixed=num_mixed,
+        prefill_batching=draw(prefilling),
+        decode_batching=draw(st.builds(DecodeOnly, max_num_batched_tokens=budget) | draw_batching(tick_s)),
+        num_prefill_blocks=draw(st.none() | st.integers(5, 40)),
+        decode_routing=draw(draw_routing(num_replicas, tick_s) | st.builds(LengthAware, heavy_tokens=budget)),
+        roles=draw(st.just(Fixed()) | balance),
+        handover=HandoverSettings(
+            transfer=draw(st.sampled_from(["layerwise", "at_end"])),
+            first_token_at=draw(st.sampled_from(["prefill", "decode"])),
+            overflow_tokens=draw(st.sampled_from([0, 10, 10_000])),
+        ),
+        network=draw(network),
+        num_layers=draw(st.integers(1, 5)),
+    )
+
+
+@st.composite
+def draw_troubled_services(draw: st.DrawFn) -> Service:
+    """Any service whose replicas crash, are slow or cannot be reached, and whose clients try again."""
+    service = draw(draw_services())
+    tick_s = service.model.tick_s
+    num_replicas = service.num_prefill + service.num_decode + service.num_mixed
+    ticks = st.integers(0, 120).map(lambda n: n * tick_s / 2)
+
+    def scripted(kind: Kind) -> st.SearchStrategy[Scripted]:
+        return st.builds(
+            Scripted,
+            kind=st.just(kind),
+            at_s=ticks,
+            duration_s=st.integers(1, 60).map(lambda n: n * tick_s / 2),
+            replicas=st.integers(0, num_replicas - 1).map(lambda replica: (replica,)),
+            factor=st.just(3.0) if kind.has_factor else st.none(),
+        )
+
+    crashes = st.lists(scripted(Kind.crash), min_size=1, max_size=4)
+    others = st.sampled_from([Kind.straggler, Kind.link_down, Kind.link_slow]).flatmap(scripted)
+    retries = st.builds(
+        Retries,
+        max_attempts=st.integers(1, 3),
+        base_s=st.just(tick_s / 2),
+        timeout_s=st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2),
+        timeout_until=st.sampled_from(["answer", "first_token"]),
+    )
+    return replace(
+        service,
+        troubles=Troubles(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
+        retries=draw(retries),
+        max_resends=draw(st.integers(0, 2)),
+    )

@@ -1,0 +1,22 @@
+"""Every replica keeps the role of its pool, as in DistServe (OSDI 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.roles import ReplicaLoad, Switch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """Never looks."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Never."""
+        return None
+
+    def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
+        """Nobody."""
+        return None

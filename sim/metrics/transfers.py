@@ -1,0 +1,54 @@
+"""KV on its way from prefill to decode replicas: how much, how long, and how full the links were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.events import TIERS, Event
+from sim.metrics.definitions import describe
+from sim.records import RunRecords
+
+
+def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] | None:
+    """Of the requests measured, with their e2e_s; None where no KV was handed over.
+
+    tokens, cached_tokens: of the whole run, handed over, and of these those whose KV the decode replica had
+    already. seconds: from slot and blocks there to the last byte. share_of_e2e: those of finished requests
+    over their E2E. links: bytes over capacity x the whole run, on average over the ports and switches in use,
+    and of the fullest.
+    """
+    if "prefill_replica" not in measured or not (records.requests["prefill_replica"] >= 0).any():
+        return None
+    rows = measured[measured["prefill_replica"] >= 0]
+    seconds = rows["kv_transfer_s"].to_numpy(dtype=np.float64)
+    finished = rows[rows["e2e_s"].notna()]
+    e2e_s = float(finished["e2e_s"].sum())
+    used = {
+        link.name: link.carried_bytes / (link.bytes_per_s * records.end_s)
+        for link in records.links
+        if link.bytes_per_s and records.end_s
+    }
+    fullest = max(used, key=lambda name: used[name], default="")
+    return {
+        **_cached(records),
+        "requests": int(np.isfinite(seconds).sum()),
+        "bytes": float(rows["kv_transfer_bytes"].sum()),
+        "seconds": describe(seconds),
+        "share_of_e2e": float(finished["kv_transfer_s"].sum()) / e2e_s if e2e_s else float("nan"),
+        "links": {
+            "mean_share": float(np.mean(list(used.values()))) if used else float("nan"),
+            "fullest_share": used.get(fullest, float("nan")),
+            "fullest": fullest,
+        },
+    }
+
+
+def _cached(records: RunRecords) -> dict[str, int]:
+    """Tokens handed over, and of these those that were not copied."""
+    event, tokens = (records.events[name].to_numpy() for name in ("event", "tokens"))
+    is_copied = (event == Event.load) & (records.events["tier"].to_numpy() == TIERS.index("remote"))
+    handed_over = int(tokens[event == Event.adopt].sum())
+    return {"tokens": handed_over, "cached_tokens": max(handed_over - int(tokens[is_copied].sum()), 0)}
