@@ -119,8 +119,8 @@ class Autoscaler:
             return
         now = self._clock.now
         wanted = self._policy.target(self, now)
-        self._busy_s = {m.replica.index: m.replica.busy_s(now) for m in self._members(State.serving)}
         present = self._members(State.starting, State.serving, State.down)
+        self._busy_s = {member.replica.index: member.replica.busy_s(now) for member in present}
         for _ in range(wanted - len(present)):
             member = self._fleet.start(self._pool_index, now)
             self._clock.at(now + self._cold_start_s, Phase.control, partial(self._ready, member))
@@ -134,5 +134,5 @@ class Autoscaler:
 
 
 def _last_to_go(member: Member) -> tuple[bool, int, int]:
-    """Those that start go first, then those with the least to do, then the newest."""
-    return member.state is State.starting, -member.replica.num_outstanding, member.replica.index
+    """Those that do not serve yet, or again, go first, then those with the least to do, then the newest."""
+    return member.state is not State.serving, -member.replica.num_outstanding, member.replica.index

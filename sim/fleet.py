@@ -63,13 +63,11 @@ class Fleet:
     decoding     go on with what prefill replicas have computed: those of decode pools
     decoding_all these and mixed ones
 
-    on_ready is called with every replica that begins to take requests after the beginning of the run, on_gone
-    with every one that has gone.
+    on_change is called when a replica begins to take requests after the beginning of the run, and when one
+    that was on its way does not come; on_gone with every one that has gone.
     """
 
-    def __init__(
-        self, pools: Sequence[Pool], around: Surroundings, on_ready: Callable[[Replica], None]
-    ) -> None:
+    def __init__(self, pools: Sequence[Pool], around: Surroundings, on_change: Callable[[], None]) -> None:
         self.pools = pools
         self.members: list[Member] = []
         self.serving: list[Replica] = []
@@ -78,7 +76,7 @@ class Fleet:
         self.decoding_all: list[Replica] = []
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
-        self._on_ready = on_ready
+        self._on_change = on_change
         for index, pool in enumerate(pools):
             for _ in range(pool.replicas):
                 self._append(index, 0.0, State.serving)
@@ -137,9 +135,10 @@ class Fleet:
             self._begin_to_serve(member)
 
     def drain(self, member: Member, now: float) -> None:
-        """Send it no more; it goes when its last request has ended. One that has not started goes at once."""
-        if member.state is State.starting:
+        """Send it no more; it goes when its last request has ended. One that does not serve goes at once."""
+        if member.state in (State.starting, State.down):
             self._leave(member, now)
+            self._on_change()
         elif member.state is State.serving:
             member.state = State.draining
             self._list_serving()
@@ -189,7 +188,7 @@ class Fleet:
             if member.state is State.serving:
                 self._list_serving()
                 if is_reached:
-                    self._on_ready(member.replica)
+                    self._on_change()
 
     def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
         """Pools and replicas for the records of a run that ends at end_s."""
@@ -208,8 +207,7 @@ class Fleet:
     def _begin_to_serve(self, member: Member) -> None:
         member.state = State.serving
         self._list_serving()
-        if member.is_reached:
-            self._on_ready(member.replica)
+        self._on_change()
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]

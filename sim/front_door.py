@@ -5,15 +5,16 @@
               |         refused                 +--- resend | its replica crashed
               +-- retry, later ----------------- timed out --+
 
-A request that is let in and finds no replica is held if one is on its way, else refused. Clients see one
-answer, however many replicas began it, and its record counts from when the request came first.
+A request that finds no replica is held if one is on its way, and asks to be let in when it is there; else it
+is refused. Clients see one answer, however many replicas began it, and its record counts from when the
+request came first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf, isnan
+from math import inf
 from typing import NamedTuple
 
 from simpy import Event
@@ -40,10 +41,11 @@ class Visit:
     __slots__ = (
         "arrival",
         "attempt",
-        "has_departed",
         "has_token",
         "held_since_s",
+        "is_given_up",
         "is_let_in",
+        "is_routed",
         "is_timed_out",
         "num_resends",
         "replica",
@@ -53,12 +55,13 @@ class Visit:
         self.arrival = arrival
         self.attempt = 0
         self.replica: Replica | None = None
-        self.has_departed = False  # from its prefill replica, whose router knows
+        self.is_routed = False  # the router waits for its end on the replica that it chose
         self.held_since_s = now  # while no replica has it
         self.num_resends = 0
         self.is_let_in = False
         self.has_token = False  # this attempt, from whichever replica
-        self.is_timed_out = False  # its replica was told to drop it; it may be sent again
+        # Its client has left, its replica was told to drop it; after a timeout it may be sent again.
+        self.is_timed_out = self.is_given_up = False
 
 
 class FrontDoor:
@@ -102,7 +105,13 @@ class FrontDoor:
     @property
     def sees_first_tokens(self) -> bool:
         """Whether anybody wants to know of them."""
-        return any(tell.first_token is not None for tell in (self._tell_admission, self._tell_routing))
+        policies = (self._tell_admission, self._tell_routing)
+        return self._waits_for_token or any(tell.first_token is not None for tell in policies)
+
+    @property
+    def _waits_for_token(self) -> bool:
+        """Whether a client that has a token waits for the rest, however long."""
+        return self._retries.timeout_s is not None and self._retries.timeout_until == "first_token"
 
     def arrive(self, arrival: Arrival) -> None:
         """A request comes for the first time: open its record, and ask for it to be let in."""
@@ -154,29 +163,27 @@ class FrontDoor:
     def departed(self, replica: Replica, request: Request) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
         visit = self._visits.get(request.request_id)
-        if visit is not None and visit.is_let_in and not visit.has_departed:
-            visit.has_departed = True  # else it is over meanwhile, and the router was told
-            if self._tell_routing.end is not None:
-                self._tell_routing.end(request, self._clock.now)
+        if visit is not None:  # else it is over meanwhile, and the router was told
+            self._tell_router(visit)
         self.fleet.ended(replica, True, self._clock.now)
 
     def refuse(self, request: Request, reason: str) -> None:
         """An attempt has failed because the decode replica cannot go on with it."""
         visit = self._visits[request.request_id]
-        visit.replica = None
-        self._leave(visit)
-        self._retry(visit, reason, inf)
+        self._take_back(visit)
+        self._fail(visit, reason, inf)
 
     def end(self, seq: TokenSequence) -> None:
         """A replica is done with a request."""
         visit = self._visits[seq.request_id]
-        replica, visit.replica = visit.replica, None
+        replica = visit.replica
         assert replica is not None
-        self.fleet.ended(replica, self._is_good(seq.request_id), self._clock.now)
+        self._take_back(visit)
+        is_good = not visit.is_timed_out and self._is_good(seq.request_id)
+        self.fleet.ended(replica, is_good, self._clock.now)
         if visit.is_timed_out:
             self._requests.lose(seq)
-            self._leave(visit)
-            self._retry(visit, "timed out", None)
+            self._fail(visit, "timed out")
         else:
             self._ended(visit)
 
@@ -194,13 +201,13 @@ class FrontDoor:
             num_output_tokens=log.longest_tokens[request_id],
         )
 
-    def ready(self, replica: Replica) -> None:
-        """A replica takes requests from now on: send what is held."""
-        if self.handovers is not None and replica.pool.role != "prefill":
+    def fleet_changed(self) -> None:
+        """A replica takes requests from now on, or one that was on its way will not come."""
+        if self.handovers is not None:
             self.handovers.ready()
         held, self._held = self._held, {}
         for visit in held.values():
-            self._send(visit)
+            self._go_on(visit)
 
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
@@ -210,58 +217,58 @@ class FrontDoor:
     def begin_again(self, request_id: int) -> None:
         """Nothing is left of a request."""
         visit = self._visits[request_id]
-        visit.replica, visit.held_since_s = None, self._clock.now
-        if visit.is_timed_out:
-            self._leave(visit)
-            self._retry(visit, "timed out", None)
+        self._take_back(visit)
+        if visit.is_given_up:
+            self._abandon(visit)
+        elif visit.is_timed_out:
+            self._fail(visit, "timed out")
         elif visit.num_resends < self._max_resends:
             visit.num_resends += 1
-            if self._tell_routing.end is not None and not visit.has_departed:
-                self._tell_routing.end(visit.arrival.request, self._clock.now)
-            self._send(visit)
+            self._go_on(visit)
         else:
-            self._leave(visit)
-            self._retry(visit, "its replica crashed", None)
+            self._fail(visit, "its replica crashed")
 
     def stop(self, end_s: float) -> None:
         """The run is over: note for how long those were held that no replica has."""
-        for request_id, visit in self._visits.items():
+        for visit in self._visits.values():
             if visit.replica is None:
-                self._requests.hold(request_id, end_s - visit.held_since_s)
+                self._note_held(visit, end_s)
 
     def _ask(self, visit: Visit) -> bool:
         """A client sends its request, perhaps again; whether it is still under way then."""
         visit.attempt += 1
         visit.num_resends = 0
         visit.has_token = visit.is_timed_out = False
-        request, now, serving = visit.arrival.request, self._clock.now, self.fleet.serving
-        if not serving and not self.fleet.is_growing:
-            return self._retry(visit, "no replica takes requests", None)
-        refusal = self._admission.refusal(request, serving, now) if serving else None
-        if refusal is not None:
-            return self._retry(visit, refusal.reason, refusal.retry_after_s)
-        visit.is_let_in = True
         if self._retries.timeout_s is not None:
             time_out = partial(self._time_out, visit, visit.attempt)
-            self._clock.at(now + self._retries.timeout_s, Phase.arrive, time_out)
+            self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)
+        return self._go_on(visit)
+
+    def _go_on(self, visit: Visit) -> bool:
+        """Let a request in, if it is not yet, and send it on; whether it is still under way then."""
+        request, now, serving = visit.arrival.request, self._clock.now, self.fleet.serving
+        if not serving:
+            if self.fleet.is_growing:
+                self._held[request.request_id] = visit
+                return True
+            return self._fail(visit, "no replica takes requests")
+        if not visit.is_let_in:
+            refusal = self._admission.refusal(request, serving, now)
+            if refusal is not None:
+                return self._fail(visit, refusal.reason, refusal.retry_after_s)
+            visit.is_let_in = True
         return self._send(visit)
 
     def _send(self, visit: Visit) -> bool:
         """Choose a replica for a request that was let in; whether it is still under way then."""
-        now, serving, request = self._clock.now, self._candidates(), visit.arrival.request
-        request_id, arrival = request.request_id, visit.arrival
-        if not serving:
-            if self.fleet.is_growing:
-                self._held[request_id] = visit
-                return True
-            self._leave(visit)
-            return self._retry(visit, "no replica takes requests", None)
+        now, arrival, candidates = self._clock.now, visit.arrival, self._candidates()
+        request = arrival.request
         self.tell_length(self._routing, request)
-        replica = self._chosen(self._routing.choose(request, serving, now), serving)
-        self._requests.send(request_id, replica.index, now - visit.held_since_s)
+        replica = self._chosen(self._routing.choose(request, candidates, now), candidates)
+        self._note_held(visit, now)
+        self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
-        visit.replica = replica
-        visit.has_departed = False
+        visit.replica, visit.is_routed = replica, True
         if now > request.arrival_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         try:
@@ -270,9 +277,8 @@ class FrontDoor:
                 self.handovers.check(request)
             replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens)
         except RejectedError as error:
-            visit.replica = None
-            self._leave(visit)
-            return self._retry(visit, str(error), inf)
+            self._take_back(visit)
+            return self._fail(visit, str(error), inf)
         return True
 
     def _candidates(self) -> list[Replica]:
@@ -288,23 +294,33 @@ class FrontDoor:
             raise ValueError(f"{name} chose replica {place}: must be 0 to {len(serving) - 1}, its place")
         return serving[place]
 
+    def _take_back(self, visit: Visit) -> None:
+        """A replica has a request no more."""
+        visit.replica, visit.held_since_s = None, self._clock.now
+        self._tell_router(visit)
+
+    def _tell_router(self, visit: Visit) -> None:
+        """The replica that it chose is done with a request."""
+        if visit.is_routed and self._tell_routing.end is not None:
+            self._tell_routing.end(visit.arrival.request, self._clock.now)
+        visit.is_routed = False
+
     def _leave(self, visit: Visit) -> None:
-        """An attempt that was let in is over."""
-        visit.is_let_in = False
+        """An attempt is over."""
         request, now = visit.arrival.request, self._clock.now
-        if self._tell_admission.end is not None:
+        if visit.is_let_in and self._tell_admission.end is not None:
             self._tell_admission.end(request, now)
-        if self._tell_routing.end is not None and not visit.has_departed:
-            self._tell_routing.end(request, now)
+        visit.is_let_in = False
         if self.handovers is not None:
             self.handovers.ended(request, now)
 
-    def _retry(self, visit: Visit, reason: str, retry_after_s: float | None) -> bool:
+    def _fail(self, visit: Visit, reason: str, retry_after_s: float | None = None) -> bool:
         """An attempt has failed: its client sends the request again, or it is over; whether it is not."""
         request_id, now = visit.arrival.request.request_id, self._clock.now
+        self._leave(visit)
+        self._note_held(visit, now)
         again_s = self._retries.next_at(request_id, visit.attempt, now, retry_after_s)
         if again_s is not None:
-            visit.held_since_s = now
             self._clock.at(again_s, Phase.arrive, partial(self._ask_again, visit, visit.attempt))
             return True
         del self._visits[request_id]
@@ -314,24 +330,20 @@ class FrontDoor:
 
     def _ask_again(self, visit: Visit, attempt: int, event: Event) -> None:
         if self._is_at(visit, attempt):
-            self._requests.hold(visit.arrival.request.request_id, self._clock.now - visit.held_since_s)
-            visit.held_since_s = self._clock.now
             self._ask(visit)
 
     def _time_out(self, visit: Visit, attempt: int, event: Event) -> None:
         """A client has waited long enough for the answer to an attempt, or for its first token."""
         request_id = visit.arrival.request.request_id
-        if not self._is_at(visit, attempt) or visit.is_timed_out:
+        if not self._is_at(visit, attempt) or visit.is_given_up:
             return
-        until_token = self._retries.timeout_until == "first_token"
-        if until_token and not isnan(self._requests.first_token_s[request_id]):
+        if self._waits_for_token and visit.has_token:
             return
         if visit.replica is not None:
             visit.is_timed_out = True
             self._abort(visit.replica, request_id)
         elif self._held.pop(request_id, None) is not None:
-            self._leave(visit)
-            self._retry(visit, "timed out", None)
+            self._fail(visit, "timed out")
 
     def _abort(self, replica: Replica, request_id: int) -> None:
         """Tell a replica to drop a request; it may take an iteration until it has."""
@@ -346,16 +358,20 @@ class FrontDoor:
 
     def _give_up(self, visit: Visit, event: Event) -> None:
         """A client's patience is at its end."""
-        request_id, now = visit.arrival.request.request_id, self._clock.now
+        request_id = visit.arrival.request.request_id
         if self._visits.get(request_id) is not visit:
             return
         if visit.replica is not None:
-            visit.is_timed_out = False
+            visit.is_given_up, visit.is_timed_out = True, False
             self._abort(visit.replica, request_id)
             return
         self._held.pop(request_id, None)
-        self._requests.hold(request_id, now - visit.held_since_s)
-        self._requests.abandon(request_id, now)
+        self._abandon(visit)
+
+    def _abandon(self, visit: Visit) -> None:
+        """A request is given up that no replica has."""
+        self._note_held(visit, self._clock.now)
+        self._requests.abandon(visit.arrival.request.request_id, self._clock.now)
         self._ended(visit)
 
     def _ended(self, visit: Visit) -> None:
@@ -365,9 +381,13 @@ class FrontDoor:
         del self._visits[request_id]
         if self._predictor is not None and self._requests.status[request_id] == Status.finished:
             self._predictor.observe(request, self._requests.output_tokens[request_id])
-        if visit.is_let_in:
-            self._leave(visit)
+        self._leave(visit)
         self._on_end(request)
+
+    def _note_held(self, visit: Visit, now: float) -> None:
+        """No replica has had a request until now."""
+        self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
+        visit.held_since_s = now
 
 
 class _Hooks(NamedTuple):

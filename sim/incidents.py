@@ -1,7 +1,7 @@
 """Lets troubles happen to the replicas of a fleet, and end.
 
-Troubles of one replica may overlap: it is down while any crash lasts, and slow by all factors together. What
-happens to a replica that is not there yet, or no more, changes nothing.
+Troubles of one replica may overlap: it is down while any crash lasts, and slow by all factors together. A
+crash of a replica that has not started yet, or is gone, changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import inf, prod
 from simpy import Event
 
 from sim.clock import Clock, Phase
-from sim.fleet import Fleet, Member
+from sim.fleet import Fleet, Member, State
 from sim.troubles import Kind, Trouble, Troubles
 
 _FATAL = (Kind.crash, Kind.host_out_of_memory)
@@ -60,12 +60,13 @@ class Incidents:
             self._clock.at(trouble.at_s, Phase.control, partial(self._begin, member, trouble, troubles))
 
     def _begin(self, member: Member, trouble: Trouble, more: Iterator[Trouble], event: Event) -> None:
-        if not self._goes_on():
+        if not self._goes_on() or member.state is State.gone:
             return  # nor do later ones: the clock would never stop
-        self._under_way[trouble.replica].append(trouble)
-        self._apply(member)
-        end_s = self._clock.now + trouble.duration_s
-        self._clock.at(end_s, Phase.control, partial(self._end, member, trouble))
+        if trouble.kind not in _FATAL or member.state is not State.starting:
+            self._under_way[trouble.replica].append(trouble)
+            self._apply(member)
+            end_s = self._clock.now + trouble.duration_s
+            self._clock.at(end_s, Phase.control, partial(self._end, member, trouble))
         self._expect(member, more)
 
     def _end(self, member: Member, trouble: Trouble, event: Event) -> None:

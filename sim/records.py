@@ -113,14 +113,13 @@ class RequestLog:
         self.first_token_s[request_id] = self.last_token_s[request_id] = now
         self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
-    def send(self, request_id: int, replica: int, held_s: float) -> None:
-        """A request goes to a replica, after it was held for so long."""
+    def send(self, request_id: int, replica: int) -> None:
+        """A request goes to a replica."""
         self.replica[request_id] = replica
         self.attempts[request_id] += 1
-        self.gateway_s[request_id] += held_s
 
     def hold(self, request_id: int, held_s: float) -> None:
-        """A request was held for so long, and then not sent."""
+        """No replica has had a request for so long."""
         self.gateway_s[request_id] += held_s
 
     def abandon(self, request_id: int, now: float) -> None:
@@ -154,7 +153,13 @@ class RequestLog:
             self.lost_tokens[request_id] += seq.num_emitted_tokens
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
-        for counts in (self.output_tokens, self.longest_tokens, self.cached_tokens):
+        for counts in (
+            self.output_tokens,
+            self.longest_tokens,
+            self.preemptions,
+            self.cached_tokens,
+            self.prefill_iterations,
+        ):
             counts[request_id] = 0
 
     def note(self, seq: Sequence, last_token_s: float) -> None:

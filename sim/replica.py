@@ -101,7 +101,8 @@ class Replica:
         self._on_first_token = around.on_first_token
         self._max_leap = MAX_LEAP if around.leap else 1
         self._slowdown = 1.0
-        self._busy_s = 0.0  # in iterations that are committed
+        self._busy_s = 0.0  # before it last began to be busy without a break: from when until when
+        self._busy_from_s = self._busy_until_s = 0.0
         self._flight: Flight | None = None
         self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wakes = False  # the timer is the policies' wish to be asked again later
@@ -332,6 +333,7 @@ class Replica:
             if num_ended:
                 flight.num_iterations = num_ended
                 self._commit(flight)
+            self._busy_until_s = now
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
             if seq.request_id not in self._incoming:  # else its first token and its KV are safe
@@ -370,9 +372,9 @@ class Replica:
             self._handovers.slow_links(self, factor)
 
     def busy_s(self, now: float) -> float:
-        """Seconds with an iteration running, up to now."""
-        flight = self._flight
-        return self._busy_s + (0.0 if flight is None else max(0.0, now - flight.start_s))
+        """Seconds with an iteration running, up to now: the same however the run was cut into leaps."""
+        until_s = self._busy_until_s if self._flight is None else now
+        return self._busy_s + (until_s - self._busy_from_s)
 
     def slow_down(self, factor: float) -> None:
         """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
@@ -511,6 +513,9 @@ class Replica:
             core.num_tokens_held,
         )
         self._flight = flight
+        if now != self._busy_until_s:
+            self._busy_s += self._busy_until_s - self._busy_from_s
+            self._busy_from_s = now
         if self._signals is not None:
             self._signals.planned(flight, self._num_entered, self._num_entered_tokens, now)
         self._leave_after(flight, len(ends_s))
@@ -627,7 +632,7 @@ class Replica:
             num_fresh += plan.num_branches
             outcome = outcome._replace(parents=self._advance_branches(plan, end_s))
         self.iterations.add(flight, core, self._emitted_s, num_fresh)
-        self._busy_s += end_s - flight.start_s
+        self._busy_until_s = end_s
         if plan.num_decodes > plan.num_branches:
             self._emitted_s = end_s
         progress = core.commit(plan, outcome, end_s)

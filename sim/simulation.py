@@ -127,11 +127,11 @@ class Simulation:
             are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
             handovers=self._door.handovers,
         )
-        self._fleet = self._door.fleet = Fleet(pools, around, self._door.ready)
+        self.fleet = self._door.fleet = Fleet(pools, around, self._door.fleet_changed)
         if disaggregation is not None and self._door.handovers is not None:
             RoleSwitching(
                 roles=disaggregation.roles,
-                fleet=self._fleet,
+                fleet=self.fleet,
                 topology=self._door.handovers.topology,
                 clock=self._clock,
                 goes_on=self._goes_on,
@@ -139,7 +139,7 @@ class Simulation:
         incidents = Incidents(
             troubles or Troubles(),
             clock=self._clock,
-            fleet=self._fleet,
+            fleet=self.fleet,
             seed=seed,
             on_lost=self._door.lost,
             goes_on=self._goes_on,
@@ -151,7 +151,7 @@ class Simulation:
                     pool_index=index,
                     cold_start_s=pool.cold_start_s,
                     clock=self._clock,
-                    fleet=self._fleet,
+                    fleet=self.fleet,
                     on_start=incidents.joins,
                     goes_on=self._goes_on,
                 )
@@ -159,7 +159,7 @@ class Simulation:
     @property
     def replicas(self) -> list[Replica]:
         """All that there ever were, by index."""
-        return self._fleet.replicas
+        return self.fleet.replicas
 
     def _goes_on(self) -> bool:
         """Whether requests are under way or to come."""
@@ -178,7 +178,7 @@ class Simulation:
                     report(clock.now, self.num_ended)
         stopped_s = clock.now if interrupt.noted or isinf(self._until_s) else self._until_s
         end_s = stopped_s if self._num_ahead else self._last_end_s
-        for replica in self._fleet.replicas:
+        for replica in self.fleet.replicas:
             replica.stop(end_s)
         self._door.stop(end_s)
         if report:
@@ -209,7 +209,7 @@ class Simulation:
             self._clock.at(arrival.at_s, Phase.arrive, lambda event: self._door.arrive(arrival))
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
-        replicas = self._fleet.replicas
+        replicas = self.fleet.replicas
         tables, gaps = zip(*(replica.iterations.expand() for replica in replicas), strict=True)
         # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
         columns = {name: np.concatenate([table.pop(name) for table in tables]) for name in list(tables[0])}
@@ -218,7 +218,7 @@ class Simulation:
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
             requests[name] = waited_s
         cores = [core for replica in replicas for core in (*replica.past_cores, (replica.core, end_s))]
-        pool_records, replica_records = self._fleet.records(end_s)
+        pool_records, replica_records = self.fleet.records(end_s)
         return RunRecords(
             requests=requests,
             iterations=pd.DataFrame(columns, copy=False),
@@ -239,7 +239,7 @@ class Simulation:
     def _unfilled(self) -> NDArray[np.int64] | None:
         """Token places that were reserved and never filled, by replica; None where none are reserved."""
         tables = []
-        for replica in self._fleet.replicas:
+        for replica in self.fleet.replicas:
             for core in (*(core for core, _ in replica.past_cores), replica.core):
                 unfilled = core.pool.unfilled
                 if unfilled is None:

@@ -66,8 +66,6 @@ class Service(World):
     handover: HandoverSettings = field(default_factory=lambda: HandoverSettings(transfer="at_end"))
     network: NetworkSettings = field(default_factory=lambda: toy_network(4))
     num_layers: int = 4
-    retries: Retries | None = None
-    troubles: Troubles | None = None
     max_resends: int = 1
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
 
@@ -151,7 +149,7 @@ class Service(World):
                 assert not replica.num_outstanding, "a request is counted that is not there"
                 assert not replica.num_outstanding_tokens
                 assert not replica.num_queued_tokens
-        return Flown(records, cores, source)
+        return Flown(records, cores, source, simulation.fleet, None)
 
 
 @st.composite

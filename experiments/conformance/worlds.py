@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,15 @@ from policies.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from policies.sequence import Sequence as TokenSequence
+from sim.fleet import Fleet
 from sim.links import Links
+from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import RunRecords
 from sim.simulation import Simulation
+from sim.troubles import Troubles
 from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.retries import Retries
 
 TICK_S = 0.125
 """A binary fraction: sums of ticks are exact, so arrivals and iteration boundaries really coincide."""
@@ -231,11 +236,25 @@ class DiaryCore(EngineCore):
 
 
 class Flown(NamedTuple):
-    """A run and what it left in the engines."""
+    """A run and what it left in the engines, those that were lost in crashes included."""
 
     records: RunRecords
     cores: list[DiaryCore]
     source: Traffic
+    fleet: Fleet
+    admission: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldPool:
+    """Replicas of a kind of their own; what is None is as the world has it."""
+
+    replicas: int = 1
+    model: Any = None
+    num_blocks: int | None = None
+    max_num_seqs: int | None = None
+    scaling: Any = None
+    cold_start_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +275,15 @@ class World:
     max_num_seqs: int = 8
     max_model_len: int = 4096
     num_replicas: int = 1
+    pools: tuple[WorldPool, ...] = ()
+    """Called a, b, c ...; none: num_replicas of one kind."""
     routing: Any = field(default_factory=RoundRobin)
     admission: Any = field(default_factory=AdmitAll)
+    retries: Retries | None = None
+    troubles: Troubles | None = None
+    max_resends: int = 0
+    slo: Slo | None = None
+    """For autoscalers that look at it."""
     model: Any = field(default_factory=lambda: ToyModel(flat=True))
     num_users: int | None = None
     think_s: float = 0.0
@@ -268,15 +294,12 @@ class World:
     signal_age_s: float = 0.05
     on_end: Callable[[int], None] | None = None
     """Called with the number of requests that have ended, whenever one more has."""
+    watch: Callable[[Simulation], None] | None = None
+    """Called with every simulation before it runs."""
 
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
         """Run to the end."""
         cores: list[DiaryCore] = []
-
-        def core() -> DiaryCore:
-            cores.append(self._core())
-            return cores[-1]
-
         source = Traffic(
             self.asks,
             num_users=self.num_users,
@@ -284,39 +307,57 @@ class World:
             patience_s=self.patience_s,
             on_end=self.on_end,
         )
+        admission = deepcopy(self.admission)
         simulation = Simulation(
             source=source,
-            pools=[
-                Pool(
-                    core=core,
-                    model=self.model,
-                    replicas=self.num_replicas,
-                    frontend_s=self.frontend_s,
-                    plans_ahead=self.plans_ahead,
-                    links=self.links,
-                )
-            ],
+            pools=self._pools(cores),
             routing=deepcopy(self.routing),
-            admission=deepcopy(self.admission),
+            admission=admission,
+            retries=deepcopy(self.retries),
+            troubles=self.troubles,
+            max_resends=self.max_resends,
+            slo=self.slo,
             leap=leap,
             until_s=self.until_s,
             signal_age_s=self.signal_age_s,
         )
-        return Flown(simulation.run(report), cores, source)
+        if self.watch is not None:
+            self.watch(simulation)
+        return Flown(simulation.run(report), cores, source, simulation.fleet, admission)
 
-    def _core(self) -> DiaryCore:
-        pool = self.caching.pool(KvMemory(self.num_blocks, 1.0, max_model_len=self.max_model_len))
+    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+        """With engines that are noted in `cores`."""
+        return [
+            Pool(
+                name=chr(ord("a") + place),
+                core=partial(self._core, pool, cores),
+                model=self.model if pool.model is None else pool.model,
+                replicas=pool.replicas,
+                frontend_s=self.frontend_s,
+                plans_ahead=self.plans_ahead,
+                links=self.links,
+                scaling=deepcopy(pool.scaling),
+                cold_start_s=pool.cold_start_s,
+            )
+            for place, pool in enumerate(self.pools or (WorldPool(replicas=self.num_replicas),))
+        ]
+
+    def _core(self, pool: WorldPool, cores: list[DiaryCore]) -> DiaryCore:
+        num_blocks = self.num_blocks if pool.num_blocks is None else pool.num_blocks
+        kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
         residents = None
         if self.adapters is not None:  # a rank takes as much as a token of KV
             memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
-            residents = self.adapters.residents(Registry(self.served, "toy", memory), pool)
-        return DiaryCore(
+            residents = self.adapters.residents(Registry(self.served, "toy", memory), kv_pool)
+        core = DiaryCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
-            pool=pool,
-            max_num_seqs=self.max_num_seqs,
+            pool=kv_pool,
+            max_num_seqs=self.max_num_seqs if pool.max_num_seqs is None else pool.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
             residents=residents,
         )
+        cores.append(core)
+        return core

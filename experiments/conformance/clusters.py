@@ -1,0 +1,197 @@
+"""Strategies of hypothesis: worlds whose fleets change, where clients try again and things go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from experiments.conformance.draws import draw_routing, draw_worlds
+from experiments.conformance.worlds import ToyModel, World, WorldPool
+from policies.admission.deadline_feasible import DeadlineFeasible
+from policies.admission.none import AdmitAll
+from policies.admission.queue_bound import QueueBound
+from policies.admission.tenant_quotas import TenantQuotas
+from policies.admission.token_bucket import TokenBucket
+from policies.scaling.concurrency import Concurrency
+from policies.scaling.predictive import Predictive
+from policies.scaling.queue_length import QueueLength
+from policies.scaling.scheduled import Scheduled
+from policies.scaling.slo_attainment import SloAttainment
+from policies.scaling.utilisation import Utilisation
+from sim.metrics.slo import Slo
+from sim.troubles import BadRelease, Kind, Random, Scripted, Troubles
+from sim.workload.retries import JITTERS, Retries
+
+MAX_REPLICAS = 3
+"""Of a pool that scales."""
+
+
+def draw_admission(tick_s: float) -> st.SearchStrategy[Any]:
+    """Strategy: any admission policy, with settings that matter to a few requests."""
+    again_s = st.none() | st.integers(0, 9).map(lambda n: n * tick_s)
+    few = st.integers(1, 8)
+    return (
+        st.just(AdmitAll())
+        | st.builds(
+            TokenBucket,
+            rate_per_s=st.sampled_from([0.1, 1.0, 7.0]).map(lambda n: n / tick_s),
+            burst=st.sampled_from([1.0, 2.5, 20.0]),
+            count=st.sampled_from(["requests", "tokens"]),
+            per=st.sampled_from(["service", "tenant"]),
+        )
+        | st.builds(
+            QueueBound,
+            max_outstanding=few,
+            count=st.sampled_from(["requests", "tokens", "queued_tokens"]),
+            per=st.sampled_from(["replica", "fleet"]),
+            retry_after_s=again_s,
+        )
+        | st.builds(TenantQuotas, max_outstanding=few, retry_after_s=again_s)
+        | st.builds(
+            DeadlineFeasible,
+            ttft_s=st.integers(1, 30).map(lambda n: (n * tick_s,)),
+            initial_tokens_per_s=st.sampled_from([1.0, 20.0]).map(lambda n: n / tick_s),
+        )
+    )
+
+
+def draw_retries(tick_s: float) -> st.SearchStrategy[Retries]:
+    """Strategy: clients who try again, at once or later, perhaps tired of waiting."""
+    return st.builds(
+        Retries,
+        max_attempts=st.integers(1, 4),
+        base_s=st.integers(0, 9).map(lambda n: n * tick_s / 2),
+        factor=st.sampled_from([1.0, 2.0]),
+        cap_s=st.just(40 * tick_s),
+        jitter=st.sampled_from(JITTERS),
+        retry_budget=st.sampled_from([None, None, 0.0, 0.5]),
+        retry_burst=st.sampled_from([1.0, 10.0]),
+        honours_retry_after=st.booleans(),
+        timeout_s=st.none() | st.integers(1, 60).map(lambda n: n * tick_s / 2),
+        timeout_until=st.sampled_from(["answer", "first_token"]),
+    )
+
+
+@st.composite
+def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float) -> Any:
+    """Strategy: anything that goes wrong, for a while, at some replicas."""
+
+    def time_s(least: int = 1) -> float:
+        return draw(st.integers(least, 120)) * tick_s / 2
+
+    whom: dict[str, Any] = draw(
+        st.just({})
+        | st.lists(st.integers(0, num_replicas - 1), min_size=1, unique=True).map(lambda r: {"replicas": r})
+        | st.integers(0, num_pools - 1).map(lambda place: {"pool": chr(ord("a") + place)})
+    )
+    factor = draw(st.sampled_from([1.5, 2.0, 7.0]))
+    kind = draw(st.sampled_from(list(Kind)))
+    how: dict[str, Any] = {"kind": kind, "factor": factor if kind.has_factor else None}
+    which = draw(st.sampled_from(["scripted", "scripted", "random", "release"]))
+    if which == "scripted":
+        return Scripted(at_s=time_s(0), duration_s=time_s(), **how, **whom)
+    if which == "random":
+        together = draw(st.booleans())
+        return Random(mtbf_s=time_s(10), mttr_s=time_s(), together=together, **how, **whom)
+    return BadRelease(
+        at_s=time_s(0),
+        rolled_back_after_s=time_s(),
+        share=draw(st.sampled_from([0.3, 1.0])),
+        factor=draw(st.sampled_from([None, factor])),
+        crash_after_s=time_s(10),
+        restart_s=time_s(),
+        **whom,
+    )
+
+
+def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
+    """Strategy: any autoscaler, in a hurry."""
+    interval_s = st.integers(1, 24).map(lambda n: n * tick_s / 2)
+    a_while_s = st.sampled_from([0.0, 4.0, 20.0]).map(lambda n: n * tick_s)
+    bounds = {"min_replicas": st.integers(1, 2), "max_replicas": st.integers(2, MAX_REPLICAS)}
+    replicas = st.integers(1, MAX_REPLICAS)
+    return (
+        st.builds(
+            Concurrency,
+            interval_s=interval_s,
+            target_concurrency=st.sampled_from([1.0, 3.0]),
+            stable_window_s=st.just(20 * tick_s),
+            panic_window_s=st.just(4 * tick_s),
+            **bounds,
+        )
+        | st.builds(
+            QueueLength,
+            interval_s=interval_s,
+            max_waiting=st.sampled_from([0.5, 2.0]),
+            calm_s=a_while_s,
+            **bounds,
+        )
+        | st.builds(
+            Utilisation,
+            interval_s=interval_s,
+            signal=st.sampled_from(["busy", "kv", "running"]),
+            stabilisation_s=a_while_s,
+            **bounds,
+        )
+        | st.builds(
+            Scheduled,
+            interval_s=interval_s,
+            entries=st.tuples(*[replicas] * 3).map(_entries),
+            day_s=st.just(60 * tick_s),
+            max_replicas=st.just(MAX_REPLICAS),
+        )
+        | st.builds(SloAttainment, interval_s=interval_s, calm_s=a_while_s, **bounds)
+        | st.builds(
+            Predictive,
+            interval_s=st.just(4 * tick_s),
+            season_s=st.just(40 * tick_s),
+            lead_s=st.just(8 * tick_s),
+            capacity_per_s=st.sampled_from([0.1, 0.5]).map(lambda n: n / tick_s),
+            stabilisation_s=a_while_s,
+            **bounds,
+        )
+    )
+
+
+def _entries(replicas: tuple[int, ...]) -> tuple[dict[str, str | int], ...]:
+    """A schedule of three shifts."""
+    return tuple(
+        {"at": at, "replicas": num} for at, num in zip(("00:00", "08:00", "16:00"), replicas, strict=True)
+    )
+
+
+def draw_pool(tick_s: float) -> st.SearchStrategy[WorldPool]:
+    """Strategy: replicas of some kind, as fast as the others or not; half of the pools scale."""
+    return st.builds(
+        WorldPool,
+        replicas=st.integers(1, 2),
+        model=st.none() | st.sampled_from([0.5, 1.0, 1.5]).map(lambda n: ToyModel(n * tick_s)),
+        max_num_seqs=st.none() | st.integers(2, 8),
+        scaling=st.none() | draw_scaling(tick_s),
+        cold_start_s=st.integers(0, 40).map(lambda n: n * tick_s / 2),
+    )
+
+
+@st.composite
+def draw_clusters(draw: st.DrawFn) -> World:
+    """Any world, with all that happens above the engines: pools, refusals, retries, troubles, scaling."""
+    world = draw(draw_worlds())
+    tick_s = world.model.tick_s
+    pools = tuple(draw(st.lists(draw_pool(tick_s), min_size=1, max_size=3)))
+    num_replicas = sum(pool.replicas for pool in pools)
+    event = draw_event(num_replicas, len(pools), tick_s)
+    return replace(
+        world,
+        pools=pools,
+        num_replicas=num_replicas,
+        routing=draw(draw_routing(num_replicas, tick_s)),
+        admission=draw(draw_admission(tick_s)),
+        retries=draw(st.none() | draw_retries(tick_s)),
+        troubles=Troubles(events=tuple(draw(st.lists(event, max_size=3)))),
+        max_resends=draw(st.integers(0, 2)),
+        slo=draw(
+            st.sampled_from([None, 3, 20]).map(lambda n: None if n is None else Slo(ttft_ms=n * tick_s * 1e3))
+        ),
+    )
