@@ -47,7 +47,8 @@ class Request(NamedTuple):
     wants the whole answer, on the same clock (a batch API's completion window).
     answer_id names the content of the answer, so that a later prompt that quotes it finds its KV; None: a
     content that nobody else has. branching: several answers are asked for; None: one.
-    adapter: the LoRA adapter that answers it, by name; None: the model as it is.
+    adapter: the LoRA adapter that answers it, by name; None: the model as it is. model: which one is asked,
+    by name; None: the only one there is.
     """
 
     request_id: int
@@ -61,3 +62,4 @@ class Request(NamedTuple):
     answer_id: int | None = None
     branching: Branching | None = None
     adapter: str | None = None
+    model: str | None = None

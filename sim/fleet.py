@@ -74,6 +74,7 @@ class Fleet:
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
+        self._by_model: dict[str, list[Replica]] = {}
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
         self._on_change = on_change
@@ -87,11 +88,18 @@ class Fleet:
         """All that there ever were, by index."""
         return [member.replica for member in self.members]
 
-    @property
-    def is_growing(self) -> bool:
-        """Whether a replica is on its way to taking requests."""
-        starting = (member for member in self.members if member.state is State.starting)
-        return any(member.replica.pool.role != "decode" for member in starting)
+    def of_model(self, model: str | None) -> list[Replica]:
+        """Of `serving`, those that serve a model; None: all."""
+        if model is None:
+            return self.serving
+        if model not in self._by_model:
+            self._by_model[model] = [replica for replica in self.serving if replica.pool.serves == model]
+        return self._by_model[model]
+
+    def is_growing(self, model: str | None) -> bool:
+        """Whether a replica (None: of any model) is on its way to taking requests."""
+        starting = (m.replica.pool for m in self.members if m.state is State.starting)
+        return any(pool.role != "decode" and model in (None, pool.serves) for pool in starting)
 
     def for_prompt(self, overflow_tokens: int) -> list[Replica]:
         """Whom the router chooses from for a new request.
@@ -231,6 +239,7 @@ class Fleet:
     def _list_serving(self) -> None:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
         self.serving = [replica for replica in replicas if replica.pool.role != "decode"]
+        self._by_model = {}
         prefilling = [replica for replica in replicas if replica.pool.role == "prefill"]
         self.prefilling = prefilling or self.serving
         self.decoding = [replica for replica in replicas if replica.pool.role == "decode"]

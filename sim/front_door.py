@@ -13,6 +13,7 @@ request came first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -90,10 +91,10 @@ class FrontDoor:
         self._clock = clock
         self._requests = requests
         self._admission = admission
+        self._routers: dict[str | None, _Router] = {}  # by model, each with a memory of its own
         self._routing = routing
         self._retries = retries
         self._tell_admission = _hooks(admission)
-        self._tell_routing = _hooks(routing)
         self._on_end = on_end
         self._patience_s = patience_s
         self._max_resends = max_resends
@@ -105,7 +106,7 @@ class FrontDoor:
     @property
     def sees_first_tokens(self) -> bool:
         """Whether anybody wants to know of them."""
-        policies = (self._tell_admission, self._tell_routing)
+        policies = (self._tell_admission, _hooks(self._routing))
         return self._waits_for_token or any(tell.first_token is not None for tell in policies)
 
     @property
@@ -131,8 +132,9 @@ class FrontDoor:
         """The same, from wherever it goes out."""
         visit = self._visits[request_id]
         request, now = visit.arrival.request, self._clock.now
-        if self._tell_routing.first_token is not None:
-            self._tell_routing.first_token(request, now)
+        tell_router = self._router(request).tell
+        if tell_router.first_token is not None:
+            tell_router.first_token(request, now)
         if self._tell_admission.first_token is not None and not visit.has_token:
             self._tell_admission.first_token(request, now)
         visit.has_token = True
@@ -246,9 +248,10 @@ class FrontDoor:
 
     def _go_on(self, visit: Visit) -> bool:
         """Let a request in, if it is not yet, and send it on; whether it is still under way then."""
-        request, now, serving = visit.arrival.request, self._clock.now, self.fleet.serving
+        request, now = visit.arrival.request, self._clock.now
+        serving = self.fleet.of_model(request.model)
         if not serving:
-            if self.fleet.is_growing:
+            if self.fleet.is_growing(request.model):
                 self._held[request.request_id] = visit
                 return True
             return self._fail(visit, "no replica takes requests")
@@ -261,10 +264,11 @@ class FrontDoor:
 
     def _send(self, visit: Visit) -> bool:
         """Choose a replica for a request that was let in; whether it is still under way then."""
-        now, arrival, candidates = self._clock.now, visit.arrival, self._candidates()
+        now, arrival = self._clock.now, visit.arrival
         request = arrival.request
-        self.tell_length(self._routing, request)
-        replica = self._chosen(self._routing.choose(request, candidates, now), candidates)
+        routing, candidates = self._router(request).policy, self._candidates(request)
+        self.tell_length(routing, request)
+        replica = self._chosen(routing.choose(request, candidates, now), candidates)
         self._note_held(visit, now)
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
@@ -281,10 +285,18 @@ class FrontDoor:
             return self._fail(visit, str(error), inf)
         return True
 
-    def _candidates(self) -> list[Replica]:
+    def _router(self, request: Request) -> _Router:
+        """That of the request's model."""
+        router = self._routers.get(request.model)
+        if router is None:
+            policy = deepcopy(self._routing)
+            router = self._routers[request.model] = _Router(policy, _hooks(policy))
+        return router
+
+    def _candidates(self, request: Request) -> list[Replica]:
         """Whom the router may choose from."""
         if self.handovers is None:
-            return self.fleet.serving
+            return self.fleet.of_model(request.model)
         return self.fleet.for_prompt(self.handovers.overflow_tokens)
 
     def _chosen(self, place: int, serving: Sequence[Replica]) -> Replica:
@@ -301,8 +313,9 @@ class FrontDoor:
 
     def _tell_router(self, visit: Visit) -> None:
         """The replica that it chose is done with a request."""
-        if visit.is_routed and self._tell_routing.end is not None:
-            self._tell_routing.end(visit.arrival.request, self._clock.now)
+        tell = self._router(visit.arrival.request).tell.end
+        if visit.is_routed and tell is not None:
+            tell(visit.arrival.request, self._clock.now)
         visit.is_routed = False
 
     def _leave(self, visit: Visit) -> None:
@@ -395,6 +408,13 @@ class _Hooks(NamedTuple):
 
     first_token: Callable[[Request, float], None] | None
     end: Callable[[Request, float], None] | None
+
+
+class _Router(NamedTuple):
+    """A routing policy, and what it wants to be told."""
+
+    policy: Routing
+    tell: _Hooks
 
 
 def _hooks(policy: object) -> _Hooks:

@@ -34,6 +34,8 @@ class Pool:
     """Makes a replica's engine, empty."""
     model: IterationModel
     name: str = ""
+    serves: str = ""
+    """The model, as requests name it."""
     replicas: int = 1
     frontend_s: float = 0.0
     plans_ahead: bool = False
@@ -124,6 +126,7 @@ class PoolSettings(Deployment):
         num_blocks = self.plan_memory().num_blocks
         return Pool(
             name=name,
+            serves=self.model.name,
             replicas=self.replicas,
             core=lambda: self.core(num_blocks, future, served),
             model=self.iteration_model(),

@@ -191,6 +191,7 @@ class RequestLog:
                 "request_id": ids,
                 "session_id": np.fromiter(sessions, np.int64, num_requests),
                 "tenant": [r.tenant for r in requests],
+                "model": [r.model or "" for r in requests],
                 "priority": np.fromiter((r.priority for r in requests), np.int64, num_requests),
                 "replica": np.array(self.replica, np.int32)[ids],
                 "status": names[np.array(self.status, np.int64)[ids]],

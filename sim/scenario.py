@@ -162,6 +162,7 @@ class Scenario(PoolSettings):
         PoolSettings.__post_init__(self)  # super() does not know classes with slots
         check_roles(self.pools_by_name, self.network, self.roles)
         self._check_adapters()
+        self._check_models()
         self._check_branching()
 
     def _check_troubles(self) -> None:
@@ -191,6 +192,22 @@ class Scenario(PoolSettings):
             except ValueError as error:
                 own = "" if str(error).startswith("caching=") else "adapters."
                 raise ValueError(f"{where}{own}{error}") from None
+
+    def _check_models(self) -> None:
+        """Raise ValueError where requests name a model that no pool serves."""
+        served = {pool.model.name for pool in self.pools_by_name.values()}
+        asked: Mapping[str, float] = getattr(self.workload, "models", {})
+        for model in asked:
+            if model not in served:
+                raise ValueError(
+                    f"workload.models.{model}: no pool serves it; served: {', '.join(sorted(served))}; "
+                    "give it a pool in `pools`"
+                )
+        if len(served) > 1 and not asked:
+            raise ValueError(
+                f"pools: they serve {', '.join(sorted(served))}, and the workload's requests name no model; "
+                "choose workload=callers and give workload.models its shares"
+            )
 
     @property
     def served_adapters(self) -> tuple[Adapter, ...]:

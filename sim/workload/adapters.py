@@ -8,17 +8,17 @@ request, or of the session, alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
 from policies.adapters.registry import Adapter
-from policies.prediction.draws import uniform
 from policies.request import Request
-from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, Workload
+from sim.workload.answers import Answers
+from sim.workload.base import Source, Workload
+from sim.workload.marked import MarkedSource, answers_of, draw
 
 MAX_ADAPTERS = 1_000_000
 
@@ -63,48 +63,27 @@ class WithAdapters:
         )
 
     @property
+    def models(self) -> Mapping[str, float]:
+        """Those that its requests name."""
+        models: Mapping[str, float] = getattr(self.of, "models", {})
+        return models
+
+    @property
     def branching(self) -> Answers:
         """How many answers its requests ask for."""
-        answers = getattr(self.of, "branching", ONE_ANSWER)
-        return answers if isinstance(answers, Answers) else ONE_ANSWER
+        return answers_of(self.of)
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """The workload's own traffic, each request with its adapter."""
-        return AdapterSource(self, self.of.source(seed=seed, max_model_len=max_model_len), seed)
+        weights = np.arange(1.0, self.num + 1) ** -self.zipf
+        upper: list[float] = (np.cumsum(weights) / weights.sum())[:-1].tolist()
+        names = [adapter.name for adapter in self.adapters]
 
+        def mark(request: Request) -> Request:
+            drawn = draw(seed, "adapters", request)
+            if drawn < self.base_share:
+                return request
+            drawn = (drawn - self.base_share) / (1 - self.base_share)
+            return request._replace(adapter=names[bisect_right(upper, drawn)])
 
-class AdapterSource:
-    """The requests of another source, with adapters."""
-
-    def __init__(self, settings: WithAdapters, source: Source, seed: int) -> None:
-        self.num_requests = source.num_requests
-        self.last_arrival_s = source.last_arrival_s
-        self.patience_s = source.patience_s
-        self.notes = source.notes
-        self._source = source
-        self._seed = seed
-        self._base_share = settings.base_share
-        weights = np.arange(1.0, settings.num + 1) ** -settings.zipf
-        upper = np.cumsum(weights) / weights.sum()
-        self._upper: list[float] = upper[:-1].tolist()
-        self._names = [adapter.name for adapter in settings.adapters]
-
-    def arrivals(self) -> Iterator[Arrival]:
-        for arrival in self._source.arrivals():
-            yield self._with_adapter(arrival)
-
-    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
-        arrival = self._source.follow_up(request, now, num_output_tokens)
-        return None if arrival is None else self._with_adapter(arrival)
-
-    def _with_adapter(self, arrival: Arrival) -> Arrival:
-        request = arrival.request
-        stream, number = "adapters", request.request_id
-        if request.session_id is not None:
-            stream, number = "adapters/sessions", request.session_id
-        drawn = uniform(self._seed, stream, number)
-        if drawn < self._base_share:
-            return arrival
-        drawn = (drawn - self._base_share) / (1 - self._base_share)
-        name = self._names[bisect_right(self._upper, drawn)]
-        return arrival._replace(request=request._replace(adapter=name))
+        return MarkedSource(self.of.source(seed=seed, max_model_len=max_model_len), mark)
