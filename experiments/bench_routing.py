@@ -45,7 +45,11 @@ READS = {  # what a choice reads of the fleet, by choice of `routing`
     "join_shortest_kv": "signals of all",
     "prefix_index": "caches of all",
     "weighted_score": "signals and caches of all",
+    "length_aware": "2 replicas",
+    "adapter_affinity": "a count of all",
+    "dedicated": "nothing",
 }
+NEEDS = {"length_aware": ("prediction=histogram",)}  # besides the world
 
 
 @dataclass(kw_only=True)
@@ -96,6 +100,7 @@ def _measured(name: str, num_replicas: int, num_conversations: int, repeat: int)
     """Seconds a request, of its choice and of everything."""
     overrides = [
         *WORLD,
+        *NEEDS.get(name, ()),
         f"routing={name}",
         f"replicas={num_replicas}",
         f"workload.num_conversations={num_conversations}",

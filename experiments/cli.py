@@ -46,6 +46,11 @@ COMMANDS = {
         "Where a model's prefill and decode lie under the roofline of a GPU, and what bounds them.",
         "roofline",
     ),
+    "place": Command(
+        "experiments.place.command",
+        "Which models go on which GPUs: the most value, or the least rent.",
+        "place",
+    ),
     "validate": Command(
         "experiments.validate.command",
         "Fly our own engine, or take what was measured: how far off is the simulator, and why?",

@@ -36,7 +36,9 @@ def write_result(
         write_table(result.records.iterations, folder / "iterations.parquet")
         write_table(result.replicas, folder / "replicas.parquet")
         write_table(events_table(result.records), folder / "events.parquet")
-    note = write_timeline(folder / "timeline.json", result.records, timeline_requests) if timeline else None
+    note = None
+    if timeline:
+        note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)
     if report:
         write_report(
             folder / "report.html",

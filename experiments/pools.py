@@ -55,7 +55,7 @@ def pool_keys() -> list[str]:
     """What may differ from pool to pool: keys of the root of the config."""
     from sim.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
 
-    return [field.name for field in fields(PoolSettings)]
+    return ["layout", *(field.name for field in fields(PoolSettings))]
 
 
 def _key(override: str) -> str:

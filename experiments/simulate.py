@@ -13,6 +13,7 @@ from experiments.build import build_as
 from experiments.compose import Composition, recomposed
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
+from experiments.layout import with_layout
 from experiments.outputs import write_result
 from experiments.progress import simulated_time
 from experiments.terminal import print_summary
@@ -57,6 +58,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
     settings["slo"] = cfg.slo or None  # slo=none
     settings["prediction"] = cfg.prediction or None
+    settings["adapters"] = cfg.adapters or None
     settings["tariff"] = cfg.tariff or None
     settings["scaling"] = cfg.scaling or None
     settings["storage"] = build_as(Storage, cfg.storage, "storage")
@@ -65,7 +67,7 @@ def build_scenario(cfg: DictConfig) -> Scenario:
     settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
     settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
-    scenario: Scenario = build_as(Scenario, settings, "")
+    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
     return scenario
 
 
@@ -73,8 +75,9 @@ def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
     settings["prediction"] = cfg.prediction or None
     settings["scaling"] = cfg.scaling or None
+    settings["adapters"] = cfg.adapters or None
     settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
-    pool: PoolSettings = build_as(PoolSettings, settings, where)
+    pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
     return pool
 
 

@@ -1,14 +1,15 @@
 """timeline.json: a run in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
 One process a replica: its iterations as slices, counters of sequences and KV blocks, and one asynchronous
-slice a request with the phases of its life inside. Times are microseconds, to the nanosecond.
+slice a request with the phases of its life inside. Times are microseconds, to the nanosecond. A pipeline has
+one more track a stage, with its micro-batches as slices: of the first iterations, for these are many.
 10,000 requests of 256 output tokens, on one replica: 40 MB, half of it iterations.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,29 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
+from hwmodels.pipeline import Pipeline
+from hwmodels.roofline import Roofline
 from sim.events import events_table
 from sim.lives import QUEUED, Phase, lives
-from sim.metrics.utilisation import KINDS, iteration_kind
+from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 from sim.records import RunRecords
 
 ITERATIONS_TRACK = 1
+PIPELINE_ITERATIONS = 2000
+"""Of each replica, whose stages are drawn: 8 stages of 8 micro-batches are 64 slices, 15 kB, an iteration."""
 
 
-def write_timeline(file: Path, records: RunRecords, max_num_requests: int | None = None) -> str | None:
+def write_timeline(
+    file: Path,
+    records: RunRecords,
+    max_num_requests: int | None = None,
+    models: Sequence[IterationModel] = (),
+) -> str | None:
     """Write a run's timeline; returns a note if it was cut to the first max_num_requests arrivals.
 
     Cut means: of the later requests nothing, and iterations until the last of the first ones has ended.
+    models: by pool, what the iterations were priced by, for the stages of a pipeline.
     """
     events, iterations = events_table(records), records.iterations
     note = None
@@ -44,7 +56,7 @@ def write_timeline(file: Path, records: RunRecords, max_num_requests: int | None
     with file.open("w", encoding="utf-8") as out:
         out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n')
         separator = ""
-        for event in trace_events(records, iterations, events):
+        for event in trace_events(records, iterations, events, models):
             out.write(separator + json.dumps(event, separators=(",", ":")))
             separator = ",\n"
         out.write("\n]}\n")
@@ -52,7 +64,10 @@ def write_timeline(file: Path, records: RunRecords, max_num_requests: int | None
 
 
 def trace_events(
-    records: RunRecords, iterations: pd.DataFrame, events: pd.DataFrame
+    records: RunRecords,
+    iterations: pd.DataFrame,
+    events: pd.DataFrame,
+    models: Sequence[IterationModel] = (),
 ) -> Iterator[dict[str, Any]]:
     """The trace's events. Of a replica and of a request they come in the order of time."""
     for replica in range(records.num_replicas):
@@ -61,6 +76,10 @@ def trace_events(
         yield _metadata("thread_name", pid, ITERATIONS_TRACK, "iterations")
         yield from _iterations(pid, iterations[iterations["replica"] == replica])
         yield from _counters(pid, iterations[iterations["replica"] == replica], records, replica)
+        model = models[records.replicas[replica].pool] if models else None
+        if isinstance(model, Roofline) and model.stages is not None:
+            first = iterations[iterations["replica"] == replica].head(PIPELINE_ITERATIONS)
+            yield from _stages(pid, first, model)
     replica_of = dict(zip(records.requests["request_id"], records.requests["replica"], strict=True))
     for request_id, life in lives(events, records.end_s):
         yield from _request(int(replica_of[request_id]) + 1, request_id, life)
@@ -85,6 +104,39 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "dur": took_ns / 1e3,
             "args": {"tokens": num_tokens, "seqs": num_seqs, "blocks": num_blocks},
         }
+
+
+def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str, Any]]:
+    """The classic picture: stages below each other, micro-batches that wander down, gaps where nobody works.
+
+    Played through exactly from each iteration's start; stages further down are still busy when it has ended.
+    """
+    assert model.stages is not None
+    num_stages = len(model.stages.all)
+    for stage in range(num_stages):
+        yield _metadata("thread_name", pid, ITERATIONS_TRACK + 1 + stage, f"stage {stage + 1}")
+    pipeline = Pipeline(num_stages, waits_for_tokens=False)
+    for row, (number, start_s) in enumerate(zip(rows["iteration"], rows["start_s"], strict=True)):
+        one = iteration_shape(rows[row : row + 1])
+        adapters = None
+        if one.adapters is not None:
+            adapters = AdapterBatch(*(float(np.squeeze(value)) for value in one.adapters))
+        counts = {name: float(np.squeeze(getattr(one, name))) for name in COUNTED}
+        shape = IterationShape(**counts, adapters=adapters)
+        played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)
+        for stage in range(num_stages):
+            spans_s = zip(played.start_s[stage].tolist(), played.sent_s[stage].tolist(), strict=True)
+            for batch, (begin_s, end_s) in enumerate(spans_s, start=1):
+                yield {
+                    "ph": "X",
+                    "name": f"micro-batch {batch}",
+                    "cat": "stage",
+                    "pid": pid,
+                    "tid": ITERATIONS_TRACK + 1 + stage,
+                    "ts": _ns(begin_s) / 1e3,
+                    "dur": (_ns(end_s) - _ns(begin_s)) / 1e3,
+                    "args": {"iteration": number},
+                }
 
 
 def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -> Iterator[dict[str, Any]]:

@@ -118,12 +118,26 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """What the cache found, who was preempted, why requests waited: a line each, where there is one to write.
+    """What the cache found, who was preempted, why requests and stages waited: a line each, if any.
 
     Waits are worth a line if they were for more than the iteration under way and the way to the engine: more
     than a tenth of them, and a millisecond a request.
     """
-    return [line for line in (_cache(summary), _preemption(summary), _waiting(summary)) if line]
+    lines = (_cache(summary), _preemption(summary), _waiting(summary), _pipeline(summary))
+    return [line for line in lines if line]
+
+
+def _pipeline(summary: dict[str, Any]) -> str:
+    figures = summary.get("pipeline")
+    if not figures:
+        return ""
+    return (
+        f"Pipeline: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches at once; "
+        f"bubbles {percent(figures['bubble_share'])} of the stages' time "
+        f"({percent(figures['unequal_stages_share'])} unequal stages, "
+        f"{percent(figures['few_micro_batches_share'])} too few micro-batches), "
+        f"{percent(figures['host_share'])} waiting for the host"
+    )
 
 
 def _cache(summary: dict[str, Any]) -> str:

@@ -93,24 +93,30 @@ class HostShare:
             return np.where(replays, self._padded_array.take(tokens, mode="clip"), tokens)
         return self._padded[tokens] if replays else tokens
 
-    def bounds(self, replays: Any, num_seqs: Any) -> tuple[Any, Any]:
-        """floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s."""
+    def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
+        """floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
+
+        more_kernels: that it has beyond num_kernels.
+        """
         host_s = self._host.iteration_s + self._host.sequence_s * num_seqs
-        launch_s = self._launch_seconds(replays)
+        launch_s = self._launch_seconds(replays, more_kernels)
         return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
 
-    def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any) -> Any:
+    def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> Any:
         """Of an iteration whose kernels take gpu_s."""
-        floor_s, added_s = self.bounds(replays, num_seqs)
+        floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
         return larger(gpu_s, floor_s) + added_s
 
-    def parts(self, gpu_s: Any, replays: Any, num_seqs: Any) -> tuple[Any, Any]:
+    def parts(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
         """Seconds that the GPU waits for launches, and for the rest of the host."""
-        floor_s, added_s = self.bounds(replays, num_seqs)
-        launched_s = larger(gpu_s, self._launch_seconds(replays))
+        floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
+        launched_s = larger(gpu_s, self._launch_seconds(replays, more_kernels))
         return launched_s - gpu_s, larger(gpu_s, floor_s) - launched_s + added_s
 
-    def _launch_seconds(self, replays: Any) -> Any:
+    def _launch_seconds(self, replays: Any, more_kernels: Any) -> Any:
+        launches_s = self._launches_s
+        if more_kernels is not None:
+            launches_s = launches_s + self._host.launch_s * more_kernels
         if isinstance(replays, ndarray):
-            return np.where(replays, self._host.graph_replay_s, self._launches_s)
-        return self._host.graph_replay_s if replays else self._launches_s
+            return np.where(replays, self._host.graph_replay_s, launches_s)
+        return self._host.graph_replay_s if replays else launches_s

@@ -13,6 +13,20 @@ COMPONENTS = ("gemm", "attention", "communication", "elementwise", "lm_head", "l
 """The keys of every `IterationModel.breakdown`, in the order in which an iteration meets them."""
 
 
+class AdapterBatch(NamedTuple):
+    """What an iteration computes with LoRA adapters: Punica's batches, of different ones. Numbers or arrays.
+
+    Ranks are as the kernels pad them.
+    """
+
+    tokens: Num
+    """That go through an adapter."""
+    rank_tokens: Num
+    """Sum over those tokens of their adapter's rank: what is computed."""
+    ranks: Num
+    """Sum over the different adapters of their ranks: what is read."""
+
+
 class IterationShape(NamedTuple):
     """What one iteration computes (numbers), or what each of many computes (arrays).
 
@@ -34,6 +48,12 @@ class IterationShape(NamedTuple):
     """Sum over the chunks of cached + new tokens."""
     sampled_seqs: Num
     """Rows through the LM head: decodes, and chunks that complete their prompt."""
+    adapters: AdapterBatch | None = None
+    """What adapters add; None: nothing."""
+
+
+COUNTED = IterationShape._fields[:-1]
+"""The fields of an iteration that are numbers: all but `adapters`."""
 
 
 def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:
@@ -63,6 +83,13 @@ class Explained(NamedTuple):
 
 class UnknownIterationError(ValueError):
     """A model that only replays was asked for an iteration that it has not seen."""
+
+
+def counted(level: str, shape: IterationShape) -> tuple[Any, ...]:
+    """The numbers of an iteration, for a level without adapters. UnknownIterationError if it has some."""
+    if shape.adapters is not None:
+        raise UnknownIterationError(f"{level}: has no times of LoRA adapters; choose latency=calibrated")
+    return shape[:-1]
 
 
 class IterationModel(Protocol):

@@ -48,6 +48,18 @@ class RankBatch(NamedTuple):
     prefill_tokens: Num
     prefill_pairs: Num
     prefill_context_tokens: Num
+    adapter_tokens: Num = 0
+    adapter_rank_tokens: Num = 0
+    adapter_ranks: Num = 0
+
+
+class InFlight(NamedTuple):
+    """Micro-batches of an iteration. Numbers or arrays."""
+
+    full: Num
+    """As large as `rank_batch` says: with a piece of a chunk, or, without chunks in the iteration, all."""
+    light: Num
+    """The others: `without_chunks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,19 +118,18 @@ class ParallelLayout:
         """At most; a batch of fewer sequences leaves some of them empty."""
         return self.num_micro_batches or self.pipeline_parallel_size
 
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """By stage. Layers left over go to stages before the last, which has the LM head, as in vLLM.
+
+        33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8.
+        """
+        each, left = divmod(num_layers, self.pipeline_parallel_size)
+        before_last = range(self.pipeline_parallel_size - 1 - left, self.pipeline_parallel_size - 1)
+        return tuple(each + (stage in before_last) for stage in range(self.pipeline_parallel_size))
+
     def stage_share(self, num_layers: int) -> float:
         """Of a model's layers, on the stage that holds the most: 31 of 61 in 2 stages."""
         return share_of(num_layers, self.pipeline_parallel_size) / num_layers
-
-    def passes(self, num_layers: int) -> float:
-        """Times that one micro-batch takes for all stages, until every sequence has its next token.
-
-        That long a sequence waits between two tokens: for its own micro-batch on all stages, or, where that
-        takes longer, for all micro-batches on the stage with the most layers. 4 micro-batches in 4 stages: 1
-        with 32 layers; 4 x 9 / 33 = 1.09 with 33. Where fewer sequences than micro-batches leave some empty,
-        that is up to this much too long.
-        """
-        return max(1.0, self.micro_batches * self.stage_share(num_layers))
 
     @property
     def num_batch_shares(self) -> int:
@@ -163,11 +174,12 @@ class ParallelLayout:
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """The fullest device's share of an iteration (of each of its micro-batches)."""
-        decodes, context, chunks, new, pairs, prefill_context, rows = shape
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new
-            return RankBatch(tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+            own = (tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+            return RankBatch(*own) if adapters is None else RankBatch(*own, *adapters)
         # Products before quotients: shares of alike sequences come out exact, and so no price dips by a bit.
         own_decodes = divided_up(decodes, shares)
         some_chunks = larger(chunks, 1)
@@ -179,7 +191,11 @@ class ParallelLayout:
         # Each chunk takes a token at least; the context is that of the chunks that are here.
         own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
         passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
-        return RankBatch(
+        with_adapters: tuple[Any, ...] = ()
+        if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
+            share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
+            with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+        batch = RankBatch(
             tokens=own_decodes + own_new,
             all_tokens=divided_up(decodes, self.micro_batches)
             + self._passing_at_once(new, chunks, self.attention_data_parallel_size),
@@ -191,6 +207,25 @@ class ParallelLayout:
             prefill_pairs=passing_pairs / ring,
             prefill_context_tokens=prefill_context * own_chunks / some_chunks,
         )
+        return batch if adapters is None else RankBatch(*batch[:9], *with_adapters)
+
+    def in_flight(self, shape: IterationShape) -> InFlight:
+        """How many micro-batches an iteration has, none of them empty."""
+        decodes, _, chunks, new, *_ = shape
+        groups = self.attention_data_parallel_size
+        decoding = smaller(divided_up(decodes, groups), self.micro_batches)
+        group_new = new * divided_up(chunks, groups) / larger(chunks, 1)
+        passing = larger(self._passing_at_once(group_new, divided_up(chunks, groups)), 1)
+        prefilling = smaller(divided_up(group_new, passing), self.micro_batches)
+        with_chunk = smaller(prefilling, 1)
+        full = prefilling + decoding * (1 - with_chunk)
+        return InFlight(full, larger(decoding - prefilling, 0) * with_chunk)
+
+    def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
+        """The fullest device's share of a micro-batch that only decodes; batch: of one with a chunk."""
+        all_tokens = divided_up(shape.decode_seqs, self.micro_batches)
+        decodes = batch.decode_seqs
+        return RankBatch(decodes, all_tokens, decodes, decodes, batch.decode_context_tokens, 0, 0, 0, 0)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
         """New tokens of the fullest micro-batch, of chunks that are alike, in so many attention groups.

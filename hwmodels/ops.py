@@ -32,6 +32,17 @@ class Per(Enum):
     """Decoding sequences and their contexts; 0 s without any. Its seconds are `DecodeSeconds`."""
     prefill = "prefill_"
     """Chunks and their contexts; 0 s without any."""
+    adapter = "adapter_"
+    """Tokens with LoRA adapters and the adapters' ranks; 0 s without any."""
+
+
+class Part(Enum):
+    """Where in a model an operator stands, and so on which stage of a pipeline it runs."""
+
+    first = "before all layers"
+    layers = "in a layer"
+    between = "from a stage to the next"
+    last = "behind all layers"
 
 
 def nothing(batch: RankBatch) -> float:
@@ -75,7 +86,7 @@ class Operator:
     """One of `iteration.COMPONENTS`."""
     per: Per
     calls: float
-    """One after the other on the critical path of an iteration, those of all micro-batches included."""
+    """One after the other, from the first layer to the last; in a pipeline: of one micro-batch."""
     seconds: Quantity
     """Of one call; 0 where the batch has nothing for it."""
     flops: Quantity = nothing
@@ -89,6 +100,7 @@ class Operator:
     """Kernels that the host launches for a call."""
     is_message: bool = False
     """Between devices."""
+    part: Part = Part.layers
 
 
 def per_token(amount: float) -> Quantity:

@@ -22,10 +22,11 @@ from collections.abc import Sequence as SequenceOf
 from math import inf
 from typing import NamedTuple, NoReturn
 
+from policies.adapters.residents import Residents
 from policies.batching import Batching
 from policies.caching.pool import BlockPool
 from policies.limits import Bounds, Limits, RejectedError, StopAfter
-from policies.plan import Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
+from policies.plan import AdapterLoad, Cause, Chunk, Migrant, Progress, StepOutcome, StepPlan, Transfer
 from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.running_set import RunningSet
@@ -42,6 +43,7 @@ class EngineCore:
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
     sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
     names_blocks: transfers say which blocks they copy, for whoever has bytes to copy; decisions are the same.
+    residents: the LoRA adapters that are served, in the same pool; None: there are none.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class EngineCore:
         predictor: LengthPredictor | None = None,
         num_swap_blocks: int = 0,
         names_blocks: bool = False,
+        residents: Residents | None = None,
     ) -> None:
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs={max_num_seqs}: must be >= 1")
@@ -71,6 +74,7 @@ class EngineCore:
         self.scheduling = scheduling
         self.predictor = predictor
         self.pool = pool
+        self.residents = residents
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.swaps = scheduling.preemption_mode == "swap"
@@ -92,6 +96,7 @@ class EngineCore:
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
         self.waits_for: Cause | None = None  # after such a plan: why who waits has to, as StepPlan.waits_for
         self._loaded_in_flight: list[int] = []  # request ids: loaded while a plan was in flight
+        self._adapters_in_flight: list[str] = []  # the same of adapters
         self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
         self._hooks = _overridden(scheduling)
@@ -150,7 +155,7 @@ class EngineCore:
         """
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
-        bounds = self._limits.of(request, stop_after)
+        bounds = self.bounds_of(request, stop_after)
         predicted = None
         if self.predictor is not None:
             if self.predictor.needs_truth and stop_after is None:
@@ -164,15 +169,30 @@ class EngineCore:
             self.may_branch = True
         seq._rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
-        self.waiting.push(seq)
+        self._queue(seq)
         return seq
 
     def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
         """At how many known tokens a request would end here, and why; as for `add`.
 
-        Raises RejectedError if its prompt can never be served.
+        Raises RejectedError if its prompt can never be served, or its adapter is not.
         """
+        if self.residents is not None:
+            return self._limits.of(request, stop_after, self.residents.check(request.adapter))
+        if request.adapter is not None:
+            raise RejectedError(f"adapter={request.adapter}: must be null, as the engine serves no adapters")
         return self._limits.of(request, stop_after)
+
+    def can_admit(self, seq: Sequence, num_cached: int) -> bool:
+        """Whether a waiting sequence would find KV memory now, with that of adapters that nobody uses."""
+        residents = self.residents
+        if residents is None:
+            return self.pool.can_admit(seq, num_cached, not self.running)
+        num_missing = residents.num_missing(seq)
+        seq._num_beside = num_missing - residents.num_idle_blocks(seq)
+        fits = self.pool.can_admit(seq, num_cached, not self.running)
+        seq._num_beside = num_missing
+        return fits
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
         """End a request now, between commit and plan; None if it is not (or no longer) here.
@@ -185,6 +205,8 @@ class EngineCore:
             return None
         if seq._state is SequenceState.waiting:
             self.waiting.remove(seq)
+            if self.residents is not None:
+                self.residents.unwait(seq)
             self.transfers.free_swapped(seq)
             self._end(seq, reason)
         else:
@@ -264,6 +286,8 @@ class EngineCore:
         attempts_left = self.max_num_seqs + 100  # an attempt that only preempts frees at least a slot
         while self._sequences:
             step = StepBuilder(self)
+            if self.residents is not None:
+                self.residents.before_step(step, now)
             if self._hooks.before_step:
                 self.scheduling.before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)
@@ -285,7 +309,8 @@ class EngineCore:
             if not step._preempted or not attempts_left:  # else blocks were freed: another attempt
                 self.wake_s = step._wake_s
                 self.waits_for = step._waits_for()
-                if self.loading or self.leaving or (step._waits and now < self.wake_s):
+                is_loading = self.loading or (self.residents is not None and self.residents.is_loading)
+                if is_loading or self.leaving or (step._waits and now < self.wake_s):
                     return None
                 raise RuntimeError(
                     f"{type(self.batching).__name__} scheduled nothing with {self.num_waiting} waiting "
@@ -299,6 +324,10 @@ class EngineCore:
         Stores of the last plan come before it is run: their blocks are its blocks. More in `Transfer`.
         """
         return self.transfers.take()
+
+    def take_adapter_loads(self) -> list[AdapterLoad]:
+        """The same of adapters: after every plan, to be run by the caller, who then says `adapter_loaded`."""
+        return [] if self.residents is None else self.residents.take_loads()
 
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
         """Hand out the KV blocks of num_iterations iterations of the plan in flight before they are run.
@@ -332,6 +361,17 @@ class EngineCore:
         if seq is not None and self.transfers.is_loaded(seq):
             self.running_set.arrive(seq)
             self._arrived.append(seq)
+
+    def adapter_loaded(self, name: str) -> None:
+        """An adapter is there, and lets go on who has waited for nothing else; when, as for `loaded`."""
+        if self._in_flight is not None:
+            self._adapters_in_flight.append(name)
+            return
+        assert self.residents is not None
+        for seq in self.residents.loaded(name):
+            if self.transfers.is_loaded(seq):
+                self.running_set.arrive(seq)
+                self._arrived.append(seq)
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Enter what a plan's run has changed: outcome.iterations times the plan, then the ends."""
@@ -423,7 +463,9 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
-        self.running_set.check_integrity()
+        self.running_set.check_integrity(0 if self.residents is None else self.residents.num_blocks)
+        if self.residents is not None:
+            self.residents.check_integrity(self.running.values())
         assert len(self._sequences) == len(self.running) + len(self.waiting)
 
     def _grow_chunks(self, chunks: list[Chunk], num_repeats: int) -> None:
@@ -440,6 +482,9 @@ class EngineCore:
         loaded, self._loaded_in_flight = self._loaded_in_flight, []
         for request_id in loaded:
             self.loaded(request_id)
+        adapters, self._adapters_in_flight = self._adapters_in_flight, []
+        for name in adapters:
+            self.adapter_loaded(name)
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
@@ -455,11 +500,15 @@ class EngineCore:
     def _start(self, seq: Sequence, num_cached: int, num_loaded: int) -> None:
         """From waiting to running: a slot, and KV for num_cached tokens; num_loaded more are on their way."""
         self.waiting.remove(seq)
-        self.running_set.seat(seq, num_cached, num_loaded)
+        lacks_adapter = self.residents is not None and self.residents.must_wait(seq)
+        self.running_set.seat(seq, num_cached, num_loaded, lacks_adapter)
         if num_loaded:
             self.transfers.load(seq, num_cached)
         elif seq._swapped:  # a migrant that has found all its KV here
             self.transfers.free_swapped(seq)
+        if self.residents is not None:
+            self.residents.start(seq)
+            seq._num_transfers += lacks_adapter
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
@@ -469,6 +518,8 @@ class EngineCore:
         if swap and not seq._dropped and not is_recomputing:
             self.transfers.swap_out(seq, is_branched=num_branched is not None)
         self.running_set.release(seq, num_branched, num_planned)
+        if self.residents is not None:
+            self.residents.stop(seq)
         if seq._num_loading:
             self.transfers.drop_loads(seq)
         seq._num_preemptions += 1
@@ -477,7 +528,13 @@ class EngineCore:
             self.branched.stop(seq, had_joined=num_branched is not None)
         seq._computed = seq._dropped = 0
         seq._rank = self.scheduling.rank(seq)
+        self._queue(seq)
+
+    def _queue(self, seq: Sequence) -> None:
+        """A sequence waits from now on."""
         self.waiting.push(seq)
+        if self.residents is not None:
+            self.residents.wait(seq)
 
     def _rerank(self, seq: Sequence) -> None:
         """Ask for a sequence's rank again. Called by the step builder."""
@@ -492,6 +549,8 @@ class EngineCore:
         """End a running sequence; num_planned tokens of a plan in flight will not be computed."""
         num_branched = self.running_set.leave(seq, SequenceState.ended)
         self.running_set.release(seq, num_branched, num_planned)
+        if self.residents is not None:
+            self.residents.stop(seq)
         self.transfers.free_swapped(seq)
         self._end(seq, reason)
 

@@ -34,15 +34,19 @@ class Limits:
         self._room = pool.max_tokens_per_seq
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
-    def of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
-        """At how many known tokens a request would end. Raises RejectedError if it can never be served."""
+    def of(self, request: Request, stop_after: StopAfter = None, num_beside: int = 0) -> Bounds:
+        """At how many known tokens a request would end. Raises RejectedError if it can never be served.
+
+        num_beside: blocks that it takes beside those of its tokens.
+        """
         num_prompt = request.prompt.num_tokens
-        if not 1 <= num_prompt < self._max_known:
-            self._reject_prompt(num_prompt)
-        max_known = self._max_known
+        room = self._room - num_beside * self._pool.block_size
+        max_known = self._max_known if not num_beside else min(self._max_model_len, room + 1)
+        if not 1 <= num_prompt < max_known:
+            self._reject_prompt(num_prompt, room)
         if request.branching is not None:
             self._check_branching(request.branching, stop_after)
-            max_known = min(max_known, self._room_for(request.branching, num_prompt))
+            max_known = min(max_known, self._room_for(request.branching, num_prompt, room))
         if request.max_tokens is not None and num_prompt + request.max_tokens < max_known:
             max_known = num_prompt + request.max_tokens
         if isinstance(stop_after, tuple):
@@ -64,14 +68,15 @@ class Limits:
                 f"a sequence of {num_tokens} tokens: the KV cache holds {self._room} of one sequence"
             )
 
-    def _reject_prompt(self, num_prompt: int) -> None:
+    def _reject_prompt(self, num_prompt: int, room: int) -> None:
         if num_prompt < 1:
             raise RejectedError("an empty prompt")
         if num_prompt >= self._max_model_len:
             raise RejectedError(f"prompt of {num_prompt} tokens: max_model_len is {self._max_model_len}")
-        if num_prompt > self._room:
+        if num_prompt > room:
+            beside = "" if room == self._room else ", beside its adapter"
             raise RejectedError(
-                f"prompt of {num_prompt} tokens: the KV cache holds {self._room} of one sequence"
+                f"prompt of {num_prompt} tokens: the KV cache holds {max(room, 0)} of one sequence{beside}"
             )
 
     def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
@@ -85,10 +90,10 @@ class Limits:
         if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):
             raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
 
-    def _room_for(self, branching: Branching, num_prompt: int) -> int:
+    def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
         """Known tokens of a branch with which a sequence alone finds room, sharing the prompt at most."""
         pool = self._pool
-        num_blocks = self._room // pool.block_size
+        num_blocks = room // pool.block_size
         if not pool.shares_branches:
             return num_blocks // branching.width * pool.block_size + 1
         num_full, num_partial = divmod(num_prompt, pool.block_size)

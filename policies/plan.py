@@ -77,6 +77,20 @@ class Transfer(NamedTuple):
     contents: tuple[Content, ...] = ()
 
 
+class AdapterLoad(NamedTuple):
+    """A LoRA adapter to be brought to the GPU, until `EngineCore.adapter_loaded`.
+
+    Nobody waits for what the step before which it was asked for, or a later one, does with the slot's old
+    adapter: it may be overwritten in the device's order.
+    """
+
+    name: str
+    source: str  # "host" or "disk", as a Transfer's
+    num_bytes: float  # over all devices
+    slot: int | None = None  # of policies that have slots
+    merges: bool = False  # into the weights, in place of the one that is there
+
+
 class Chunk(NamedTuple):
     """A run of one sequence's uncomputed tokens, computed in one iteration.
 
@@ -90,6 +104,15 @@ class Chunk(NamedTuple):
     num_cached: int
     num_tokens: int
     completes: bool
+
+
+class AdapterUse(NamedTuple):
+    """What one iteration computes with LoRA adapters; ranks as the kernels pad them."""
+
+    num_adapters: int  # different ones
+    num_tokens: int  # that go through one
+    num_rank_tokens: int  # sum over those tokens of their adapter's rank
+    num_ranks: int  # sum over the different adapters of their ranks
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +137,8 @@ class StepPlan:
     branched: SequenceOf[Sequence] = ()  # who decodes with branches; not in `decoding`
     num_branches: int = 0  # of theirs, together
     num_copied_tokens: int = 0  # KV that copy-on-write copies before the iteration; see EngineCore.copies
+    adapters: AdapterUse | None = None  # None: no token goes through one
+    adapter_puts: tuple[tuple[str, int | None], ...] = ()  # adapters asked for since the last plan, and slots
 
     @property
     def decodes(self) -> list[Sequence]:
@@ -150,12 +175,14 @@ class StepPlan:
         Physical block ids and the horizon are not part of it: ids are names, and a leap is the same
         decision several times.
         """
-        decision = (
+        decision: tuple[object, ...] = (
             [(s.request_id, s.num_computed) for s in self.decodes],
             [(c.seq.request_id, c.num_cached, c.num_tokens, c.completes) for c in self.chunks],
             [s.request_id for s in self.admitted],
             [s.request_id for s in self.preempted],
         )
+        if self.adapter_puts:
+            decision += (self.adapter_puts,)
         return blake2b(repr(decision).encode(), digest_size=16).hexdigest()
 
 

@@ -47,6 +47,7 @@ class Request(NamedTuple):
     wants the whole answer, on the same clock (a batch API's completion window).
     answer_id names the content of the answer, so that a later prompt that quotes it finds its KV; None: a
     content that nobody else has. branching: several answers are asked for; None: one.
+    adapter: the LoRA adapter that answers it, by name; None: the model as it is.
     """
 
     request_id: int
@@ -59,3 +60,4 @@ class Request(NamedTuple):
     deadline_s: float | None = None
     answer_id: int | None = None
     branching: Branching | None = None
+    adapter: str | None = None

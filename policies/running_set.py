@@ -68,8 +68,11 @@ class RunningSet:
         sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
         return sorted(sharers, key=lambda other: other._admission, reverse=True)
 
-    def seat(self, seq: Sequence, num_cached: int, num_loaded: int) -> None:
-        """Let one who waits run: a slot, and KV for num_cached tokens; num_loaded more are on their way."""
+    def seat(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
+        """Let one who waits run: a slot, and KV for num_cached tokens; num_loaded more are on their way.
+
+        lacks_adapter: so is its adapter.
+        """
         seq._slot = heappop(self.free_slots)
         self.running[seq.request_id] = seq
         self._num_admissions += 1
@@ -80,18 +83,19 @@ class RunningSet:
         seq._computed = num_cached
         seq._num_found = num_cached + num_loaded
         seq._dropped = 0
-        if not num_loaded:
+        if not (num_loaded or lacks_adapter):
             seq._state = SequenceState.prefilling
             self.prefilling[seq.request_id] = seq
             return
         seq._state = SequenceState.loading
-        seq._computed = num_cached + num_loaded
-        seq._num_loading = num_loaded
-        self._pool.grow(seq, num_cached, seq._computed)
         self.loading[seq.request_id] = seq
+        if num_loaded:
+            seq._computed = num_cached + num_loaded
+            seq._num_loading = num_loaded
+            self._pool.grow(seq, num_cached, seq._computed)
 
     def arrive(self, seq: Sequence) -> None:
-        """The KV for which a sequence waited is there."""
+        """The KV and the adapter for which a sequence waited are there."""
         del self.loading[seq.request_id]
         if seq._branches is not None and seq._branches.is_swapped:
             self.branched.join(seq, seq._branches)
@@ -181,11 +185,11 @@ class RunningSet:
         if seq._num_apart:
             self.branched.give_back(seq)
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, num_adapter_blocks: int = 0) -> None:
         """Assert: blocks free + owned = all, every slot has at most one owner, every state its set."""
         running = list(self.running.values())
         self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
-        assert self._pool.num_apart == sum(seq._num_apart for seq in running)
+        assert self._pool.num_apart == sum(seq._num_apart for seq in running) + num_adapter_blocks
         self.branched.check_integrity()
         slots = [seq._slot for seq in running] + self.free_slots
         slots += [slot for seq in running for slot in seq._more_slots]

@@ -67,6 +67,7 @@ class Sequence:
         "_max_known",
         "_more_slots",
         "_num_apart",
+        "_num_beside",
         "_num_found",
         "_num_loading",
         "_num_lost",
@@ -124,6 +125,7 @@ class Sequence:
         self._ends: tuple[int, ...] = ()  # of its branches: the output tokens after which each ends
         self._more_slots: list[int] = []  # of its other branches
         self._num_apart = 0  # branches' blocks that the pool does not count as the sequence's; see BlockPool
+        self._num_beside = 0  # while waiting: blocks that its adapter would take; see EngineCore.can_admit
 
     @property
     def request(self) -> Request:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 from math import inf
 from operator import index
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from policies.plan import FOREVER, Cause, Chunk, StepPlan
 from policies.sequence import AT_WORK, Sequence, SequenceState
 
 if TYPE_CHECKING:
+    from policies.adapters.residents import Residents
     from policies.caching.branches import Branches
     from policies.engine import EngineCore
 
@@ -109,6 +111,7 @@ class StepBuilder:
         if not num_decodes and not core.branched.members:
             return True
         num_due = core.decodes.blocks_due()
+        self._use_idle(num_due)
         fits = num_decodes <= self.tokens_left and num_due <= core.pool.num_free
         if fits and not self._decoded and not self._all_decode and not core.branched.members:
             core.pool.take(num_due)
@@ -175,8 +178,8 @@ class StepBuilder:
         may_cut: if not, it is refused where the budget would cut it.
 
         If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
-        transfer is done. False if there is no slot or no budget, if its known tokens could not all get room
-        now, or if this step has preempted somebody.
+        transfer is done; the same while its adapter is on its way. False if there is no slot or no budget, if
+        its known tokens could not all get room now, or its adapter, or if this step has preempted somebody.
         """
         self._check_open()
         if seq._state is not SequenceState.waiting:
@@ -190,11 +193,17 @@ class StepBuilder:
             return self._refuse(Cause.budget)
         if not core.free_slots or len(core.free_slots) < seq.width:
             return self._refuse(Cause.slot)
-        if self._preempted or not pool.can_admit(seq, num_cached, not core.running):
+        residents = core.residents
+        if residents is not None and not residents.may_start(seq):
+            return self._refuse(Cause.policy)
+        if self._preempted or not core.can_admit(seq, num_cached):
             return self._refuse(Cause.memory)
+        if residents is not None:
+            fits = partial(pool.can_admit, seq, num_cached, not core.running)
+            residents.give_way(fits, keep=seq.request.adapter)
         num_loaded = core.transfers.num_loadable(seq, num_cached)
         core._start(seq, num_cached, num_loaded)
-        if not num_loaded:
+        if seq.request_id not in core.loading:
             self._admitted.append(seq)
             self._add_chunk(seq, num_tokens)
         return True
@@ -280,7 +289,7 @@ class StepBuilder:
         It waits while its victim's KV is on its way: if it went itself, both could come and go for ever.
         """
         core = self._core
-        while core.pool.num_free < num_blocks:
+        while not self._use_idle(num_blocks):
             victim = core.running_set.victim()
             if victim is seq and any(other._rank > seq._rank for other in core.loading.values()):
                 return False
@@ -292,6 +301,13 @@ class StepBuilder:
             if victim is seq:
                 return False
         return True
+
+    def _use_idle(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free, once adapters that nobody uses have made room."""
+        pool, residents = self._core.pool, self._core.residents
+        if residents is None or pool.num_free >= num_blocks:
+            return pool.num_free >= num_blocks
+        return residents.give_way(lambda: pool.num_free >= num_blocks)
 
     def _take_back(self, seq: Sequence, swap: bool) -> None:
         """Preempt a sequence on whose part of this step nobody relies, or does any more."""
@@ -379,9 +395,23 @@ class StepBuilder:
         )
         if core.branched.members:
             core.branched.plan(plan, self._decoded)
+        if core.residents is not None:
+            self._plan_adapters(plan, core.residents)
         if plan.horizon > 1:
             plan.horizon = self._cut_horizon(plan)
         return plan
+
+    def _plan_adapters(self, plan: StepPlan, residents: Residents) -> None:
+        """What the step computes with adapters; where some come or go, the next step looks again."""
+        decoding = plan.decoding
+        if plan.idle:
+            idle = set(plan.idle)
+            decoding = [seq for seq in decoding if seq not in idle]
+        plan.adapters = residents.use([*decoding, *plan.branched], plan.chunks)
+        plan.adapter_puts = residents.take_puts()
+        if residents.has_changed:
+            residents.has_changed = False
+            plan.horizon = 1
 
     def _cut_horizon(self, plan: StepPlan) -> int:
         """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""

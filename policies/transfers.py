@@ -64,9 +64,10 @@ class Transfers:
         seq._num_transfers -= 1
         if seq._num_transfers:
             return False
-        seq._num_loading = 0
-        self._pool.loaded(seq)
-        self.free_swapped(seq)
+        if seq._num_loading:
+            seq._num_loading = 0
+            self._pool.loaded(seq)
+            self.free_swapped(seq)
         return True
 
     def drop_loads(self, seq: Sequence) -> None:

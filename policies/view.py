@@ -46,8 +46,17 @@ class StepView:
 
     @property
     def waiting(self) -> Iterable[Sequence]:
-        """Sequences without KV, smallest rank first; may be admitted while iterating."""
-        return iter(self._core.waiting) if self._core.num_waiting else ()
+        """Sequences without KV, smallest rank first; may be admitted while iterating.
+
+        Those whose adapter finds no slot are passed over.
+        """
+        core = self._core
+        if not core.num_waiting:
+            return ()
+        residents = core.residents
+        if residents is None:
+            return iter(core.waiting)
+        return (seq for seq in core.waiting if residents.may_start(seq))
 
     @property
     def num_decoding(self) -> int:
@@ -66,8 +75,11 @@ class StepView:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks nobody owns, after what this step reserved so far."""
-        return self._core.pool.num_free
+        """KV blocks nobody owns, after what this step reserved so far; with those of adapters nobody uses."""
+        core = self._core
+        if core.residents is None:
+            return core.pool.num_free
+        return core.pool.num_free + core.residents.num_idle_blocks()
 
     @property
     def num_free_swap_blocks(self) -> int:
@@ -92,7 +104,9 @@ class StepView:
         if len(core.free_slots) < seq.width:
             return False
         num_cached = core.transfers.num_cached(seq)
-        return core.pool.can_admit(seq, num_cached, not core.running)
+        if core.residents is not None and not core.residents.may_start(seq):
+            return False
+        return core.can_admit(seq, num_cached)
 
     @property
     def num_blocks(self) -> int:

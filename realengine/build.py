@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from policies.caching.pool import KvMemory
+from policies.adapters import registry
+from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
+from policies.adapters.residents import Residents
+from policies.caching.pool import BlockPool, KvMemory
 from policies.engine import EngineCore
 from realengine.architecture import Architecture
 from realengine.backend import Backend, check_supported, choose_backend, choose_device
@@ -114,6 +117,7 @@ def assemble(
         predictor=settings.predictor,
         num_swap_blocks=memory.num_swap_blocks,
         names_blocks=True,
+        residents=_residents(model, settings, executor.adapters, pool),
     )
     runner = Runner(
         core,
@@ -128,7 +132,6 @@ def assemble(
         vocab_size=model.architecture.vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
         tokenizer=model.tokenizer,
-        adapters=executor.adapters,
         overlap=_on_gpu_by_default(settings.overlap, executor.device),
         max_iterations=settings.max_iterations,
         clock=clock,
@@ -216,19 +219,41 @@ def _adapters(
         name: given if isinstance(given, Adapter) else read_adapter(Path(given), architecture)
         for name, given in settings.lora_adapters.items()
     }
+    max_rank = max(adapter.rank for adapter in adapters.values())
     bank = AdapterBank(
         architecture,
         backend,
         dtype,
         device,
-        max_loras=settings.max_loras or len(adapters),
-        max_rank=max(adapter.rank for adapter in adapters.values()),
+        max_loras=_serving(settings, max_rank).max_loras,
+        max_rank=max_rank,
         rank=group.rank,
         world_size=group.world_size,
     )
     for name, adapter in adapters.items():
         bank.load(name, adapter)
     return bank
+
+
+def _serving(settings: EngineSettings, max_rank: int) -> FixedSlots:
+    """How the adapters take turns in the slots: as asked, or the least recently used makes room."""
+    if settings.adapters is not None:
+        return settings.adapters
+    return FixedSlots(
+        max_loras=settings.max_loras or len(settings.lora_adapters),
+        max_lora_rank=next(allowed for allowed in MAX_RANKS if allowed >= max_rank),
+    )
+
+
+def _residents(
+    model: Model, settings: EngineSettings, bank: AdapterBank | None, pool: BlockPool
+) -> Residents | None:
+    """Who decides which adapters are in the slots; None where none are served."""
+    if bank is None:
+        return None
+    served = [registry.Adapter(name=name, rank=rank) for name, rank in bank.ranks.items()]
+    known = registry.Registry(served, model.architecture.model_type)
+    return _serving(settings, bank.max_rank).residents(known, pool)
 
 
 def _max_model_len(architecture: Architecture, settings: EngineSettings) -> int:

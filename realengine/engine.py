@@ -13,19 +13,16 @@ more, whose token nobody sees.
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from policies.engine import EngineCore
 from policies.limits import RejectedError
-from policies.plan import StepOutcome, StepPlan, Transfer
+from policies.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
 from policies.request import Branching, Prompt, Request
 from policies.sequence import FinishReason, Sequence, SequenceState
 from realengine.answer import Answer, Output
 from realengine.clock import Clock, WallClock
 from realengine.executor import DeviceLostError
-from realengine.lora import AdapterBank
 from realengine.names import ContentNames
 from realengine.observer import Observer
 from realengine.runner import Launch, Runner
@@ -50,7 +47,6 @@ class Engine:
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         tokenizer: Tokenizer | None = None,
-        adapters: AdapterBank | None = None,
         overlap: bool = False,
         max_iterations: int = 1,
         clock: Clock | None = None,
@@ -62,7 +58,6 @@ class Engine:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._tokenizer = tokenizer
-        self._adapters = adapters
         self._overlap = overlap
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
@@ -73,7 +68,6 @@ class Engine:
         self._next_id = 0
         self.pause_s = 0.0
         """After a step: for how long there is nothing to do, unless something comes from outside."""
-        self._held: deque[tuple[Answer, Request]] = deque()  # until a slot is free for their adapters
         self._pending: Launch | None = None  # launched, its tokens not read yet
         self._broken: RuntimeError | None = None
         self._ended: list[Sequence] = []  # by tokens that have been read; the core does not know yet
@@ -81,13 +75,13 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that the policies have not admitted, and those that wait for an adapter."""
-        return self.core.num_waiting + len(self._held)
+        """Requests that the policies have not admitted."""
+        return self.core.num_waiting
 
     @property
     def num_unfinished(self) -> int:
         """Requests taken in that have not ended."""
-        return len(self._answer_of) + len(self._held)
+        return len(self._answer_of)
 
     def add(
         self,
@@ -119,7 +113,6 @@ class Engine:
                 raise ValueError(f"the engine has failed: {self._broken}; make another one")
             self._watch(answer)
             self._check_tokens(answer.prompt_tokens)
-            self._check_adapter(lora)
             self._check_logprobs(params)
             if params.n > 1 and not self.core.pool.shares_branches:
                 raise ValueError(f"n={params.n}: caching.shares_branches=false is for simulation only")
@@ -135,14 +128,17 @@ class Engine:
                 deadline_s=deadline_s,
                 answer_id=answer.answer_id if params.n == 1 else None,
                 branching=Branching(params.n) if params.n > 1 else None,
+                adapter=lora,
             )
             self.core.bounds_of(request)
         except (RejectedError, ValueError) as error:
             answer.error = str(error)
             answer.end("error")
             return answer
-        if not self._enqueue(answer, request):
-            self._held.append((answer, request))
+        seq = self.core.add(request)
+        self._answer_of[seq] = answer
+        if self.observer is not None:
+            self.observer.entered(seq, self.clock.now())
         return answer
 
     def abort(self, request_id: int) -> None:
@@ -150,9 +146,6 @@ class Engine:
         seq = self._take_out(request_id, FinishReason.aborted)
         if seq in self._answer_of:
             self._end_all(seq, "aborted")
-        for held in [held for held in self._held if held[0].request_id == request_id]:
-            self._held.remove(held)
-            held[0].end("aborted")
 
     def step(self) -> list[Answer]:
         """One launch; the answers that got tokens or ended. Nothing where there is nothing to do."""
@@ -163,6 +156,7 @@ class Engine:
         plan = self.core.plan(now)
         try:
             self._move(self.core.take_transfers())
+            self._load(self.core.take_adapter_loads())
         except RuntimeError as error:  # what lies in host memory is not known any more
             return self._break(error)
         if plan is None:
@@ -222,6 +216,13 @@ class Engine:
         for transfer in transfers:
             if transfer.seq is not None:
                 self.core.loaded(transfer.seq.request_id)
+
+    def _load(self, loads: list[AdapterLoad]) -> None:
+        """Bring adapters into their slots, with the next launch: behind all steps that used the old ones."""
+        for load in loads:
+            assert load.slot is not None
+            self.runner.put(load.name, load.slot)
+            self.core.adapter_loaded(load.name)
 
     def _num_iterations(self, plan: StepPlan) -> int:
         """How often to run a plan before the next is made."""
@@ -344,9 +345,8 @@ class Engine:
     def _break(self, error: RuntimeError) -> list[Answer]:
         """Nothing can be served any more: what is unfinished ends with the error, and so does what comes."""
         self._broken = error
-        lost = [*self._answer_of.values(), *(answer for answer, _ in self._held)]
+        lost = list(self._answer_of.values())
         self._answer_of.clear()
-        self._held.clear()
         for answer in lost:
             answer.error = str(error)
             answer.end("error")
@@ -355,23 +355,6 @@ class Engine:
     def _end_all(self, seq: Sequence, reason: str) -> None:
         answer = self._answer_of.pop(seq)
         answer.end(reason)
-        if answer.lora is not None:
-            assert self._adapters is not None
-            self._adapters.unpin(answer.lora)
-            while self._held and self._enqueue(*self._held[0]):
-                self._held.popleft()
-
-    def _enqueue(self, answer: Answer, request: Request) -> bool:
-        """Hand a request to the policies; not before its adapter has a slot, which it then keeps."""
-        if answer.lora is not None:
-            assert self._adapters is not None
-            if self._adapters.pin(answer.lora) is None:
-                return False
-        seq = self.core.add(request)
-        self._answer_of[seq] = answer
-        if self.observer is not None:
-            self.observer.entered(seq, self.clock.now())
-        return True
 
     def _take_out(self, request_id: int, reason: FinishReason) -> Sequence | None:
         seq = self.core.abort(request_id, reason)
@@ -382,11 +365,6 @@ class Engine:
     def _check_logprobs(self, params: SamplingParams) -> None:
         if params.logprobs is not None and params.logprobs > self._vocab_size:
             raise ValueError(f"logprobs={params.logprobs}: the vocabulary has {self._vocab_size} tokens")
-
-    def _check_adapter(self, lora: str | None) -> None:
-        known = () if self._adapters is None else self._adapters.names
-        if lora is not None and lora not in known:
-            raise ValueError(f"lora={lora}: not loaded; loaded are: {', '.join(known) or 'none'}")
 
     def _watch(self, answer: Answer) -> None:
         """Look for stop strings, if any are asked for."""

@@ -2,8 +2,8 @@
 
 Of the adapters that are loaded, in host memory, up to `max_loras` are resident: each in a slot of one device
 buffer, its ranks padded to `max_rank`, so that swapping one in is one copy from pinned memory and evicting
-one is letting the next overwrite it. Which are resident is decided from outside, by `put` and `evict`; who
-does not mind calls `make_resident`: the least recently used one that nobody has pinned makes room.
+one is letting the next overwrite it. Which are resident is decided outside, by `policies.adapters`, and told
+by `put`.
 
     slot:  | layer 0: qkv A | qkv B | o A | o B | gate_up A | gate_up B | down A | down B | layer 1: ... |
     qkv A  [3 R, K]: the ranks of queries, keys, values        qkv B  [N, R]: their outputs, as in the weight
@@ -113,7 +113,7 @@ class _Loaded:
 
     image_E: torch.Tensor
     scaling: float
-    num_pins: int = 0
+    rank: int
 
 
 class AdapterBank:
@@ -152,7 +152,7 @@ class AdapterBank:
         self._scaling_L = torch.zeros(max_loras, dtype=torch.float32, device=device)
         self._views = {at: self._matrices(place, self._slots_LE) for at, place in self._places.items()}
         self._loaded: dict[str, _Loaded] = {}
-        self._resident: dict[str, int] = {}  # least recently used first
+        self._resident: dict[str, int] = {}
 
     @staticmethod
     def bytes_per_adapter(
@@ -174,8 +174,13 @@ class AdapterBank:
         return tuple(self._loaded)
 
     @property
+    def ranks(self) -> Mapping[str, int]:
+        """Of the adapters that are loaded, by name."""
+        return {name: loaded.rank for name, loaded in self._loaded.items()}
+
+    @property
     def resident(self) -> Mapping[str, int]:
-        """Slots of those on the device, by name, the least recently used first."""
+        """Slots of those on the device, by name."""
         return MappingProxyType(self._resident)
 
     def load(self, name: str, adapter: Adapter) -> None:
@@ -193,11 +198,11 @@ class AdapterBank:
             image_E = self._image(adapter)
         except ValueError as error:
             raise ValueError(f"adapter {name}: {error}") from None
-        self._loaded[name] = _Loaded(image_E, adapter.scaling)
+        self._loaded[name] = _Loaded(image_E, adapter.scaling, adapter.rank)
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. Raises ValueError if it is not loaded, or pinned."""
-        self._check_unused(name)
+        """Forget an adapter that nobody uses. Raises ValueError if it is not loaded."""
+        self._find(name)
         self._resident.pop(name, None)
         del self._loaded[name]
 
@@ -206,7 +211,7 @@ class AdapterBank:
 
         Nothing is copied if it is there already. The copy is queued on the current stream: steps queued
         before it see the slot's old adapter, those behind it the new one. Raises ValueError if it is not
-        loaded, and if it or the slot's adapter would have to leave a slot while pinned.
+        loaded.
         """
         loaded = self._find(name)
         if self._resident.get(name) == slot:
@@ -218,42 +223,12 @@ class AdapterBank:
         self._scaling_L[slot].fill_(loaded.scaling)
         self._resident[name] = slot
 
-    def make_resident(self, name: str) -> int | None:
-        """The adapter's slot; it is put there if it has none, over the least recently used one without pins.
-
-        None: every slot is pinned. Raises ValueError if it is not loaded.
-        """
-        self._find(name)
-        if name in self._resident:
-            self._resident[name] = self._resident.pop(name)  # the most recently used: last
-        else:
-            slot = self._free_slot()
-            if slot is None:
-                return None
-            self.put(name, slot)
-        return self._resident[name]
-
     def evict(self, slot: int) -> None:
-        """Free a slot; nothing happens if it is free. Raises ValueError if its adapter is pinned."""
+        """Free a slot; nothing happens if it is free."""
         if not 0 <= slot < self.max_loras:
             raise ValueError(f"slot={slot}: must be >= 0 and < max_loras={self.max_loras}")
         for name in [name for name, held in self._resident.items() if held == slot]:
-            self._check_unused(name)
             del self._resident[name]
-
-    def pin(self, name: str) -> int | None:
-        """As make_resident, and it stays until as many `unpin` as `pin` calls. None: not pinned."""
-        slot = self.make_resident(name)
-        if slot is not None:
-            self._loaded[name].num_pins += 1
-        return slot
-
-    def unpin(self, name: str) -> None:
-        """A sequence that used the adapter has ended. Raises ValueError if it was not pinned."""
-        loaded = self._find(name)
-        if not loaded.num_pins:
-            raise ValueError(f"adapter {name}: is not pinned")
-        loaded.num_pins -= 1
 
     def apply(
         self, layer: int, projection: str, x_TK: torch.Tensor, out_TN: torch.Tensor, segments: Segments
@@ -305,24 +280,11 @@ class AdapterBank:
             raise ValueError(f"has numbers that are infinite or not a number in {image_E.dtype}")
         return image_E
 
-    def _free_slot(self) -> int | None:
-        """A slot that holds nothing, else that of the least recently used without pins."""
-        if free := set(range(self.max_loras)) - set(self._resident.values()):
-            return min(free)
-        for name, slot in self._resident.items():
-            if not self._loaded[name].num_pins:
-                return slot
-        return None
-
     def _find(self, name: str) -> _Loaded:
         if name not in self._loaded:
             there = ", ".join(self._loaded) or "none"
             raise ValueError(f"adapter {name}: not loaded; loaded are: {there}")
         return self._loaded[name]
-
-    def _check_unused(self, name: str) -> None:
-        if num_pins := self._find(name).num_pins:
-            raise ValueError(f"adapter {name}: in use by {num_pins} sequences; wait for them, or abort them")
 
 
 def _layout(

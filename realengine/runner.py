@@ -167,12 +167,17 @@ class Runner:
         self._num_logprobs_S[slot] = -1 if params.logprobs is None else params.logprobs
         self._lora_S[slot] = NO_ADAPTER
         if lora is not None:
-            assert self._adapters is not None
-            self._lora_S[slot] = self._adapters.resident[lora]
-            self._puts.append((lora, self._adapters.resident[lora]))
+            assert self._core.residents is not None
+            adapter_slot = self._core.residents.slot_of(lora)
+            assert adapter_slot is not None
+            self._lora_S[slot] = adapter_slot
         if params.has_penalties:
             self._draw_S[slot] = Draw.penalised
             self._marks.append(Mark(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
+
+    def put(self, name: str, slot: int) -> None:
+        """An adapter comes into a slot, before what is launched next."""
+        self._puts.append((name, slot))
 
     def move(self, transfers: list[Transfer]) -> None:
         """Copy KV between the GPU and host memory, before what is launched next."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from hwmodels.layout import ParallelLayout
+from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
 from policies.caching.pool import Caching
@@ -19,6 +21,14 @@ from realengine.lora_adapter import Adapter
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+SIMULATED_CUTS = (
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "attention_data_parallel_size",
+    "expert_parallel_size",
+    "sequence_parallel",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +69,9 @@ class EngineSettings:
     lora_adapters: Mapping[str, str | Path | Adapter] = field(default_factory=dict)
     """By the names that requests use: folders in PEFT's format, or adapters."""
     max_loras: int | None = None
-    """Adapters on the GPU at a time; None: all that there are."""
+    """Adapters on the GPU at a time; None: all that there are. The least recently used makes room."""
+    adapters: FixedSlots | None = None
+    """How they take turns in the slots, instead of max_loras."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,6 +89,11 @@ class EngineSettings:
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if self.adapters is not None and self.max_loras is not None:
+            raise ValueError(
+                f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="
+                f"{self.adapters.max_loras}"
+            )
         if self.caching.changes_outputs:
             name = type(self.caching).__name__
             raise ValueError(f"caching={name}: it drops KV that attention reads: simulation only")
@@ -87,6 +104,17 @@ class EngineSettings:
             raise ValueError("caching.presume_cached: the KV would not be there: simulation only")
         if self.caching.tiers_gib[1]:
             raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")
+
+    def with_layout(self, layout: ParallelLayout) -> EngineSettings:
+        """The same on the devices of a layout. Raises ValueError for a cut that only the simulator makes."""
+        for name in SIMULATED_CUTS:
+            size, alone = getattr(layout, name), getattr(ParallelLayout(), name)
+            if size != alone:
+                raise ValueError(
+                    f"{name}={size}: simulation only, the engine cuts a model by tensor_parallel_size alone; "
+                    f"set it to {alone}"
+                )
+        return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
 
     @property
     def max_num_batched_tokens(self) -> int | None:

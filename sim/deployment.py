@@ -9,9 +9,11 @@ from hwmodels.calibration import Calibration
 from hwmodels.device import Device
 from hwmodels.iteration import IterationModel
 from hwmodels.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
-from hwmodels.memory import MemoryPlan, plan_memory
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
+from hwmodels.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.model_spec import ModelSpec
+from policies.adapters import AdapterServing
+from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import Caching, KvMemory
@@ -40,10 +42,24 @@ class Deployment:
     expert_parallel_size: int = 1
     sequence_parallel: bool = False
     """How a replica is cut over its devices: see `hwmodels.layout`."""
+    layout_notes: tuple[str, ...] = ()
+    """Why so, where a policy chose: see `sim.layout_choice`."""
     lora: Lora | None = None
     """Adapters in every batch."""
+    adapters: AdapterServing | None = None
+    """How the adapters that requests name are served."""
 
     def __post_init__(self) -> None:
+        if self.lora is not None and self.adapters is not None:
+            raise ValueError(
+                "lora: must be null where requests name their adapters; set adapters=none to price the same "
+                "ones in every batch"
+            )
+        if self.adapters is not None and not isinstance(self.latency, Spec | Calibrated):
+            raise ValueError(
+                f"latency={type(self.latency).__name__}: has no times of LoRA adapters; choose "
+                "latency=calibrated or spec, or adapters=none"
+            )
         self.layout.check(self.model, self.hardware)
         limit = self.model.max_position_embeddings
         if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
@@ -102,8 +118,19 @@ class Deployment:
             block_size=self.caching.block_size,
             num_kv_blocks=self.engine.num_kv_blocks,
             cuda_graphs=self.engine.cuda_graphs,
-            lora=self.lora,
+            lora=self.lora if self.adapters is None else self._adapter_slots(self.adapters),
         )
+
+    def adapter_memory(self) -> AdapterMemory:
+        """What an adapter takes in a replica."""
+        one_rank = adapter_bytes(self.model, self.layout, Lora(rank=1)) * self.layout.num_devices
+        return AdapterMemory(one_rank, self.caching.block_size * self.kv_bytes_per_token)
+
+    @staticmethod
+    def _adapter_slots(adapters: AdapterServing) -> Lora | None:
+        """What is set aside for adapters, as large as so many of one rank."""
+        num_slots, rank = adapters.slots
+        return Lora(rank=rank, num_active=num_slots) if num_slots else None
 
     def kv_memory(self, num_blocks: int, future: FutureUses | None = None) -> KvMemory:
         """What a replica's KV pool is made for; `future` is for offline bounds."""
@@ -120,6 +147,12 @@ class Deployment:
         """KV of one token, over all devices that hold a part of it."""
         plan = self.plan_memory()
         return plan.kv_bytes_per_token * self.layout.num_devices / plan.num_pools
+
+    @property
+    def merge_s(self) -> float:
+        """To take an adapter out of the weights and put another in: all are read and written, twice."""
+        bandwidth = self.hardware.memory_bandwidth_bytes_per_s
+        return 4 * weight_bytes(self.model, self.layout) / bandwidth
 
     def iteration_model(self) -> IterationModel:
         """The prices of a replica's iterations. Raises ValueError where the level cannot price it."""

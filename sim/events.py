@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
-another tier; the others: `policies.plan.Cause`."""
+another tier, or its adapter is; the others: `policies.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
 TIERS = ("", "gpu", "host", "disk", "remote")
 
@@ -42,7 +42,7 @@ class Event(IntEnum):
 
     arrive = 0  # tokens: of the prompt
     first_token = 1
-    load = 2  # got slot and blocks; tokens: KV on its way from `tier`, of all known tokens
+    load = 2  # got slot and blocks; tokens: KV on its way from `tier`, of all known; 0: its adapter is
     swap_in = 3  # the same for KV that a preemption had swapped out
     loaded = 4  # that KV is there
     admit = 5  # work on it begins; tokens: KV that need not be computed, of all known tokens
@@ -108,6 +108,7 @@ class EventLog:
             or plan.preempted
             or core.paused
             or self._paused
+            or (core.residents is not None and core.loading)
         )
 
     def enter(self, seq: Sequence) -> None:
@@ -144,6 +145,9 @@ class EventLog:
                     self._admit(seq, now)
         for transfer in transfers:
             self._transfer(transfer, now)
+        if core.residents is not None:
+            for seq in core.loading.values():
+                self._await_adapter(seq, now)
         if cause is not self._cause:
             if self._cause is not None:
                 self._total_s[self._cause] += now - self._since_s
@@ -272,6 +276,14 @@ class EventLog:
         self._waits[seq.request_id] = _Wait(
             now, None, is_first=wait.is_first, is_swapped=is_swapped, is_adopted=wait.is_adopted
         )
+
+    def _await_adapter(self, seq: Sequence, now: float) -> None:
+        """A sequence has got its slot, and waits for its adapter, unless that is noted already."""
+        wait = self._waits[seq.request_id]
+        if wait.reading is not None:
+            waited_s = self._split(wait, now)
+            self._log(Event.load, seq, now, waited_s)
+            self._waits[seq.request_id] = _Wait(now, None, is_first=wait.is_first)
 
     def _split(self, wait: _Wait, now: float) -> tuple[float, ...]:
         """Seconds of a wait that ends now, in the order of `WAITS`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ from hwmodels.device import Device
 from hwmodels.iteration import IterationModel
 from hwmodels.memory import GIB
 from hwmodels.storage import Storage
+from policies.adapters.registry import Adapter, Registry
 from policies.caching.eviction.future import FutureUses
 from policies.engine import EngineCore
 from policies.prediction import LengthPredictor
@@ -118,13 +119,13 @@ class PoolSettings(Deployment):
                 f"{self.storage.disk_gib:g}, a GPU's share of the disk"
             )
 
-    def pool(self, name: str = "", future: FutureUses | None = None) -> Pool:
-        """The same for a run. `future` is for offline bounds."""
+    def pool(self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()) -> Pool:
+        """The same for a run. `future` is for offline bounds, served: the adapters that the traffic names."""
         num_blocks = self.plan_memory().num_blocks
         return Pool(
             name=name,
             replicas=self.replicas,
-            core=lambda: self.core(num_blocks, future),
+            core=lambda: self.core(num_blocks, future, served),
             model=self.iteration_model(),
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.engine.host.overlapped,
@@ -154,16 +155,25 @@ class PoolSettings(Deployment):
         """Of a replica."""
         return self.hardware.price_usd_per_hour * self.layout.num_devices
 
-    def core(self, num_kv_blocks: int, future: FutureUses | None = None) -> EngineCore:
+    def registry(self, served: Iterable[Adapter]) -> Registry:
+        """The adapters that a replica serves. Raises ValueError where they do not fit its model."""
+        return Registry(served, self.model.name, self.adapter_memory())
+
+    def core(
+        self, num_kv_blocks: int, future: FutureUses | None = None, served: Iterable[Adapter] = ()
+    ) -> EngineCore:
         """One replica's engine, with policies of its own: what they remember stays there."""
+        kv_pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
+        residents = None if self.adapters is None else self.adapters.residents(self.registry(served), kv_pool)
         return EngineCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
-            pool=self.caching.pool(self.kv_memory(num_kv_blocks, future)),
+            pool=kv_pool,
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
+            residents=residents,
         )
 
     @property
@@ -181,4 +191,5 @@ class PoolSettings(Deployment):
             disk_bytes_per_s=self.storage.disk_bytes_per_s * num_devices,
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
+            merge_s=self.merge_s,
         )

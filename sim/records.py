@@ -7,6 +7,7 @@ one row an iteration, the same whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import isnan
@@ -17,9 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iteration import IterationShape
+from hwmodels.iteration import COUNTED, AdapterBatch
+from policies.adapters.residents import AdapterCounts
 from policies.engine import EngineCore
-from policies.plan import Cause
+from policies.plan import AdapterUse, Cause
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence
 from sim.events import logged_events
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from sim.replica import Flight
 
 NAN = float("nan")
+NO_USE = AdapterUse(0, 0, 0, 0)
+ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
+"""Of an iterations table where adapters are served: different ones, and the fields of AdapterBatch."""
 
 
 class Status(IntEnum):
@@ -218,7 +223,7 @@ class IterationLog:
         "kv_tokens_used",
         "preempted",
         "waits_for_memory",  # 1: the first of the waiting found no room for its KV
-        *IterationShape._fields,
+        *COUNTED,
     )
     ROW = (
         "num_iterations",
@@ -231,13 +236,15 @@ class IterationLog:
     )
     _pack = Struct(f"{len(ROW)}d").pack
 
-    def __init__(self, replica: int, block_size: int) -> None:
+    def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         self.replica = replica
+        self.serves_adapters = serves_adapters
         self.block_size = block_size
         self._rows = bytearray()
         self._ends_s = array("d")
         self._blocks_due = array("L")  # for each row of several iterations: block_size numbers, by phase
         self._gaps = array("d")  # pairs: seconds, end
+        self._adapters = array("q")  # for each row the numbers of AdapterUse, where adapters are served
 
     def add_gap(self, gap_s: float, end_s: float) -> None:
         """One sequence's gap between two tokens, the second of them at end_s."""
@@ -248,6 +255,9 @@ class IterationLog:
         """Enter a flight that is about to be committed."""
         plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
+        if self.serves_adapters:
+            use = plan.adapters or NO_USE
+            self._adapters.extend(use * num_iterations if plan.chunks else use)
         if plan.chunks:
             self._add_chunks(flight, core, emitted_s, num_fresh)
             return
@@ -290,7 +300,7 @@ class IterationLog:
                 flight.num_tokens_held + (step + 1) * num_new,
                 len(plan.preempted),
                 plan.waits_for is Cause.memory,
-                *shape_of(plan, step),
+                *shape_of(plan, step)[:-1],
             )
             start_s = emitted_s = flight.ends_s[step]
             num_fresh = 0
@@ -327,6 +337,10 @@ class IterationLog:
             columns[name] = by_iteration(name)
         for name, grown_by_step in grown_by.items():
             columns[name] += grown_by_step
+        if self.serves_adapters:
+            used = np.frombuffer(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
+            for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
+                columns[name] = np.repeat(column, num)
         count = columns["decode_seqs"].copy()
         count[first] -= row["num_fresh"].astype(np.int64)
         decodes = count > 0
@@ -407,6 +421,7 @@ class RunRecords:
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers that crashes cut short, which their requests' rows do not count.
     links: between replicas, those that KV was sent over.
+    adapters: what those of each replica did; empty where none are served.
     """
 
     requests: pd.DataFrame
@@ -424,6 +439,7 @@ class RunRecords:
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0
     links: tuple[LinkRecord, ...] = ()
+    adapters: Iterable[AdapterCounts] = ()
 
     @property
     def num_replicas(self) -> int:

@@ -92,7 +92,7 @@ class Replica:
         self.core = pool.core()
         self.past_cores: list[tuple[EngineCore, float]] = []  # lost in crashes, and when
         self.num_kv_tokens = self.core.pool.num_blocks * self.core.pool.block_size
-        self.iterations = IterationLog(index, self.core.pool.block_size)
+        self.iterations = IterationLog(index, self.core.pool.block_size, self.core.residents is not None)
         self.events = EventLog(pool.frontend_s)
         self._model = pool.model
         self._clock = around.clock
@@ -185,6 +185,10 @@ class Replica:
             )
         self._settle()
         return self.core.pool.peek(request)
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether an adapter is on its GPU, or on its way there."""
+        return self.core.residents is not None and self.core.residents.is_resident(name)
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
@@ -471,6 +475,9 @@ class Replica:
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
+        for load in core.take_adapter_loads():
+            done_s = self._links.load(load, now)
+            self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
         if plan is None or transfers or self.events.is_news(core, plan):
             self.events.planned(core, plan, transfers, now)
         if self._incoming:
@@ -574,12 +581,20 @@ class Replica:
         self.core.loaded(request_id)
         self._look_up()
 
+    def _on_adapter_loaded(self, name: str) -> None:
+        self._settle()
+        assert self.core.residents is not None
+        for seq in self.core.residents.waiters(name):
+            self.events.loaded(seq, self._clock.now)
+        self.core.adapter_loaded(name)
+        self._look_up()
+
     def _ends_s(self, plan: StepPlan, num_iterations: int, start_s: float) -> list[float]:
         """When each of the plan's iterations ends: added up one after the other, as stepping does.
 
         Up to the first that the model cannot price, if there is one: the leap may be cut before it.
         """
-        if not plan.chunks and plan.num_widening == plan.num_decodes:
+        if not plan.chunks and plan.num_widening == plan.num_decodes and plan.adapters is None:
             durations_s = self._model.decode_seconds(
                 plan.num_decodes, plan.num_decode_context_tokens, num_iterations
             )

@@ -14,6 +14,7 @@ from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.precision import precision_notes
 from hwmodels.tariff import Tariff
+from policies.adapters.registry import Adapter
 from policies.admission import Admission
 from policies.admission.none import AdmitAll
 from policies.caching.content import prompt_runs
@@ -160,6 +161,7 @@ class Scenario(PoolSettings):
                 )
         PoolSettings.__post_init__(self)  # super() does not know classes with slots
         check_roles(self.pools_by_name, self.network, self.roles)
+        self._check_adapters()
         self._check_branching()
 
     def _check_troubles(self) -> None:
@@ -171,6 +173,30 @@ class Scenario(PoolSettings):
             self.troubles.check(self.num_replicas, pools)
         except ValueError as error:
             raise ValueError(f"troubles.{error}") from None
+
+    def _check_adapters(self) -> None:
+        """Raise ValueError where the traffic's adapters cannot be served."""
+        for name, pool in self.pools_by_name.items():
+            where = f"pools.{name}." if name else ""
+            if pool.adapters is None:
+                if self.served_adapters:
+                    raise ValueError(
+                        f"{where}adapters=none: the workload's requests name {len(self.served_adapters)} "
+                        "LoRA adapters; choose how they are served, such as adapters=fixed_slots"
+                    )
+                continue
+            kv_pool = pool.caching.pool(pool.kv_memory(1, FutureUses(())))
+            try:
+                pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
+            except ValueError as error:
+                own = "" if str(error).startswith("caching=") else "adapters."
+                raise ValueError(f"{where}{own}{error}") from None
+
+    @property
+    def served_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that the traffic names."""
+        served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
+        return served
 
     def _check_branching(self) -> None:
         """Raise ValueError where no request with several answers could ever be served."""
@@ -233,7 +259,9 @@ class Scenario(PoolSettings):
         future = self.future()
         simulation = Simulation(
             source=source,
-            pools=[pool.pool(name, future) for name, pool in self.pools_by_name.items()],
+            pools=[
+                pool.pool(name, future, self.served_adapters) for name, pool in self.pools_by_name.items()
+            ],
             routing=deepcopy(self.routing),
             admission=deepcopy(self.admission),
             retries=deepcopy(self.retries),
@@ -318,6 +346,7 @@ def _described(pool: PoolSettings) -> dict[str, Any]:
 def _notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
     """What a reader must know of a pool's figures."""
     yield pool.latency.basis(pool.replica)
+    yield from pool.layout_notes
     yield from pool.model.notes
     yield from precision_notes(pool.model, pool.hardware)
     yield from _limits(pool, model, slo)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwmodels.iteration import IterationShape, Num, causal_pairs
+from hwmodels.iteration import AdapterBatch, IterationShape, Num, causal_pairs
 from policies.plan import StepPlan
 
 
@@ -22,6 +22,10 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
         num_pairs = num_pairs + causal_pairs(n, cached)
         num_context = num_context + cached + n
         num_sampled += completes
+    adapters = None
+    if plan.adapters is not None:
+        _, *counts = plan.adapters
+        adapters = AdapterBatch(*counts)
     return IterationShape(
-        num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled
+        num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled, adapters
     )

@@ -231,6 +231,7 @@ class Simulation:
             pinned_token_s=sum(core.pool.pinned_token_s_until(lost_s) for core, lost_s in cores),
             num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
             unfilled=self._unfilled(),
+            adapters=[core.residents.counts for core, _ in cores if core.residents is not None],
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
             links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )

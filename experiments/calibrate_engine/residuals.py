@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.calibrate_engine.steps import Chunk, Step
+from hwmodels.iteration import COUNTED
 
 KINDS = ("decode", "prefill", "mixed")
 SIGMA = 0.7
@@ -48,7 +49,7 @@ def residual_table(
     table = pd.DataFrame(
         {
             "kind": [step.kind for step in steps],
-            **{name: [getattr(step.shape, name) for step in steps] for name in Step().shape._fields},
+            **{name: [getattr(step.shape, name) for step in steps] for name in COUNTED},
             "measured_s": measured_s,
             "priced_s": priced_s,
         }

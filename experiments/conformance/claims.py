@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.build import build
+from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.days import draw_days
 from experiments.conformance.door_promises import (
     answers_at_the_door,
@@ -69,6 +70,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
         forgets_who_has_ended,
     ),
     "scaling": (asks_within_bounds, asks_the_same_again),
+    "adapters": (*_EVERY, no_leaked_blocks, blind_to_the_truth),
     "prediction": (predicts_within_limits, copies_share_nothing, honest_about_the_truth, *_EVERY),
 }
 
@@ -157,6 +159,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     promises = {promise.__name__: promise for promise in PROMISES[family]}
     if family == "scaling":  # it sees a pool, no engine: days of fluid traffic are its worlds
         return [Claim(name, promise, draw_days(policy)) for name, promise in promises.items()]
+    if family == "adapters":
+        return [Claim(name, promise, draw_adapter_worlds(policy)) for name, promise in promises.items()]
     worlds = draw_worlds_with(family, policy, fixed)
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]

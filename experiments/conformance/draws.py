@@ -32,7 +32,9 @@ from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
 from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.cost_aware import CostAware
+from policies.routing.dedicated import Dedicated
 from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.power_of_two import PowerOfTwo
@@ -156,7 +158,8 @@ def draw_routing(num_replicas: int, tick_s: float) -> st.SearchStrategy[Any]:
     ttft_s = st.sampled_from([1, 3, 10]).map(lambda n: n * tick_s)
     tokens_per_s = st.sampled_from([1.0, 20.0]).map(lambda n: n / tick_s)
     return (
-        st.sampled_from([RoundRobin(), Random(), JoinShortestKv()])
+        st.sampled_from([RoundRobin(), Random(), JoinShortestKv(), Dedicated()])
+        | st.builds(AdapterAffinity, max_excess=st.integers(0, 3))
         | st.builds(Weighted, weights=by_replica)
         | st.builds(LeastOutstanding, count=count)
         | st.builds(PowerOfTwo, num_choices=st.integers(1, num_replicas), count=count)
@@ -250,6 +253,7 @@ def draw_worlds(draw: st.DrawFn, schedulings: st.SearchStrategy[Any] | None = No
         st.none() | st.none() | st.integers(0, 400).map(lambda n: n * tick_s / 2),
         branching=st.none(),
         sample_tokens=st.just(()),
+        adapter=st.none(),
     )
     num_asks = draw(st.sampled_from([6, 10] if storm else [1, 6]))
     block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))

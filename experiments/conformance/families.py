@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from policies.adapters import AdapterServing
 from policies.caching.pool import Caching
 from policies.scheduling import Scheduling
 
@@ -24,6 +25,7 @@ FAMILIES = (
     Family("admission", ("refusal",)),
     Family("scaling", ("target",)),
     Family("prediction", ("predict", "observe")),
+    Family("adapters", ("residents",), AdapterServing),
 )
 
 

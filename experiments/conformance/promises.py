@@ -41,7 +41,8 @@ def no_leaked_blocks(world: World) -> None:
     for core in flown.cores:
         if core.num_unfinished:
             continue
-        assert core.pool.num_used == 0, f"all have ended, and {core.pool.num_used} blocks are still in use"
+        num_used = core.pool.num_used - (0 if core.residents is None else core.residents.num_blocks)
+        assert num_used == 0, f"all have ended, and {num_used} blocks are still in use"
         assert len(core.free_slots) == core.max_num_seqs, "all have ended, and a slot is still taken"
         num_swapped = world.num_swap_blocks - core.num_free_swap_blocks
         assert num_swapped == 0, f"all have ended, and {num_swapped} blocks of host memory are still taken"

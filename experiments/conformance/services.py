@@ -46,7 +46,7 @@ TOY = Device(
 
 def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
     """Ports of so many tokens a tick, a token of KV being a byte."""
-    usual = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
+    usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
     return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
 
 

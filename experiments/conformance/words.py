@@ -31,6 +31,9 @@ def _of_world(world: World) -> str:
         lines.append(f"prediction {world.prediction}")
     if world.scheduling.preemption_mode == "swap":
         lines.append(f"host memory for {_count(world.num_swap_blocks, 'block')} of preempted KV")
+    if world.adapters is not None:
+        served = ", ".join(f"{adapter.name} of rank {adapter.rank}" for adapter in world.served)
+        lines.append(f"adapters {world.adapters}, of {served}")
     if world.frontend_s:
         lines.append(f"an engine knows of a request {world.frontend_s:.6g} s after its arrival")
     if world.plans_ahead:
@@ -84,6 +87,8 @@ def _ask(ask: Ask) -> str:
         parts.append(f"begins with {runs}")
     if ask.answer_id is not None:
         parts.append(f"its answer is content {ask.answer_id}")
+    if ask.adapter is not None:
+        parts.append(f"adapter {ask.adapter}")
     return ", ".join(parts)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.iteration import COMPONENTS
+from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.branch_set import tokens_in_own_name
@@ -52,6 +53,8 @@ class ToyModel:
     def seconds(self, shape: Any) -> Any:
         num_tokens = shape.decode_seqs + shape.prefill_tokens
         num_context = shape.decode_context_tokens + shape.prefill_context_tokens
+        if shape.adapters is not None:  # as if ranks were tokens of context
+            num_context = num_context + shape.adapters.ranks
         return self.tick_s * (1 + (0 if self.flat else 1) * (num_tokens // 4 + num_context // 32))
 
     def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
@@ -85,6 +88,8 @@ class Ask(NamedTuple):
     branching: Branching | None = None
     sample_tokens: tuple[int, ...] = ()
     """Output tokens of each branch; empty: all end together."""
+    adapter: str | None = None
+    """The LoRA adapter that answers it."""
 
 
 class Traffic:
@@ -139,6 +144,7 @@ class Traffic:
             deadline_s=ask.deadline_s,
             answer_id=ask.answer_id,
             branching=ask.branching,
+            adapter=ask.adapter,
         )
         self._num_made += 1
         return Arrival(request, ask.num_output_tokens, ask.sample_tokens)
@@ -217,6 +223,7 @@ class DiaryCore(EngineCore):
         assert set(owners) <= set(range(1, self.pool.num_blocks + 1))
         shares = type(self.pool).num_cached is not BlockPool.num_cached  # it finds what others computed
         assert shares or all(count == 1 for count in owners.values()), "a block is owned twice"
+        num_unasked += 0 if self.residents is None else self.residents.num_blocks
         assert len(owners) == self.pool.num_used - num_unasked, "a block is leaked"
         for source, target in self.branched.copies(plan):
             assert source in owners, "a copy of a block that nobody owns"
@@ -240,6 +247,9 @@ class World:
     scheduling: Any = field(default_factory=Fcfs)
     caching: Any = field(default_factory=lambda: Paged(block_size=4))
     prediction: Any = None
+    adapters: Any = None
+    """How those of `served` are served; None: they are not."""
+    served: tuple[Adapter, ...] = ()
     num_blocks: int = 1000
     num_swap_blocks: int = 0
     links: Callable[[], Links] = Links
@@ -264,17 +274,7 @@ class World:
         cores: list[DiaryCore] = []
 
         def core() -> DiaryCore:
-            cores.append(
-                DiaryCore(
-                    batching=deepcopy(self.batching),
-                    scheduling=deepcopy(self.scheduling),
-                    pool=self.caching.pool(KvMemory(self.num_blocks, 1.0, max_model_len=self.max_model_len)),
-                    max_num_seqs=self.max_num_seqs,
-                    max_model_len=self.max_model_len,
-                    predictor=deepcopy(self.prediction),
-                    num_swap_blocks=self.num_swap_blocks,
-                )
-            )
+            cores.append(self._core())
             return cores[-1]
 
         source = Traffic(
@@ -303,3 +303,20 @@ class World:
             signal_age_s=self.signal_age_s,
         )
         return Flown(simulation.run(report), cores, source)
+
+    def _core(self) -> DiaryCore:
+        pool = self.caching.pool(KvMemory(self.num_blocks, 1.0, max_model_len=self.max_model_len))
+        residents = None
+        if self.adapters is not None:  # a rank takes as much as a token of KV
+            memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
+            residents = self.adapters.residents(Registry(self.served, "toy", memory), pool)
+        return DiaryCore(
+            batching=deepcopy(self.batching),
+            scheduling=deepcopy(self.scheduling),
+            pool=pool,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            predictor=deepcopy(self.prediction),
+            num_swap_blocks=self.num_swap_blocks,
+            residents=residents,
+        )

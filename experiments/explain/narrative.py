@@ -128,6 +128,8 @@ def _event(row: Any, story: RequestStory) -> str:
         else:
             why = f"KV memory for request {row.by}"
         return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
+    if event == "load" and not row.tier:
+        return "got a slot; its adapter is on its way"
     if event in ("load", "swap_in"):
         what = "swapped KV comes back" if event == "swap_in" else "KV found"
         return f"got a slot; {what}, {row.tokens:,} of {of} from {row.tier}"
@@ -137,7 +139,7 @@ def _event(row: Any, story: RequestStory) -> str:
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",
-        "loaded": "KV is there",
+        "loaded": "what it waited for is there",
         "admit": f"admitted: {row.tokens:,} of {of} found in the cache",
         "resume": f"admitted again: {row.tokens:,} of {of} found in the cache",
         "resume_swapped": f"goes on: {row.tokens:,} of {of} swapped in",

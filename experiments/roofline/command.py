@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
 from experiments.build import build_as
 from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
+from experiments.layout import with_layout
 from experiments.output_file import check_output_file
 from experiments.roofline.chart import write_chart
 from experiments.roofline.survey import RooflineSettings, Survey, survey
@@ -20,8 +21,10 @@ from experiments.roofline.tables import print_survey
 
 def build_survey(cfg: DictConfig) -> Survey:
     """Raises ConfigError for whatever a user can mend."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    settings: RooflineSettings = build_as(RooflineSettings, own, "")
+    own = {str(key): cfg[key] for key in cfg if key != "hydra"}
+    if isinstance(own["batch_sizes"], ListConfig):
+        own["batch_sizes"] = list(own["batch_sizes"])
+    settings: RooflineSettings = build_as(RooflineSettings, with_layout(own), "")
     try:
         if settings.out is not None:
             check_output_file("out", settings.out)

@@ -82,6 +82,7 @@ def survey(settings: RooflineSettings) -> Survey:
     chosen = _chosen_shape(settings)
     notes = [
         settings.latency.basis(settings.replica),
+        *settings.layout_notes,
         *settings.model.notes,
         *precision_notes(settings.model, settings.hardware),
     ]

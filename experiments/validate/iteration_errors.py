@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.validate.measured import Measured
-from hwmodels.iteration import IterationModel, IterationShape
+from hwmodels.iteration import COUNTED, IterationModel
 from sim.metrics.series import octaves
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 
@@ -53,7 +53,7 @@ class IterationError:
 def has_shapes(run: Measured) -> bool:
     """Whether the run's iterations can be priced."""
     columns = () if run.iterations is None else run.iterations.columns
-    return {"duration_s", *IterationShape._fields} <= set(columns)
+    return {"duration_s", *COUNTED} <= set(columns)
 
 
 def iteration_errors(reals: Sequence[Measured], model: IterationModel) -> list[IterationError]:

@@ -123,6 +123,7 @@ class Drive:
             params,
             request.priority,
             request.tenant,
+            request.adapter,
             arrival_s=self._start_s + request.arrival_s,
             deadline_s=None if due_s is None else self._start_s + due_s,
         )

@@ -156,20 +156,20 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
     """The engine that the scenario describes. Raises ValueError, with the setting, for one that it is not."""
     if scenario.replicas > 1:
         raise ValueError(f"replicas={scenario.replicas}: one engine is flown; set it to 1")
-    if scenario.layout.num_devices > 1:
-        raise ValueError(f"{scenario.layout.num_devices} devices: one is flown; set the parallel sizes to 1")
     if scenario.prediction is not None and scenario.prediction.needs_truth:
         name = type(scenario.prediction).__name__
         raise ValueError(f"prediction={name}: is told the true lengths: simulation only")
     if scenario.lora is not None:
         raise ValueError("lora: not flown; set it to null")
+    if scenario.adapters is not None:
+        raise ValueError("adapters: not flown, as they have no weights here; set adapters=none")
     answers = getattr(scenario.workload, "branching", None)
     if isinstance(answers, Answers) and answers.every is not None:
         raise ValueError(
             f"workload.branching.every={answers.every}: the engine chooses none of them anew; set it to null"
         )
     model, profile = scenario.model, scenario.engine
-    return EngineSettings(
+    settings = EngineSettings(
         device=device.type,
         dtype=TORCH_DTYPES[model.dtype],
         quantization=quantization_of(model),
@@ -186,7 +186,11 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         caching=scenario.caching,
         predictor=deepcopy(scenario.prediction),
         seed=scenario.seed,
-    )
+    ).with_layout(scenario.layout)
+    if settings.tensor_parallel_size > 1:
+        size = settings.tensor_parallel_size
+        raise ValueError(f"tensor_parallel_size={size}: one device was measured, and is flown; set it to 1")
+    return settings
 
 
 def _kv_cache_dtype(model: ModelSpec) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.validate.measured import Measured
 from experiments.validate_engine.recording import Recording
-from hwmodels.iteration import IterationShape
+from hwmodels.iteration import COUNTED
 from sim.records import Gaps
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
@@ -152,7 +152,7 @@ def _iterations(recording: Recording, start_s: float) -> pd.DataFrame:
     each_s = (ends_s(recording) - begin_s) / num
     rows = np.repeat(np.arange(len(steps)), num)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(num) - num, num)
-    columns = ["running", "waiting", "kv_blocks_used", "kv_tokens_used", "preempted", *IterationShape._fields]
+    columns = ["running", "waiting", "kv_blocks_used", "kv_tokens_used", "preempted", *COUNTED]
     table = steps[columns].iloc[rows].reset_index(drop=True)
     for column in GROWING:
         table[column] += nth * table["decode_seqs"]

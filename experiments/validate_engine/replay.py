@@ -68,10 +68,12 @@ def _tell(core: EngineCore, events: Iterable[Event]) -> None:
 
 
 def _load(core: EngineCore) -> None:
-    """KV that moves between tiers is there at once, as far as plans know: the device keeps the order."""
+    """KV that moves between tiers, and adapters, are there at once for plans: the device keeps the order."""
     for transfer in core.take_transfers():
         if transfer.seq is not None:
             core.loaded(transfer.seq.request_id)
+    for load in core.take_adapter_loads():
+        core.adapter_loaded(load.name)
 
 
 def _outcome(core: EngineCore, num_iterations: int, events: Iterable[Event]) -> StepOutcome:

@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.validate_engine.from_recording import LOADED_S, asked, measured, until_s
 from experiments.validate_engine.recording import Recording
-from hwmodels.iteration import Explained, IterationModel, IterationShape, Num
+from hwmodels.iteration import COUNTED, Explained, IterationModel, IterationShape, Num
 from policies.plan import StepPlan, Transfer
 from policies.request import Request
 from policies.routing.round_robin import RoundRobin
@@ -155,7 +155,7 @@ class RecordedTimes:
             steps = recording.steps
             compute_s = (steps["compute_s"] / steps["num_iterations"]).to_numpy(dtype=np.float64)
             times_s = np.maximum(times_s - np.repeat(compute_s, steps["num_iterations"]), 0.0)
-        shapes = list(zip(*(iterations[name].tolist() for name in IterationShape._fields), strict=True))
+        shapes = list(zip(*(iterations[name].tolist() for name in COUNTED), strict=True))
         self._times_s: dict[tuple[float, ...], deque[float]] = {}
         for shape, time_s in zip(shapes, times_s.tolist(), strict=True):
             self._times_s.setdefault(shape, deque()).append(time_s)
@@ -169,7 +169,7 @@ class RecordedTimes:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Of one iteration, which counts as run with it."""
-        recorded_s = self._times_s.get(tuple(int(number) for number in shape))
+        recorded_s = self._times_s.get(tuple(int(number) for number in shape[:-1]))
         base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
         if self._host_only:
             return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)

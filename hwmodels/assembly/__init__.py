@@ -19,14 +19,14 @@ b = bytes of an element, t = tensor parallel size:
 
 Attention's queries and outputs are counted where the neighbouring operators write and read them.
 
-In a pipeline these are the operators of one micro-batch on all stages, one after the other, and how often
-that is waited for (`ParallelLayout.passes`). Stages are as long as their layers: that the last one has the LM
-head as well is left out.
+In a pipeline these are the operators of one micro-batch on all stages, one after the other. What unequal
+stages make of it, the embedding on the first and the LM head on the last: `hwmodels.stages`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hwmodels.assembly.attention import attention_operators
 from hwmodels.assembly.mlp import mlp_operators
@@ -34,24 +34,29 @@ from hwmodels.assembly.site import Site
 from hwmodels.layers.block import Block
 from hwmodels.layers.matrices import Matrix, Role, share_of
 from hwmodels.operators.stream import stream_seconds
-from hwmodels.ops import Operator, Per, per_row, per_token
+from hwmodels.ops import Operator, Part, Per, per_row, per_token
 
 SAMPLING_KERNELS = 4
 
 
 def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operator]:
     """In the order of an iteration; with_draft: the model's draft heads run once, too."""
-    model, layout = site.model, site.layout
-    passes = layout.passes(model.num_layers)
+    model = site.model
     return [
-        site.stream("embedding", passes, 2 * site.hidden_bytes),
-        *site.reduced("embedding", passes),
-        *(op for block in model.blocks for op in layer_operators(site, block, block.count * passes)),
-        *between_stages(site, passes),
-        site.stream("final_norm", passes, 4 * site.hidden_bytes),
-        *head_operators(site, passes),
-        *(draft_operators(site, passes) if with_draft else ()),
+        *placed(
+            Part.first, site.stream("embedding", 1, 2 * site.hidden_bytes), *site.reduced("embedding", 1)
+        ),
+        *(op for block in model.blocks for op in layer_operators(site, block, block.count)),
+        *placed(Part.between, *between_stages(site)),
+        *placed(Part.last, site.stream("final_norm", 1, 4 * site.hidden_bytes), *head_operators(site, 1)),
+        *placed(Part.last, *(draft_operators(site) if with_draft else ())),
     ]
+
+
+def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
+    """The same in that part of the model; attention and experts, in a draft's layer, stay with layers."""
+    for op in operators:
+        yield op if op.per in (Per.decode, Per.prefill, Per.any_token) else replace(op, part=part)
 
 
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
@@ -63,15 +68,14 @@ def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator
     yield from mlp_operators(site, block.mlp, calls)
 
 
-def between_stages(site: Site, passes: float) -> Iterator[Operator]:
+def between_stages(site: Site) -> Iterator[Operator]:
     """A micro-batch is sent on, stage by stage."""
     layout = site.layout
     stages = layout.pipeline_parallel_size
     if stages > 1:
         crosses = (layout.num_devices > site.device.gpus_per_node) + 1
         size = per_token(site.hidden_bytes)
-        sent = (stages - 1) * passes
-        yield site.message("send_recv", "stage_send_recv", sent, size, 2, nodes=crosses)
+        yield site.message("send_recv", "stage_send_recv", stages - 1, size, 2, nodes=crosses)
 
 
 def head_operators(site: Site, calls: float) -> Iterator[Operator]:
@@ -98,12 +102,12 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
     )
 
 
-def draft_operators(site: Site, passes: float) -> Iterator[Operator]:
+def draft_operators(site: Site) -> Iterator[Operator]:
     """Medusa: a head is a residual layer and an LM head. MTP: a projection and a layer; shared LM head."""
     model, draft = site.model, site.model.draft
     if draft is None:
         raise ValueError(f"with_draft=True: {model.name} has no draft heads")
-    calls = draft.num_heads * passes
+    calls = draft.num_heads
     if draft.kind == "medusa":
         for matrix in draft.matrices(model.blocks[-1], model.hidden_size, model.vocab_size, site.ranks):
             yield from site.gemm(matrix, calls, Per.row)

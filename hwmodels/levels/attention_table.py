@@ -47,7 +47,7 @@ class AttentionTable:
     def seconds(self, shape: IterationShape) -> float:
         """Of one iteration."""
         fields: tuple[Any, ...] = shape
-        num_seqs, context, chunks, tokens, pairs, ends, _ = fields
+        num_seqs, context, chunks, tokens, pairs, ends, *_ = fields
         if tokens == 0:
             return self._decode.at(num_seqs, context / num_seqs)
         cached, together, best = self._chunks(self._prefill.at, chunks, tokens, pairs, ends)

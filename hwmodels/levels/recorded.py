@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iteration import Explained, IterationModel, IterationShape, Num, UnknownIterationError
+from hwmodels.iteration import (
+    COUNTED,
+    Explained,
+    IterationModel,
+    IterationShape,
+    Num,
+    UnknownIterationError,
+    counted,
+)
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.profile import check_columns
 
@@ -46,7 +54,8 @@ class Recorded:
         if wrong.any():
             row = int(np.argmax(wrong))
             raise ValueError(f"recorded, row {row}: duration_s={durations[row]:g}: must be finite and > 0 s")
-        fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in shapes), durations)
+        counts = (np.asarray(field, dtype=np.float64) for field in counted("recorded", shapes))
+        fields: tuple[Any, ...] = np.broadcast_arrays(*counts, durations)
         _check_physical(IterationShape(*fields[:-1]), durations, base, cached_bytes)
         by_shape: dict[tuple[float, ...], list[float]] = {}
         for key, duration in zip(_keys(fields[:-1]), durations.tolist(), strict=True):
@@ -67,10 +76,10 @@ class Recorded:
         cached_bytes: float = 0.0,
     ) -> Recorded:
         """From the columns of a run's iterations.parquet: the fields of `IterationShape`, duration_s."""
-        check_columns("iterations", iterations, (*IterationShape._fields, "duration_s"))
-        shapes = IterationShape(*(np.asarray(iterations[name]) for name in IterationShape._fields))
+        check_columns("iterations", iterations, (*COUNTED, "duration_s"))
+        columns: list[Any] = [np.asarray(iterations[name]) for name in COUNTED]
         return cls(
-            shapes=shapes,
+            shapes=IterationShape(*columns),
             durations_s=iterations["duration_s"],
             base=base,
             allow_missing=allow_missing,
@@ -82,9 +91,10 @@ class Recorded:
 
         Raises UnknownIterationError for a single shape that is not there.
         """
-        if not any(isinstance(field, np.ndarray) for field in shape):
-            return self._known(tuple(float(field) for field in shape))
-        fields = np.broadcast_arrays(*shape)
+        counts = counted("recorded", shape)
+        if not any(isinstance(field, np.ndarray) for field in counts):
+            return self._known(tuple(float(field) for field in counts))
+        fields = np.broadcast_arrays(*counts)
         seconds = np.array([self._look_up(key) for key in _keys(fields)], dtype=np.float64)
         return seconds.reshape(fields[0].shape)
 
@@ -123,14 +133,14 @@ class Recorded:
     def _known(self, key: tuple[float, ...]) -> float:
         seconds = self._look_up(key)
         if math.isnan(seconds):
-            sizes = zip(IterationShape._fields, key, strict=True)
+            sizes = zip(COUNTED, key, strict=True)
             shape = ", ".join(f"{name}={size:g}" for name, size in sizes)
             raise UnknownIterationError(
                 f"recorded: no iteration of {shape}; allow_missing=true asks the base model then"
             )
         return seconds
 
-    def _look_up(self, key: tuple[float, ...]) -> float:
+    def _look_up(self, key: tuple[Any, ...]) -> float:
         """NaN if it is not there."""
         if key not in self._seconds and self._allow_missing:
             return float(self._base.seconds(IterationShape(*key)))

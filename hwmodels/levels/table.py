@@ -16,12 +16,12 @@ import numpy as np
 
 from hwmodels.by_count import ByCount
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num
+from hwmodels.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num, counted
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import Profile
 
-COUNTED = ("gemm", "elementwise", "communication", "lm_head")
+BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 """Components that depend on one number: of tokens, the last of sampled rows."""
 
 
@@ -48,7 +48,7 @@ class MeasuredTable:
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._base = base
-        self._by_component = {name: profile.grid((name,)) for name in COUNTED}
+        self._by_component = {name: profile.grid((name,)) for name in BY_COUNT}
         self._tokens_s = ByCount(self._tokens_seconds)
         self._rows_s = ByCount(self._rows_seconds)
         self._attention = profile.attention
@@ -58,8 +58,7 @@ class MeasuredTable:
         """Wall time of the iteration; for arrays, of each."""
         if any(isinstance(field, np.ndarray) for field in shape):
             return self._seconds_many(shape)
-        fields: tuple[Any, ...] = shape
-        num_seqs, _, chunks, tokens, _, _, sampled = fields
+        num_seqs, _, chunks, tokens, _, _, sampled = counted("table", shape)
         replays = self._host.replays(int(num_seqs + tokens), tokens)
         gpu_s = self._counted(int(num_seqs + tokens), replays, int(sampled))
         if self._attention is not None:
@@ -91,7 +90,7 @@ class MeasuredTable:
         tokens = (fields.decode_seqs + fields.prefill_tokens).astype(np.intp)
         replays = self._host.replays(tokens, fields.prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays).astype(np.float64)
-        for name in COUNTED:
+        for name in BY_COUNT:
             counts = fields.sampled_seqs if name == "lm_head" else computed
             parts[name] = self._component_seconds(name, counts)
         parts["attention"] = self._attention_many(fields)
@@ -118,7 +117,7 @@ class MeasuredTable:
 
     def _seconds_many(self, shape: IterationShape) -> Any:
         fields, answer_shape = _flat(shape)
-        num_seqs, _, chunks, prefill_tokens, _, _, sampled = fields
+        num_seqs, _, chunks, prefill_tokens, _, _, sampled = counted("table", fields)
         tokens = (num_seqs + prefill_tokens).astype(np.intp)
         replays = self._host.replays(tokens, prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays)
@@ -132,7 +131,7 @@ class MeasuredTable:
 
     def _tokens_seconds(self, num_tokens: Floats) -> Floats:
         return sum(
-            (self._component_seconds(name, num_tokens) for name in COUNTED if name != "lm_head"),
+            (self._component_seconds(name, num_tokens) for name in BY_COUNT if name != "lm_head"),
             np.zeros_like(num_tokens),
         )
 
@@ -163,5 +162,6 @@ class MeasuredTable:
 
 def _flat(shape: IterationShape) -> tuple[Any, tuple[int, ...]]:
     """The fields as arrays of one length, and the shape of the answer."""
-    fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in shape))
-    return IterationShape(*(field.ravel() for field in fields)), fields[0].shape
+    fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in counted("table", shape)))
+    flat: list[Any] = [field.ravel() for field in fields]
+    return IterationShape(*flat), fields[0].shape

@@ -39,8 +39,9 @@ class Dynamic(Static):
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Wait while the engine is empty and the next batch has room and time left; else go on."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
-            due_s = min(seq.request.arrival_s for seq in view.waiting) + self.max_queue_delay_s
-            if now < due_s:
+            arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # none: adapters hold all back
+            due_s = min(arrivals_s, default=now) + self.max_queue_delay_s
+            if arrivals_s and now < due_s:
                 step.wait_until(due_s)
                 return
         Static.fill(self, view, step, now)

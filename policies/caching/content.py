@@ -13,6 +13,8 @@ are the place's blocks 0, 1, 2, ...
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from policies.request import Request, Segment
@@ -29,16 +31,20 @@ class Stretch(NamedTuple):
 
 
 def prompt_runs(request: Request) -> list[Segment]:
-    """The prompt as runs. Contents without a name get one that nobody else has, below 0."""
+    """The prompt as runs. Contents without a name get one that nobody else has, below 0.
+
+    An adapter changes the KV of every token: with it, contents have names of their own.
+    """
     return list(_prompt_runs(request))
 
 
 def _prompt_runs(request: Request) -> Iterator[Segment]:
     num_left = request.prompt.num_tokens
+    space = 0 if request.adapter is None else _space(request.adapter)
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
-            yield Segment(segment.content_id, num_tokens)
+            yield Segment(segment.content_id + space, num_tokens)
             num_left -= num_tokens
     if num_left:
         yield Segment(-2 * request.request_id - 1, num_left)
@@ -49,9 +55,17 @@ def runs_of(request: Request) -> list[Segment]:
     runs = prompt_runs(request)
     if request.branching is not None:
         return runs
-    answer_id = -2 * request.request_id - 2 if request.answer_id is None else request.answer_id
+    answer_id = -2 * request.request_id - 2
+    if request.answer_id is not None:
+        answer_id = request.answer_id + (0 if request.adapter is None else _space(request.adapter))
     runs.append(Segment(answer_id, ENDLESS))
     return runs
+
+
+@lru_cache(maxsize=100_000)
+def _space(adapter: str) -> int:
+    """What an adapter adds to the names of contents, which themselves are below 2^64."""
+    return (int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little") + 1) << 64
 
 
 class Places:

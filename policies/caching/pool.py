@@ -182,9 +182,10 @@ class BlockPool:
     def blocks_to_admit(self, seq: Sequence) -> int:
         """Blocks that a waiting sequence would hold at once or soon, if nothing of it were cached.
 
-        Those of its branches are among them, if it had any before it was preempted.
+        Those of its branches are among them, if it had any before it was preempted, and those that its
+        adapter takes.
         """
-        return self.blocks_for(seq._known) + seq._num_apart
+        return self.blocks_for(seq._known) + seq._num_apart + seq._num_beside
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """A sequence that can be admitted gets the KV of its num_cached tokens that are here already."""

@@ -27,7 +27,8 @@ class ReplicaView(Protocol):
     A policy that asks for any of these declares reads_signals: ClassVar[bool] = True: they cost time to keep.
 
     Engines report changes of their caches as these happen (KV events), so `num_cached` is as of the last
-    iteration that has begun. A policy that asks for it declares reads_caches: ClassVar[bool] = True.
+    iteration that has begun. A policy that asks for it declares reads_caches: ClassVar[bool] = True. The same
+    holds for `has_adapter`, which costs nothing.
     """
 
     index: int
@@ -76,6 +77,10 @@ class ReplicaView(Protocol):
     @property
     def num_unseen_tokens(self) -> int:
         """Prompt tokens of those."""
+        ...
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a LoRA adapter is on its GPU, or on its way there."""
         ...
 
     def num_cached(self, request: Request) -> int:

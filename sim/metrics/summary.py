@@ -4,8 +4,8 @@
 - TTFT and queue time: every request that got so far, finished or not; TPOT and E2E: those that finished.
 - rates count what happened inside the window: tokens emitted, requests finished.
 - shares and latencies are about the requests that arrived inside the window.
-- of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, bill_usd.
-  Pools count evictions without their time, and clients pay for the warm-up, too.
+- of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, adapters,
+  bill_usd. Pools count evictions without their time, and clients pay for the warm-up, too.
 - by_priority and by_tenant: the same for each class apart, where there is more than one.
 """
 
@@ -24,7 +24,9 @@ from hwmodels.cost import split_cost
 from hwmodels.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics import definitions
+from sim.metrics.adapters import adapter_use
 from sim.metrics.by_class import figures_by_class
+from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.transfers import transfer_use
@@ -111,10 +113,12 @@ def summarise(
         },
         "goodput": None if slo is None else goodput(table, measured, window, slo),
         **hardware_use(records, window, inside_s, pools),
+        "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
         "preemptions": int(records.iterations["preempted"].to_numpy()[inside_s > 0].sum()),
         "cache": cache_use(records, window),
+        "adapters": adapter_use(records),
         "preemption": preemption_use(records, window),
         "waiting": waiting_use(measured),
         "kv_transfer": transfer_use(records, measured),

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.energy import PowerModel, energy_joules, idle_joules
-from hwmodels.iteration import IterationModel, IterationShape
+from hwmodels.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
 from sim.metrics.window import Window
 from sim.records import RunRecords
 
@@ -181,7 +181,10 @@ def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
 
 def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
     """The table's columns as the hardware model wants them, one value an iteration."""
-    return IterationShape(**{name: _column(iterations, name) for name in IterationShape._fields})
+    adapters = None
+    if "adapter_tokens" in iterations:
+        adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))
+    return IterationShape(**{name: _column(iterations, name) for name in COUNTED}, adapters=adapters)
 
 
 def _part_inside(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> NDArray[np.float64]:

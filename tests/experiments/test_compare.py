@@ -32,9 +32,9 @@ from experiments.config_groups import CONFIG_DIR, first_comment
 from experiments.errors import ConfigError
 from experiments.simulate import build_run
 from hwmodels.iteration import UnknownIterationError
+from sim.front_door import FrontDoor
 from sim.metrics.paired import Held, Outcome
 from sim.scenario import Scenario
-from sim.simulation import Simulation
 
 SHIPPED = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -267,7 +267,7 @@ def test_also_reaches_every_arm_and_an_arms_own_setting_wins(folder):
 
 
 def test_ctrl_c_keeps_the_runs_that_are_done_and_exits_130(folder, monkeypatch, capsys):
-    arrive, begun = Simulation._arrive, []
+    arrive, begun = FrontDoor.arrive, []
 
     def interrupted(simulation, arrival):
         if arrival.request.request_id == 0:
@@ -276,7 +276,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done_and_exits_130(folder, monkeypatch, 
             signal.raise_signal(signal.SIGINT)
         arrive(simulation, arrival)
 
-    monkeypatch.setattr(Simulation, "_arrive", interrupted)
+    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
     assert compare(folder, "jobs=1", "experiment.seeds=[0,1,2]") == 130
     table = pd.read_parquet(folder / "out/runs.parquet")
     assert len(table) == 3, "the fourth was cut short"

@@ -19,6 +19,7 @@ from experiments.conformance.claims import BrokenPromise, claims_by_name, claims
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
+from policies.adapters.fixed_slots import FixedSlots
 from policies.admission import Refusal
 from policies.admission.none import AdmitAll
 from policies.admission.queue_bound import QueueBound
@@ -365,7 +366,7 @@ def test_a_world_in_words():
 
 
 def test_the_family_is_known_by_the_methods():
-    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Scales(), Guessing()]
+    policies = [Chunked(), Fcfs(), Paged(), RoundRobin(), AdmitAll(), Scales(), Guessing(), FixedSlots()]
     assert [family_of(policy) for policy in policies] == [family.name for family in FAMILIES]
     assert LengthPredictor  # a protocol: no base class to inherit from
 

@@ -18,7 +18,7 @@ from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.simulate import build_run, build_scenario
-from sim.simulation import Simulation
+from sim.front_door import FrontDoor
 from sim.workload.arrivals import Poisson
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -278,14 +278,14 @@ def test_running_a_scenario_twice_gives_the_same(tmp_path):
 
 
 def test_ctrl_c_leaves_the_partial_result_and_exits_130(tmp_path, monkeypatch, capsys):
-    arrive = Simulation._arrive
+    arrive = FrontDoor.arrive
 
     def interrupted(simulation, arrival):
         if arrival.request.request_id == 30:
             signal.raise_signal(signal.SIGINT)
         arrive(simulation, arrival)
 
-    monkeypatch.setattr(Simulation, "_arrive", interrupted)
+    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
     sweep = ("--multirun", f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1", "output.report=false")
     assert run(tmp_path, monkeypatch, *sweep) == 130
     assert [folder.name for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()] == ["0"]

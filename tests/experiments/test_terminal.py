@@ -256,3 +256,19 @@ def test_evictions_are_said_to_be_of_the_whole_run_where_it_was_trimmed():
     told = "Cache: 50.0 % of 10 tokens found; 1,234 blocks evicted"
     assert wording.pressure_lines(summary(cache=cache)) == [told]
     assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{told} in the whole run"]
+
+
+def test_a_pipelines_bubbles_are_told_by_cause():
+    figures = {
+        "stages": 4,
+        "mean_micro_batches": 3.5,
+        "bubble_share": 0.1,
+        "unequal_stages_share": 0.06,
+        "few_micro_batches_share": 0.04,
+        "host_share": 0.02,
+    }
+    assert pressure(pipeline=figures)[-1] == (
+        "Pipeline: 4 stages, 3.5 micro-batches at once; bubbles 10.0 % of the stages' time "
+        "(6.0 % unequal stages, 4.0 % too few micro-batches), 2.0 % waiting for the host"
+    )
+    assert not any("Pipeline" in line for line in pressure(pipeline=None))

@@ -156,3 +156,25 @@ def test_slices_of_unfinished_and_aborted_requests_are_closed(tmp_path):
     assert statuses == {"aborted", "unfinished"}
     begun, ended = of(trace, "b"), of(trace, "e")
     assert len(begun) == len(ended)
+
+
+def test_a_pipeline_has_a_track_a_stage_on_which_micro_batches_wander_down(tmp_path):
+    trace = simulate(tmp_path, "pipeline_parallel_size=4", "replicas=1")
+    names = {
+        event["args"]["name"]: event["tid"] for event in of(trace, "M") if event["name"] == "thread_name"
+    }
+    tracks = [names[f"stage {stage}"] for stage in (1, 2, 3, 4)]
+    assert len(set(tracks)) == 4
+    slices = [event for event in of(trace, "X") if event["cat"] == "stage"]
+    by_track = [[event for event in slices if event["tid"] == track] for track in tracks]
+    for own in by_track:
+        for one, other in pairwise(own):
+            assert round(one["ts"] * 1e3) + round(one["dur"] * 1e3) <= round(other["ts"] * 1e3)
+    for above, below in pairwise(by_track):
+        for one, other in zip(above, below, strict=True):
+            assert (one["name"], one["args"]) == (other["name"], other["args"])
+            assert round(one["ts"] * 1e3) + round(one["dur"] * 1e3) <= round(other["ts"] * 1e3)
+    starts = {e["args"]["iteration"]: e["ts"] for e in by_track[0] if e["name"] == "micro-batch 1"}
+    iterations = pd.read_parquet(tmp_path / "iterations.parquet")
+    assert len(starts) == len(iterations)
+    assert all(starts[row.iteration] >= row.start_s * 1e6 - 1e-3 for row in iterations.itertuples())

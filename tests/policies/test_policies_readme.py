@@ -68,7 +68,7 @@ def test_the_tables_name_every_choice_and_no_other(family):
     assert {name for row in rows(header) for name in re.findall(r"`(\w+)`", row[0])} == there
 
 
-@pytest.mark.parametrize("header", ["family", "batching", "scheduling", "caching"])
+@pytest.mark.parametrize("header", ["family", "batching", "scheduling", "caching", "layout", "placing"])
 def test_no_cell_of_a_table_is_empty(header):
     assert all(all(row) for row in rows(header))
 

@@ -368,9 +368,9 @@ def test_a_layer_adds_what_merged_weights_would_on_any_number_of_ranks(world_siz
     total = torch.zeros_like(expected)
     for rank in range(world_size):
         bank = make_bank(rank=rank, world_size=world_size)
-        for name in ("all", "qd"):
+        for slot, name in enumerate(("all", "qd")):
             bank.load(name, adapters[name])
-            bank.make_resident(name)
+            bank.put(name, slot)
         (share,) = (w for at, w in adapted_weights(SPEC, rank, world_size).items() if at == (1, projection))
         mine = x[:, share.parts[0].take[1]] if projection in ("o", "down") else x
         out = torch.zeros(7, share.shape[0])
@@ -430,10 +430,12 @@ def test_a_mixed_batch_has_the_logits_of_models_with_merged_weights(config):
     cache = KvCache(spec, 50, 4, torch.float32, CPU)
     for name, adapter in adapters.items():
         bank.load(name, adapter)
+    for slot, name in enumerate(("qd", "all")):
+        bank.put(name, slot)
     prompts = torch.randint(0, 40, (5, 20), generator=torch.Generator().manual_seed(5)).tolist()
     of_row = ["qd", None, "all", "all", "qd"]
     for row, length in enumerate([9, 5, 13]):  # what the decodes and the last chunk go on from
-        slot = NO_ADAPTER if of_row[row] is None else bank.make_resident(of_row[row])
+        slot = NO_ADAPTER if of_row[row] is None else bank.resident[of_row[row]]
         segments = on_device([slot], [length])
         decoder.logits(batch_of([(row, prompts[row][:length], 0)], segments), cache)
     rows = [(0, prompts[0][9:10], 9), (1, prompts[1][5:6], 5), (2, prompts[2][13:14], 13)]
@@ -451,9 +453,8 @@ def test_a_mixed_batch_has_the_logits_of_models_with_merged_weights(config):
         plain.append(eager_logits(spec, weights, told)[-1])
     different = (logits.double() - torch.stack(plain)).abs().amax(1)
     assert [float(far) > 0.05 for far in different] == [True, False, True, True, True]
-    slot = bank.make_resident("all")  # so "qd" is the least recently used
-    assert bank.make_resident("v") == 1 - slot
-    segments = on_device([1 - slot], [6])
+    bank.put("v", 0)
+    segments = on_device([0], [6])
     (told,) = decoder.logits(batch_of([(3, prompts[3][:6], 0)], segments), cache)
     own = merged(weights, spec, adapters["v"])
     expected = eager_logits(spec, own, torch.tensor(prompts[3][:6]))[-1]
@@ -463,9 +464,9 @@ def test_a_mixed_batch_has_the_logits_of_models_with_merged_weights(config):
 def test_the_dtype_of_the_activations_is_the_adapters():
     bank = make_bank(dtype=torch.bfloat16)
     bank.load("a", random_adapter(SPEC, 4, scaling=100.0))
-    slot = bank.make_resident("a")
+    bank.put("a", 1)
     x, out = torch.ones(2, 32).bfloat16(), torch.zeros(2, 32).bfloat16()
-    bank.apply(0, "o", x, out, on_device([slot, -1], [1, 1]))
+    bank.apply(0, "o", x, out, on_device([1, -1], [1, 1]))
     assert [bool((row != 0).any()) for row in out] == [True, False]
     size = AdapterBank.bytes_per_adapter(SPEC, 8, torch.bfloat16)
     # 16 padded ranks; inputs of each slice, and outputs; two layers; two bytes
@@ -482,31 +483,6 @@ def bank_with(*names, max_loras=2):
     return bank
 
 
-def test_the_least_recently_used_without_pins_makes_room():
-    bank = bank_with("a", "b", "c", "d")
-    assert [bank.make_resident(name) for name in ("a", "b", "a")] == [0, 1, 0]
-    assert list(bank.resident) == ["b", "a"]
-    assert bank.pin("b") == 1
-    assert bank.make_resident("c") == 0  # "a" was used before "b"
-    assert bank.make_resident("d") == 0  # "c" after it, but "b" is pinned
-    assert dict(bank.resident) == {"b": 1, "d": 0}
-
-
-def test_nobody_pinned_is_evicted_until_as_many_unpins_as_pins():
-    bank = bank_with("a", "b", max_loras=1)
-    assert (bank.pin("a"), bank.pin("a"), bank.pin("b")) == (0, 0, None)
-    bank.unpin("a")
-    for refused in (lambda: bank.evict(0), lambda: bank.unload("a")):
-        with pytest.raises(ValueError, match="adapter a: in use by 1 sequences"):
-            refused()
-    assert bank.make_resident("b") is None
-    bank.unpin("a")
-    assert bank.pin("b") == 0
-    assert dict(bank.resident) == {"b": 0}
-    with pytest.raises(ValueError, match="adapter a: is not pinned"):
-        bank.unpin("a")
-
-
 def test_a_policy_chooses_the_slot():
     bank = bank_with("a", "b", "c")
     bank.put("a", 1)
@@ -515,15 +491,8 @@ def test_a_policy_chooses_the_slot():
     assert dict(bank.resident) == {"b": 1}
     bank.put("b", 0)
     assert dict(bank.resident) == {"b": 0}
-    bank.put("b", 1)
-    bank.pin("b")
-    for name, slot in (("c", 1), ("b", 0)):
-        with pytest.raises(ValueError, match="adapter b: in use"):
-            bank.put(name, slot)
-    bank.put("b", 1)
-    bank.unpin("b")
-    bank.evict(1)
-    bank.evict(1)
+    bank.evict(0)
+    bank.evict(0)
     assert not bank.resident
     for slot in (-1, 2):
         with pytest.raises(ValueError, match="must be >= 0 and < max_loras=2"):
@@ -538,13 +507,13 @@ def test_an_adapter_in_a_slot_leaves_nothing_of_the_one_before():
     bank.load("small", random_adapter(SPEC, 2, ["k_proj"], seed=1, scaling=7.0))
     fresh = make_bank(max_loras=1)
     fresh.load("small", random_adapter(SPEC, 2, ["k_proj"], seed=1, scaling=7.0))
-    bank.make_resident("large")
+    bank.put("large", 0)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     outs = []
     for one in (bank, fresh):
-        slot = one.make_resident("small")
+        one.put("small", 0)
         out = torch.zeros(3, 64)
-        one.apply(0, "qkv", x, out, on_device([slot], [3]))
+        one.apply(0, "qkv", x, out, on_device([0], [3]))
         outs.append(out)
     assert torch.equal(*outs)
     assert outs[0].ne(0).all(0).tolist() == [32 <= column < 48 for column in range(64)]
@@ -553,7 +522,7 @@ def test_an_adapter_in_a_slot_leaves_nothing_of_the_one_before():
 def test_the_bank_refuses_what_it_cannot_hold():
     bank = bank_with("a")
     with pytest.raises(ValueError, match="adapter b: not loaded; loaded are: a"):
-        bank.make_resident("b")
+        bank.put("b", 0)
     with pytest.raises(ValueError, match="adapter a: loaded already"):
         bank.load("a", random_adapter(SPEC, 2))
     with pytest.raises(ValueError, match="adapter b: rank 9: max_rank=8; raise it, up to 64"):

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from hwmodels.layout import ParallelLayout
 from realengine.architecture import Architecture
 from realengine.backend import TORCH
 from realengine.kv_cache import KvCache
 from realengine.model import Decoder
 from realengine.parallel import Group, StepChannel, connect, disconnect, follow
+from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
 from tests.realengine.steps import all_logits, prompts
 from tests.realengine.test_model import CONFIGS, CPU
@@ -122,3 +124,28 @@ def test_one_rank_is_a_group_of_its_own():
 def test_a_rank_outside_the_world_is_refused():
     with pytest.raises(ValueError, match=r"rank=2: must be in 0 \.\. world_size - 1, world_size=2"):
         connect(2, 2, CPU, "file:///nowhere")
+
+
+def test_a_layout_is_launched_as_far_as_the_engine_cuts_models():
+    assert EngineSettings().with_layout(ParallelLayout(tensor_parallel_size=2)).tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: simulation only, .*; set it to 1"),
+        ({"context_parallel_size": 4}, "context_parallel_size=4: simulation only"),
+        (
+            {"attention_data_parallel_size": 2, "expert_parallel_size": 2},
+            "attention_data_parallel_size=2: sim",
+        ),
+        ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, "expert_parallel_size=2: simulation only"),
+        (
+            {"tensor_parallel_size": 2, "sequence_parallel": True},
+            "sequence_parallel=True: simulation only, .*; set it to False",
+        ),
+    ],
+)
+def test_rejects_cuts_that_are_only_simulated(layout, message):
+    with pytest.raises(ValueError, match=message):
+        EngineSettings().with_layout(ParallelLayout(**layout))

@@ -5,6 +5,7 @@ A hypothesis test draws a `World` from the `worlds` strategy.
 
 import pytest
 
+from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.branching import draw_branching_worlds
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_same_records, gaps_of
@@ -15,6 +16,12 @@ from experiments.conformance.worlds import Ask, ToyModel, World
 def worlds():
     """Strategy: any `World`."""
     return draw_worlds()
+
+
+@pytest.fixture(scope="session")
+def adapter_worlds():
+    """Strategy: worlds whose requests name LoRA adapters."""
+    return draw_adapter_worlds()
 
 
 @pytest.fixture(scope="session")

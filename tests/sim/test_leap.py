@@ -63,6 +63,19 @@ def test_leap_equals_step_in_many_worlds(data, worlds, same_records):
     assert_leap_equals_step(data.draw(worlds), same_records)
 
 
+@settings(random_worlds, max_examples=150)
+@given(data=st.data())
+def test_leap_equals_step_with_adapters(data, adapter_worlds, same_records):
+    assert_leap_equals_step(data.draw(adapter_worlds), same_records)
+
+
+@pytest.mark.slow
+@settings(random_worlds, max_examples=3000)
+@given(data=st.data())
+def test_leap_equals_step_in_many_worlds_with_adapters(data, adapter_worlds, same_records):
+    assert_leap_equals_step(data.draw(adapter_worlds), same_records)
+
+
 @settings(random_worlds, max_examples=40)
 @given(data=st.data(), boundary=st.integers(0), early_or_late=st.sampled_from([-inf, None, inf]))
 def test_leap_equals_step_when_requests_arrive_on_a_boundary_or_a_hair_beside_it(

@@ -1,0 +1,37 @@
+"""`layout=`: a policy that chooses the parallel sizes before a scenario is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from experiments.build import build, build_as
+from experiments.errors import ConfigError
+from policies.parallelism import LayoutPolicy
+from policies.parallelism.as_set import AsSet
+from sim.deployment import Deployment
+from sim.layout_choice import chosen_layout
+from sim.metrics.slo import Slo
+
+
+def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a Deployment, or of more than one, with what their `layout` chooses in its place.
+
+    Raises ConfigError.
+    """
+    own = dict(settings)
+    node = own.pop("layout", None)
+    if node is None:
+        return own
+    policy: LayoutPolicy = build(node, "layout")
+    if isinstance(policy, AsSet):
+        return own
+    names = {field.name for field in fields(Deployment)}
+    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
+    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
+    try:
+        choice = chosen_layout(policy, deployment, slo.limits_s if slo else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}

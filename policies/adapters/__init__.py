@@ -1,0 +1,59 @@
+"""LoRA adapters: which of them an engine has on its GPU. One policy a file.
+
+A request names the adapter that answers it (`Request.adapter`). It runs only while that adapter is resident.
+Until then it waits: in the queue, while its policy finds no room for the adapter, else with its slot, in
+state loading. What is resident, who uses it and what is on its way is kept by `policies.adapters.residents`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from policies.adapters.registry import Registry
+from policies.adapters.residents import Residents
+from policies.caching.pool import BlockPool
+
+EVICTIONS = ("lru", "lfu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterServing:
+    """Settings of a way to serve adapters: a policy gives `residents`, and says what is unusual about it.
+
+    All adapters lie on disk. Host memory keeps those that were loaded last.
+    """
+
+    simulation_only: ClassVar[bool] = False
+    """Whether the GPU engine cannot do it."""
+
+    eviction: str = "lru"
+    """Which adapter that nobody uses makes room: lru (least recently used) or lfu (with the fewest uses)."""
+    max_cpu_loras: int | None = None
+    """Adapters in host memory; None: all that are served."""
+    prefetch: int = 0
+    """Adapters of waiting requests that are loaded before their turn, as far as there is room."""
+
+    def __post_init__(self) -> None:
+        if self.eviction not in EVICTIONS:
+            raise ValueError(f"eviction={self.eviction}: must be one of {', '.join(EVICTIONS)}")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < 1:
+            raise ValueError(f"max_cpu_loras={self.max_cpu_loras}: must be >= 1; null for all")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch={self.prefetch}: must be >= 0 adapters; 0 loads none beforehand")
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many slots are set aside for adapters, and of which rank."""
+        return 0, 0
+
+    def residents(self, registry: Registry, pool: BlockPool) -> Residents:
+        """Of one engine. Raises ValueError where settings and adapters do not go together."""
+        raise NotImplementedError
+
+
+def check_time(name: str, time_s: float) -> None:
+    """Raise ValueError unless a setting is a finite time > 0."""
+    if not 0 < time_s < inf:
+        raise ValueError(f"{name}={time_s}: must be a finite time > 0 s")

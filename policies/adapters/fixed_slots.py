@@ -1,0 +1,126 @@
+"""Fixed slots for adapters, as in vLLM: `max_loras` at a time, each as large as the largest rank.
+
+Chen et al., "Punica: Multi-Tenant LoRA Serving", MLSys 2024, for the kernels. A batch mixes the adapters that
+are in the slots. Slots are set aside when the engine starts, and what a smaller rank leaves of one is wasted:
+the kernels read and compute the padding, too. Who waits for a slot is passed over, as in vLLM: others whose
+adapter is there, or that need none, go first.
+Memory pressure: none, slots are no KV memory. Horizon: event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from policies.adapters import AdapterServing
+from policies.adapters.registry import Registry
+from policies.adapters.residents import Residents
+from policies.caching.pool import BlockPool
+
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedSlots(AdapterServing):
+    """Settings, as vLLM calls them."""
+
+    max_loras: int = 8
+    """Slots: different adapters in a batch, and on the GPU."""
+    max_lora_rank: int = 16
+    """Of any adapter; every slot is as large."""
+    pinned: tuple[str, ...] = ()
+    """Adapters that are loaded first and stay."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pinned", tuple(self.pinned))
+        AdapterServing.__post_init__(self)
+        if self.max_loras < 1:
+            raise ValueError(f"max_loras={self.max_loras}: must be >= 1 slot")
+        if self.max_lora_rank not in MAX_RANKS:
+            ranks = ", ".join(map(str, MAX_RANKS))
+            raise ValueError(f"max_lora_rank={self.max_lora_rank}: must be one of {ranks}, as in vLLM")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras={self.max_cpu_loras}: must be >= max_loras={self.max_loras}, as host memory "
+                "has all that the slots have; null for all adapters"
+            )
+        if len(set(self.pinned)) < len(self.pinned) or len(self.pinned) > self.max_loras:
+            raise ValueError(
+                f"pinned={list(self.pinned)}: must be different adapters, at most max_loras={self.max_loras}"
+            )
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        return self.max_loras, self.max_lora_rank
+
+    def residents(self, registry: Registry, pool: BlockPool) -> SlotResidents:
+        """An engine's slots."""
+        self.check(registry)
+        return SlotResidents(
+            registry,
+            num_slots=self.max_loras,
+            slot_rank=self.max_lora_rank,
+            pinned=self.pinned,
+            eviction=self.eviction,
+            max_host=self.max_cpu_loras,
+            num_prefetched=self.prefetch,
+        )
+
+    def check(self, registry: Registry) -> None:
+        """Raise ValueError where the slots do not do for the adapters."""
+        if registry.max_rank > self.max_lora_rank:
+            raise ValueError(
+                f"max_lora_rank={self.max_lora_rank}: must be >= {registry.max_rank}, the largest rank of "
+                "the adapters that are served"
+            )
+        names = {adapter.name for adapter in registry.adapters}
+        for name in self.pinned:
+            if name not in names:
+                raise ValueError(f"pinned={name}: must be an adapter that is served")
+        if 0 < len(self.pinned) == self.max_loras < len(registry):
+            raise ValueError(
+                f"pinned={list(self.pinned)}: must leave a slot of max_loras={self.max_loras} to the other "
+                f"{len(registry) - len(self.pinned)} adapters"
+            )
+
+
+class SlotResidents(Residents):
+    """Adapters in slots."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        num_slots: int,
+        slot_rank: int,
+        pinned: tuple[str, ...] = (),
+        **books: Any,
+    ) -> None:
+        super().__init__(registry, **books)
+        self._slot_rank = slot_rank
+        self._pinned = frozenset(pinned)
+        self._free_slots = list(range(num_slots))
+        self._slots: dict[str, int] = {}
+        heapify(self._free_slots)
+        for name in pinned:
+            self._load(name)
+
+    def slot_of(self, name: str) -> int | None:
+        return self._slots.get(name)
+
+    def _stays(self, name: str) -> bool:
+        return name in self._pinned
+
+    def _padded_rank(self, name: str) -> int:
+        return self._slot_rank
+
+    def _fits(self, name: str) -> bool:
+        return bool(self._free_slots)
+
+    def _enter(self, name: str) -> int | None:
+        self._slots[name] = heappop(self._free_slots)
+        return self._slots[name]
+
+    def _leave(self, name: str) -> None:
+        heappush(self._free_slots, self._slots.pop(name))

@@ -1,0 +1,103 @@
+"""One adapter at a time, added into the weights: what serving cost before segmented kernels, as a baseline.
+
+Hu et al., "LoRA", ICLR 2022, section 4: merged weights cost nothing while they serve. But requests of others
+wait until those that run have ended, and a switch reads and writes all weights twice (the old one out, the
+new one in) after its adapter has come. The queue decides who is next: whoever has waited longest, once nobody
+waits for the adapter that is there, or its time is over. Requests without an adapter want the plain weights.
+Memory pressure: none. Horizon: event, or until its time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from policies.adapters import AdapterServing, check_time
+from policies.adapters.registry import Registry
+from policies.adapters.residents import Residents
+from policies.caching.pool import BlockPool
+from policies.plan import AdapterUse, Chunk
+from policies.sequence import Sequence
+
+if TYPE_CHECKING:
+    from policies.step import StepBuilder
+
+PLAIN = ""
+"""Weights without an adapter, among the adapters' names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged(AdapterServing):
+    """Settings of weights that adapters take turns in."""
+
+    simulation_only: ClassVar[bool] = True
+
+    max_serve_s: float | None = 10.0
+    """After so long an adapter takes no new requests, if others wait; null: until it has none left."""
+
+    def __post_init__(self) -> None:
+        AdapterServing.__post_init__(self)
+        if self.max_serve_s is not None:
+            check_time("max_serve_s", self.max_serve_s)
+        if self.prefetch:
+            raise ValueError(f"prefetch={self.prefetch}: must be 0, as there is one adapter at a time")
+
+    def residents(self, registry: Registry, pool: BlockPool) -> MergedResidents:
+        """An engine's weights, plain."""
+        return MergedResidents(
+            registry,
+            max_serve_s=inf if self.max_serve_s is None else self.max_serve_s,
+            max_host=self.max_cpu_loras,
+        )
+
+
+class MergedResidents(Residents):
+    """The adapter that is in the weights."""
+
+    merges: ClassVar[bool] = True
+
+    def __init__(self, registry: Registry, *, max_serve_s: float, **books: Any) -> None:
+        super().__init__(registry, **books)
+        self._max_serve_s = max_serve_s
+        self._current = PLAIN
+        self._until_s = inf  # when its time is over
+        self._is_closing = False  # it takes no new requests
+        self._resident.add(PLAIN)
+        self._idle[PLAIN] = None
+
+    def before_step(self, step: StepBuilder, now: float) -> None:
+        """Close the door where others are due, and switch when the last one has left."""
+        others = next((name for name in self._waiting if name != self._current), None)
+        if others is None:
+            self._is_closing = False
+            return
+        if self._until_s == inf and self._max_serve_s < inf:
+            self._until_s = now + self._max_serve_s
+        self._is_closing = self._is_closing or self._current not in self._waiting or now >= self._until_s
+        if not self._is_closing:
+            if self._until_s < inf:
+                step.hold(until_s=self._until_s)
+                step.wait_until(self._until_s)
+        elif not self._users and not self._coming:
+            self._load(others)
+            self._current, self._is_closing, self._until_s = others, False, inf
+
+    def may_start(self, seq: Sequence) -> bool:
+        return self._key(seq) == self._current and not self._is_closing
+
+    def use(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> AdapterUse | None:
+        return None
+
+    def _key(self, seq: Sequence) -> str | None:
+        return seq.request.adapter or PLAIN
+
+    def _fits(self, name: str) -> bool:
+        return not self._resident
+
+    def _num_bytes(self, name: str) -> float:
+        return 0.0 if name == PLAIN else super()._num_bytes(name)
+
+    def _touch_host(self, name: str) -> str:
+        return "host" if name == PLAIN else super()._touch_host(name)

@@ -1,0 +1,81 @@
+"""The adapters that an engine serves: their names and ranks, and for which model they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.limits import RejectedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """A low-rank adapter on every matrix of attention and dense MLPs."""
+
+    name: str
+    rank: int
+    base_model: str | None = None
+    """The model that it was trained on; None: the one that is served."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name=: must not be empty; requests ask for the adapter by it")
+        if self.rank < 1:
+            raise ValueError(f"rank={self.rank}: must be >= 1")
+
+
+class AdapterMemory(NamedTuple):
+    """What adapters take, over all devices of a replica."""
+
+    bytes_per_rank: float = 0.0  # of all matrices, of one rank
+    block_bytes: float = 0.0  # of a KV block
+
+
+class Registry:
+    """The adapters that an engine serves, by name.
+
+    Raises ValueError where two have one name, and where one was trained on another model.
+    """
+
+    def __init__(
+        self, adapters: Iterable[Adapter], base_model: str, memory: AdapterMemory | None = None
+    ) -> None:
+        self.base_model = base_model
+        self.memory = memory or AdapterMemory()
+        self._adapters: dict[str, Adapter] = {}
+        for adapter in adapters:
+            if adapter.name in self._adapters:
+                raise ValueError(f"adapters: {adapter.name} is there twice; give each a name of its own")
+            if adapter.base_model not in (None, base_model):
+                raise ValueError(
+                    f"adapters: {adapter.name} has base_model={adapter.base_model}: must be {base_model}, "
+                    "the model that is served; leave the adapter out, or serve its model"
+                )
+            self._adapters[adapter.name] = adapter
+
+    def __len__(self) -> int:
+        return len(self._adapters)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """All of them, in the order given."""
+        return tuple(self._adapters.values())
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank; 0 of no adapters."""
+        return max((adapter.rank for adapter in self._adapters.values()), default=0)
+
+    def find(self, name: str) -> Adapter:
+        """Raises RejectedError if there is none of that name."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            few = ", ".join(list(self._adapters)[:5]) or "none"
+            more = f" and {len(self) - 5} more" if len(self) > 5 else ""
+            raise RejectedError(f"adapter={name}: must be one that is served: {few}{more}")
+        return adapter
+
+    def num_bytes(self, name: str) -> float:
+        """Of an adapter, over all devices."""
+        return self._adapters[name].rank * self.memory.bytes_per_rank

@@ -1,0 +1,332 @@
+"""Which adapters one engine has on its GPU, who uses them, and which are on their way.
+
+    disk -> host -> coming -> in use <-> idle -> gone: the next one overwrites it
+
+Adapters do not change while they are served, so evicting one copies nothing: below is what it came from.
+Nobody is thrown out for an adapter: one that is in use stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar
+
+from policies.adapters.registry import Registry
+from policies.plan import AdapterLoad, AdapterUse, Chunk
+from policies.sequence import Sequence
+
+if TYPE_CHECKING:
+    from policies.step import StepBuilder
+
+
+class AdapterCounts:
+    """What an engine's adapters did, since the beginning."""
+
+    __slots__ = ("loaded_bytes", "num_evicted", "num_hits", "num_loads", "num_loads_from_disk", "num_starts")
+
+    def __init__(self) -> None:
+        self.num_starts = 0  # sequences that got a slot, those that came back after a preemption included
+        self.num_hits = 0  # of these, whose adapter was resident
+        self.num_loads = 0
+        self.num_loads_from_disk = 0
+        self.loaded_bytes = 0.0
+        self.num_evicted = 0
+
+
+class Residents:
+    """Keeps the books; what takes how much room, and who may start, is a policy's: its subclass.
+
+    The life of a sequence here, whatever its adapter:
+        check                   it comes: its adapter must be served
+        wait, unwait            it joins the queue, or leaves it without a slot
+        may_start, num_missing  may it have a slot now, and which blocks of KV memory would its adapter take?
+        must_wait, start        it has got a slot, and uses its adapter; is that there?
+        loaded                  an adapter has come: who waited for it goes on
+        stop                    it has lost its slot
+    """
+
+    merges: ClassVar[bool] = False
+    """Whether an adapter becomes part of the weights."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        eviction: str = "lru",
+        max_host: int | None = None,
+        num_prefetched: int = 0,
+    ) -> None:
+        self.registry = registry
+        self.counts = AdapterCounts()
+        self.num_blocks = 0
+        """Of KV memory that adapters have."""
+        self.has_changed = False
+        """Something came or went since the last plan: the next one stands alone."""
+        self._by_uses = eviction == "lfu"
+        self._max_host = len(registry) if max_host is None else max_host
+        self._num_prefetched = num_prefetched
+        self._users: Counter[str] = Counter()  # sequences with a slot, by adapter
+        self._idle: dict[str, None] = {}  # resident and not in use, the least recently used first
+        self._resident: set[str] = set()
+        self._coming: dict[str, list[Sequence]] = {}  # and who waits for it with a slot
+        self._host: dict[str, None] = {}  # in host memory, the least recently loaded first
+        self._waiting: dict[str, int] = {}  # sequences in the queue; adapters in the order of the first
+        self._uses: Counter[str] = Counter()
+        self._loads: list[AdapterLoad] = []
+        self._puts: list[tuple[str, int | None]] = []
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether an adapter is on its way."""
+        return bool(self._coming)
+
+    def is_resident(self, name: str) -> bool:
+        """Whether an adapter is there, or on its way."""
+        return name in self._resident or name in self._coming
+
+    @property
+    def resident(self) -> frozenset[str]:
+        """Adapters that are there."""
+        return frozenset(self._resident)
+
+    def slot_of(self, name: str) -> int | None:
+        """Where a resident adapter lies, of policies that have slots."""
+        return None
+
+    def check(self, name: str | None) -> int:
+        """Blocks of KV memory that a request with this adapter takes beside its own.
+
+        Raises RejectedError for an adapter that is not served.
+        """
+        if name is None:
+            return 0
+        self.registry.find(name)
+        return self._blocks_of(name)
+
+    def wait(self, seq: Sequence) -> None:
+        """A sequence has joined the queue."""
+        name = self._key(seq)
+        if name is not None:
+            self._waiting[name] = self._waiting.get(name, 0) + 1
+
+    def unwait(self, seq: Sequence) -> None:
+        """It has left it."""
+        name = self._key(seq)
+        if name is not None:
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def before_step(self, step: StepBuilder, now: float) -> None:
+        """A step is about to be made: adapters may come and go."""
+        if self._num_prefetched and self._waiting:
+            self._prefetch()
+
+    def may_start(self, seq: Sequence) -> bool:
+        """Whether its adapter lets a waiting sequence start, as far as slots for adapters go."""
+        name = self._key(seq)
+        return name is None or self.is_resident(name) or self._fits_without_idle(name)
+
+    def num_missing(self, seq: Sequence) -> int:
+        """Blocks of KV memory that the adapter of a waiting sequence would take."""
+        name = self._key(seq)
+        return 0 if name is None or self.is_resident(name) else self._blocks_of(name)
+
+    def num_idle_blocks(self, but: Sequence | None = None) -> int:
+        """Blocks of KV memory of adapters that nobody uses, but for that of a waiting sequence."""
+        if not self.num_blocks:
+            return 0
+        kept = None if but is None else self._key(but)
+        return sum(self._blocks_of(name) for name in self._idle if name != kept)
+
+    def must_wait(self, seq: Sequence) -> bool:
+        """Whether a sequence that starts has to wait for its adapter."""
+        name = self._key(seq)
+        return name is not None and name not in self._resident
+
+    def start(self, seq: Sequence) -> None:
+        """A sequence leaves the queue, with a slot; its adapter is loaded, if it must be."""
+        self.unwait(seq)
+        name = self._key(seq)
+        if name is None:
+            return
+        self.counts.num_starts += 1
+        self._uses[name] += 1
+        self._users[name] += 1
+        if name in self._resident:
+            self.counts.num_hits += 1
+            self._idle.pop(name, None)
+            return
+        if name not in self._coming:
+            self._load(name)
+        self._coming[name].append(seq)
+
+    def stop(self, seq: Sequence) -> None:
+        """A sequence has lost its slot."""
+        name = self._key(seq)
+        if name is None:
+            return
+        waiters = self._coming.get(name)
+        if waiters is not None and seq in waiters:
+            waiters.remove(seq)
+            seq._num_transfers = 0
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            if name in self._resident and not self._stays(name):
+                self._idle[name] = None
+
+    def waiters(self, name: str) -> SequenceOf[Sequence]:
+        """Who waits, with a slot, for an adapter that is on its way."""
+        return self._coming.get(name, ())
+
+    def loaded(self, name: str) -> list[Sequence]:
+        """An adapter has come; returns who has waited for it."""
+        waiters = self._coming.pop(name)
+        self._resident.add(name)
+        if not self._users[name] and not self._stays(name):
+            self._idle[name] = None
+        return waiters
+
+    def give_way(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool:
+        """Evict adapters that nobody uses from KV memory, one after the other, until there is enough room."""
+        while not is_enough():
+            victim = self._victim(keep) if self.num_blocks else None
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """Adapters to be loaded, since the last call."""
+        loads, self._loads = self._loads, []
+        return loads
+
+    def take_puts(self) -> tuple[tuple[str, int | None], ...]:
+        """The same for the plan: which adapter came, into which slot."""
+        puts, self._puts = tuple(self._puts), []
+        return puts
+
+    def use(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> AdapterUse | None:
+        """What a step computes with adapters; None: nothing."""
+        tokens: Counter[str] = Counter()
+        for seq in decodes:
+            if seq.request.adapter is not None:
+                tokens[seq.request.adapter] += seq.width
+        for chunk in chunks:
+            if chunk.seq.request.adapter is not None:
+                tokens[chunk.seq.request.adapter] += chunk.num_tokens
+        if not tokens:
+            return None
+        ranks = [self._padded_rank(name) for name in tokens]
+        return AdapterUse(
+            num_adapters=len(tokens),
+            num_tokens=tokens.total(),
+            num_rank_tokens=sum(rank * num for rank, num in zip(ranks, tokens.values(), strict=True)),
+            num_ranks=sum(ranks),
+        )
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Assert: every adapter in use is there or coming, nobody's use is forgotten, no block is lost."""
+        users = Counter(name for name in map(self._key, running) if name is not None)
+        assert users == self._users, "an adapter's users are counted wrong"
+        assert all(self.is_resident(name) for name in users), "an adapter was evicted while it was in use"
+        assert not self._resident & self._coming.keys()
+        idle = {name for name in self._resident if not users[name] and not self._stays(name)}
+        assert idle == set(self._idle), "an adapter that nobody uses cannot make room"
+        held = sum(self._blocks_of(name) for name in (*self._resident, *self._coming))
+        assert held == self.num_blocks, "blocks of an adapter are lost"
+
+    # What policies decide.
+
+    def _key(self, seq: Sequence) -> str | None:
+        """The adapter that a sequence needs; None: it needs none."""
+        return seq.request.adapter
+
+    def _num_bytes(self, name: str) -> float:
+        """Of an adapter that is to be loaded, over all devices."""
+        return self.registry.num_bytes(name)
+
+    def _blocks_of(self, name: str) -> int:
+        """Blocks of KV memory that an adapter takes."""
+        return 0
+
+    def _stays(self, name: str) -> bool:
+        """Whether an adapter stays although nobody uses it."""
+        return False
+
+    def _padded_rank(self, name: str) -> int:
+        """The rank that kernels compute with."""
+        return self.registry.find(name).rank
+
+    def _fits(self, name: str) -> bool:
+        """Whether there is room for an adapter now."""
+        raise NotImplementedError
+
+    def _fits_without_idle(self, name: str) -> bool:
+        """Whether there would be, were it not for adapters that nobody uses."""
+        return bool(self._idle) or self._fits(name)
+
+    def _enter(self, name: str) -> int | None:
+        """An adapter gets the room that there is; returns its slot, if it has one."""
+        return None
+
+    def _leave(self, name: str) -> None:
+        """An adapter gives up its room."""
+
+    def _victim(self, keep: str | None = None) -> str | None:
+        """Who makes room: nobody uses it, and, if there is such a one, nobody waits for it."""
+        idle = [name for name in self._idle if name != keep]
+        unwanted = [name for name in idle if name not in self._waiting]
+        candidates: Iterator[str] = iter(unwanted or idle)
+        if self._by_uses:  # the first of equals: the least recently used
+            return min(candidates, key=self._uses.__getitem__, default=None)
+        return next(candidates, None)
+
+    def _evict(self, name: str) -> None:
+        del self._idle[name]
+        self._resident.remove(name)
+        self._leave(name)
+        self.counts.num_evicted += 1
+        self.has_changed = True
+
+    def _load(self, name: str) -> None:
+        """Begin to bring an adapter; others that nobody uses make room."""
+        while not self._fits(name):
+            victim = self._victim(name)
+            assert victim is not None, "an adapter is to be loaded without room"
+            self._evict(victim)
+        slot = self._enter(name)
+        source = self._touch_host(name)
+        num_bytes = self._num_bytes(name)
+        self._loads.append(AdapterLoad(name, source, num_bytes, slot, self.merges))
+        self._puts.append((name, slot))
+        self._coming[name] = []
+        self.counts.num_loads += 1
+        self.counts.loaded_bytes += num_bytes
+        self.has_changed = True
+
+    def _touch_host(self, name: str) -> str:
+        """Where an adapter is read from; then it is in host memory, too, perhaps in another one's place."""
+        if name in self._host:
+            self._host[name] = self._host.pop(name)
+            return "host"
+        self._host[name] = None
+        if len(self._host) > self._max_host:
+            del self._host[next(iter(self._host))]
+        self.counts.num_loads_from_disk += 1
+        return "disk"
+
+    def _prefetch(self) -> None:
+        """Load adapters of those who wait, in the order in which they came, into room that nobody wants."""
+        wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
+        for name in [name for name in wanted if name not in self._coming]:
+            while not self._fits(name):
+                victim = self._victim()
+                if victim is None or victim in self._waiting:
+                    return
+                self._evict(victim)
+            self._load(name)

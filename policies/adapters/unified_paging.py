@@ -1,0 +1,78 @@
+"""Adapters in blocks of KV memory, as in S-LoRA: one pool for both.
+
+Sheng et al., "S-LoRA: Serving Thousands of Concurrent LoRA Adapters", MLSys 2024, section 5 (unified paging).
+An adapter of rank r takes as many KV blocks as its weights fill, so a batch may mix any number of adapters,
+of any ranks, and what they leave is for KV. The kernels gather what the batch uses, without padding.
+Memory pressure: adapters that nobody uses give way to KV, and to other adapters. Horizon: event; 1 while
+adapters come or go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar
+
+from policies.adapters import AdapterServing
+from policies.adapters.registry import Registry
+from policies.adapters.residents import Residents
+from policies.caching.pool import BlockPool
+from policies.sequence import Sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnifiedPaging(AdapterServing):
+    """Settings of a pool that adapters and KV share."""
+
+    simulation_only: ClassVar[bool] = True
+
+    def residents(self, registry: Registry, pool: BlockPool) -> PagedResidents:
+        """An engine's, in the pool of its KV."""
+        if not pool.can_fork:
+            raise ValueError(
+                f"caching={type(pool).__name__}: adapters cannot share memory that is reserved by regions; "
+                "choose caching=paged, prefix or radix, or adapters=fixed_slots"
+            )
+        if not registry.memory.block_bytes > 0:
+            raise ValueError("block_bytes=0: how many blocks an adapter takes depends on it")
+        return PagedResidents(
+            registry,
+            pool=pool,
+            eviction=self.eviction,
+            max_host=self.max_cpu_loras,
+            num_prefetched=self.prefetch,
+        )
+
+
+class PagedResidents(Residents):
+    """Adapters in KV blocks."""
+
+    def __init__(self, registry: Registry, *, pool: BlockPool, **books: Any) -> None:
+        super().__init__(registry, **books)
+        self._pool = pool
+        block_bytes = registry.memory.block_bytes
+        self._num_blocks_of = {
+            adapter.name: max(1, ceil(registry.num_bytes(adapter.name) / block_bytes))
+            for adapter in registry.adapters
+        }
+
+    def may_start(self, seq: Sequence) -> bool:
+        """Its adapter's blocks are asked for together with those of its KV."""
+        return True
+
+    def _blocks_of(self, name: str) -> int:
+        return self._num_blocks_of[name]
+
+    def _fits(self, name: str) -> bool:
+        return self._num_blocks_of[name] <= self._pool.num_free
+
+    def _enter(self, name: str) -> int | None:
+        num_blocks = self._num_blocks_of[name]
+        self._pool.take_apart(num_blocks)
+        self.num_blocks += num_blocks
+        return None
+
+    def _leave(self, name: str) -> None:
+        num_blocks = self._num_blocks_of[name]
+        self._pool.give_back(num_blocks, ())
+        self.num_blocks -= num_blocks

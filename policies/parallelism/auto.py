@@ -1,0 +1,216 @@
+"""All sane layouts of so many GPUs, priced, and the best one for an objective taken.
+
+The search of AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), over closed forms
+in place of simulated runs: every request alike, n of them at once.
+
+    TPOT                decode_s(n) + (n - 1) prompt_s / output      the prompts of the others come between
+    requests a second   n / (n prompt_s + output decode_s(n))
+
+Sane: tensor parallel inside a node; attention data parallel for mixtures of experts and for latent attention,
+whose KV all tensor parallel ranks keep; context parallel where each device gets MIN_RING_TOKENS of a prompt;
+experts cut with the other matrices or held whole, beside data parallel attention always whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import NamedTuple
+
+from policies.parallelism import ALONE, Estimate, Facts, Figures, LayoutChoice, Load, Sizes
+
+MIN_RING_TOKENS = 2048
+"""Of a prompt, on each device of a ring; shorter pieces wait for each other's messages."""
+
+
+class Objective(Enum):
+    """What the best layout has most, or least, of."""
+
+    latency = "seconds of one request alone"
+    throughput = "output tokens/s"
+    cost = "$ per million output tokens"
+    slo = "GPUs, within the SLO"
+
+
+class Candidate(NamedTuple):
+    """A layout that can be served."""
+
+    score: float
+    """Less is better."""
+    sizes: Sizes
+    figures: Figures
+    num_seqs: int
+    """At once, where the objective is judged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Auto:
+    """Of equal ones the fewest GPUs, then the least pipeline."""
+
+    devices: int = 8
+    """GPUs of one replica: all are used for latency and throughput, at most so many for cost and slo."""
+    objective: Objective = Objective.latency
+    prompt_tokens: int = 1024
+    """Of the request that layouts are judged by."""
+    output_tokens: int = 256
+    num_seqs: int = 1
+    """At once, at least."""
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "prompt_tokens", "output_tokens", "num_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+
+    def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
+        """Price every candidate. Raises ValueError where none fits, or none meets the SLO."""
+        if facts.given != ALONE:
+            alone = ALONE._asdict()
+            wrong = next(name for name, size in facts.given._asdict().items() if size != alone[name])
+            raise ValueError(
+                f"{wrong}={getattr(facts.given, wrong)}: layout=auto chooses it; leave it at "
+                f"{alone[wrong]}, or set layout=as_set"
+            )
+        if self.objective is Objective.slo and not facts.limits_s:
+            raise ValueError("layout.objective=slo: the run has no SLO; set slo=chat, or another objective")
+        load, found, refused = (
+            Load(self.prompt_tokens, self.output_tokens),
+            list[Candidate](),
+            dict[Sizes, str](),
+        )
+        for sizes in self._sane(facts):
+            try:
+                found.append(self._judged(sizes, estimate(sizes, load), facts))
+            except ValueError as error:
+                refused[sizes] = str(error)
+        if not found:
+            reasons = "; ".join(f"{sizes}: {why}" for sizes, why in list(refused.items())[-3:])
+            raise ValueError(
+                f"layout.devices={self.devices}: no layout of {facts.model} "
+                f"({facts.weight_bytes / 1e9:.1f} GB of weights) fits {facts.gpu} "
+                f"({facts.gpu_memory_bytes / 1e9:.1f} GB each): {reasons}"
+            )
+        found.sort(key=lambda c: (c.score, c.sizes.num_devices, c.sizes.pipeline_parallel_size, c.sizes))
+        if found[0].score == inf:
+            raise ValueError(self._none_meets(facts, found))
+        return LayoutChoice(found[0].sizes, tuple(self._notes(facts, found, refused)))
+
+    def _sane(self, facts: Facts) -> Iterator[Sizes]:
+        uses_fewer = self.objective in (Objective.cost, Objective.slo)
+        for total in range(1, self.devices + 1) if uses_fewer else [self.devices]:
+            for tensor in divisors(total):
+                for pipeline in divisors(total // tensor):
+                    for context in divisors(total // tensor // pipeline):
+                        data = total // tensor // pipeline // context
+                        yield from self._with_experts(Sizes(tensor, pipeline, context, data), facts)
+
+    def _with_experts(self, sizes: Sizes, facts: Facts) -> Iterator[Sizes]:
+        tensor, _, context, data, *_ = sizes
+        if tensor > facts.gpus_per_node or context * MIN_RING_TOKENS > max(
+            self.prompt_tokens, MIN_RING_TOKENS
+        ):
+            return
+        if data > 1 and not (facts.num_experts or facts.shares_kv):
+            return
+        stage = tensor * context * data
+        if data == 1 or not facts.num_experts:
+            yield sizes
+        if facts.num_experts and stage > 1:
+            yield sizes._replace(expert_parallel_size=stage)
+
+    def _judged(self, sizes: Sizes, figures: Figures, facts: Facts) -> Candidate:
+        if figures.max_num_seqs < self.num_seqs:
+            raise ValueError(
+                f"layout.num_seqs={self.num_seqs}: memory and slots hold {figures.max_num_seqs} sequences of "
+                f"{self.prompt_tokens + self.output_tokens} tokens"
+            )
+        most = figures.max_num_seqs
+        match self.objective:
+            case Objective.latency:
+                score = figures.prefill_s + self.output_tokens * self._tpot_s(figures, self.num_seqs)
+                return Candidate(score, sizes, figures, self.num_seqs)
+            case Objective.throughput:
+                return Candidate(-self._tokens_per_s(figures, most), sizes, figures, most)
+            case Objective.cost:
+                return Candidate(self._usd_per_mtok(figures, most), sizes, figures, most)
+            case Objective.slo:
+                num_seqs = self._most_within(figures, facts)
+                score = inf if num_seqs < self.num_seqs else float(sizes.num_devices)
+                if score < inf:  # of as many GPUs the one that serves the most
+                    score -= 1 - 1 / (1 + self._tokens_per_s(figures, num_seqs))
+                return Candidate(score, sizes, figures, max(num_seqs, self.num_seqs))
+
+    def _tpot_s(self, figures: Figures, num_seqs: int) -> float:
+        between_s = (num_seqs - 1) * figures.prompt_s / self.output_tokens
+        return figures.decode_s(num_seqs) + between_s
+
+    def _tokens_per_s(self, figures: Figures, num_seqs: int) -> float:
+        seconds = num_seqs * figures.prompt_s + self.output_tokens * figures.decode_s(num_seqs)
+        return num_seqs * self.output_tokens / seconds
+
+    def _usd_per_mtok(self, figures: Figures, num_seqs: int) -> float:
+        return figures.usd_per_hour / 3600 / self._tokens_per_s(figures, num_seqs) * 1e6
+
+    def _meets(self, figures: Figures, num_seqs: int, facts: Facts) -> bool:
+        tpot_s = self._tpot_s(figures, num_seqs)
+        values = {
+            "ttft": figures.prefill_s,
+            "tpot": tpot_s,
+            "e2e": figures.prefill_s + self.output_tokens * tpot_s,
+        }
+        return all(values[term] <= limit_s for term, limit_s in facts.limits_s.items())
+
+    def _most_within(self, figures: Figures, facts: Facts) -> int:
+        """The largest batch within the SLO, by halving; 0: not even a lone sequence."""
+        low, high = 0, figures.max_num_seqs
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._meets(figures, middle, facts):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _said(self, found: Candidate) -> str:
+        figures, num_seqs = found.figures, found.num_seqs
+        match self.objective:
+            case Objective.latency:
+                return f"{found.score:.3g} s"
+            case Objective.throughput:
+                return f"{self._tokens_per_s(figures, num_seqs):,.0f} tokens/s of {num_seqs} at once"
+            case Objective.cost:
+                return f"${found.score:.3g} per million tokens of {num_seqs} at once"
+            case Objective.slo:
+                return (
+                    f"{found.sizes.num_devices} GPUs, {num_seqs} at once: TTFT "
+                    f"{figures.prefill_s * 1e3:,.0f} ms, "
+                    f"TPOT {self._tpot_s(figures, num_seqs) * 1e3:,.1f} ms"
+                )
+
+    def _notes(self, facts: Facts, found: list[Candidate], refused: dict[Sizes, str]) -> Iterator[str]:
+        best, *others = found
+        asked = f"{self.prompt_tokens:,} tokens in and {self.output_tokens:,} out"
+        yield (
+            f"layout=auto: {best.sizes} is the best of {len(found)} layouts for {self.objective.name} "
+            f"({self.objective.value}; {asked}): {self._said(best)}."
+        )
+        shares = [f"{name} {share:.0%}" for name, share in best.figures.bounds(best.num_seqs).items()]
+        yield f"layout=auto: a decode iteration of {best.num_seqs} is bound by {', '.join(shares[:3])}."
+        if others:
+            yield f"layout=auto: the runner-up is {others[0].sizes}: {self._said(others[0])}."
+        if refused:
+            sizes, why = next(iter(refused.items()))
+            yield f"layout=auto: {len(refused)} left out, such as {sizes}: {why}."
+
+    def _none_meets(self, facts: Facts, found: list[Candidate]) -> str:
+        limits = ", ".join(f"{term} {limit_s * 1e3:g} ms" for term, limit_s in facts.limits_s.items())
+        nearest = min(found, key=lambda c: self._tpot_s(c.figures, self.num_seqs) + c.figures.prefill_s)
+        return (
+            f"layout.objective=slo: no layout of up to {self.devices} {facts.gpu} meets {limits} with "
+            f"{self.num_seqs} sequences at once; nearest: {nearest.sizes}, {self._said(nearest)}"
+        )
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

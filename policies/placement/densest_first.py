@@ -1,0 +1,31 @@
+"""Densest first: what serves the most value for each byte that it takes (Dantzig, 1957, for knapsacks)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.placement import Objective, Plan, Problem
+from policies.placement.best_fit import tightest
+from policies.placement.greedy import fill
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DensestFirst:
+    """As many replicas as serve anything, then the next densest. For cost: demand met for each $ of rent."""
+
+    def place(self, problem: Problem) -> Plan:
+        values = {d.model: d.value for d in problem.demands}
+        shares = {d.model: 1 / d.rate for d in problem.demands if d.rate}
+        pools = {pool.name: pool for pool in problem.pools}
+
+        def density(index: int) -> float:
+            hosting = problem.hostings[index]
+            pool = pools[hosting.pool]
+            rate = hosting.rate(pool.memory_bytes)
+            if problem.objective is Objective.cost:
+                rent = hosting.num_gpus * pool.usd_per_hour
+                return rate * shares.get(hosting.model, 0.0) / max(rent, 1e-12)
+            return rate * values.get(hosting.model, 0.0) / (hosting.bytes_each * hosting.num_gpus)
+
+        order = sorted(range(len(problem.hostings)), key=lambda index: (-density(index), index))
+        return fill(problem, [[problem.hostings[index] for index in order]], tightest)

@@ -1,0 +1,33 @@
+"""Exact: the best placement there is, by mixed-integer linear programming (HiGHS, through scipy).
+
+Every set of models that one GPU can hold is a column, as in the cutting-stock problem (Gilmore and Gomory,
+1961), so that what sharing costs can be anything; placement of models on GPUs by such a program: AlpaServe
+(OSDI 2023) and Helix (ASPLOS 2025) do likewise. Seconds for hundreds of columns and GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.placement import Plan, Problem
+from policies.placement.program import plan_of, solve
+from policies.placement.units import units_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Milp:
+    """Of equal value the cheapest."""
+
+    def place(self, problem: Problem) -> Plan:
+        """Raises ValueError where the demand cannot be met."""
+        units = units_of(problem)
+        counts = solve(problem, units)
+        if counts is None:
+            asked = ", ".join(f"{demand.model} {demand.rate:,.6g}" for demand in problem.demands)
+            there = ", ".join(f"{pool.count} {pool.name}" for pool in problem.pools)
+            raise ValueError(
+                f"objective=cost: no placement serves {asked} tokens/s on {there}; allow more GPUs"
+            )
+        return plan_of(
+            problem, [unit for unit, count in zip(units, counts, strict=True) for _ in range(count)]
+        )

@@ -1,0 +1,205 @@
+"""A placement as a linear program: how many of each unit, and how its time is split among its models.
+
+    n_u      units of each kind
+    t_um     GPU time that models of unit u get, over all n_u of them      sum_m t_um <= time share_u n_u
+    served   s_m = sum_u rate_um t_um, no more than is asked for
+
+    value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
+
+Time is split as the traffic wants it: time slices go to whoever has work, and a router decides who has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array, csr_array
+
+from policies.placement import Objective, Plan, Problem, Unit
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Program:
+    """Variables: n_u, then t_ur for each replica r of each unit."""
+
+    problem: Problem
+    units: Sequence[Unit]
+
+    @property
+    def num_variables(self) -> int:
+        return len(self.units) + sum(len(unit.models) for unit in self.units)
+
+    @property
+    def served(self) -> csr_array:
+        """[models, variables]."""
+        rows = {demand.model: row for row, demand in enumerate(self.problem.demands)}
+        entries = [
+            (rows[model], len(self.units) + place, rate)
+            for place, model, rate in self._replicas()
+            if model in rows
+        ]
+        return self._matrix(entries, len(rows))
+
+    @property
+    def usd_per_hour(self) -> Vector:
+        """Of each variable."""
+        prices = {pool.name: pool.usd_per_hour for pool in self.problem.pools}
+        rents = [prices[unit.pool] * unit.num_gpus for unit in self.units]
+        return np.array(rents + [0.0] * (self.num_variables - len(rents)))
+
+    def constraints(self) -> tuple[csr_array, Vector]:
+        """A x <= b: time of each unit, GPUs of each pool and node, and no more served than is asked for."""
+        entries: list[tuple[int, int, float]] = []
+        limits: list[float] = []
+        place = len(self.units)
+        for index, unit in enumerate(self.units):
+            rows = [len(limits)] * len(unit.models)
+            if not self.problem.time_shared:  # each has all of its time
+                rows = [len(limits) + i for i in range(len(unit.models))]
+            for row in rows:
+                entries.append((row, place, 1.0))
+                place += 1
+            for row in set(rows):
+                entries.append((row, index, -unit.time_share))
+            limits += [0.0] * len(set(rows))
+        for pool in self.problem.pools:
+            # Groups of 1, 2, 4, ... lie inside nodes if, for each size, it and the larger ones fill no more
+            # places of that size than the nodes have: the largest first, for each size divides the next.
+            own = [(i, unit.num_gpus) for i, unit in enumerate(self.units) if unit.pool == pool.name]
+            for least in sorted({size for _, size in own}):
+                entries += [(len(limits), i, size / least) for i, size in own if size >= least]
+                limits.append(float(sum(node // least for node in pool.nodes)))
+        if self.problem.objective is Objective.value:
+            served = self.served.tocoo()
+            for row, demand in enumerate(self.problem.demands):
+                if demand.rate is not None:
+                    mine = served.row == row
+                    entries += [
+                        (len(limits), int(column), float(rate))
+                        for column, rate in zip(served.col[mine], served.data[mine], strict=True)
+                    ]
+                    limits.append(demand.rate)
+        return self._matrix(entries, len(limits)), np.array(limits)
+
+    def _replicas(self) -> list[tuple[int, str, float]]:
+        """Place among the times, model, rate."""
+        pairs = (pair for unit in self.units for pair in zip(unit.models, unit.rates, strict=True))
+        return [(place, model, rate) for place, (model, rate) in enumerate(pairs)]
+
+    def _matrix(self, entries: list[tuple[int, int, float]], num_rows: int) -> csr_array:
+        rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+        return coo_array((values, (rows, columns)), shape=(num_rows, self.num_variables)).tocsr()
+
+
+TIE = 1e-7
+"""Of the value: placements this close are equal, and the cheaper one is taken."""
+
+
+def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
+    """How many of each unit, exactly; of equal value the cheapest. None: the demand cannot be met."""
+    if not units:
+        return (
+            [] if problem.objective is Objective.value or not any(d.rate for d in problem.demands) else None
+        )
+    program = Program(problem, units)
+    matrix, limits = program.constraints()
+    rules = [LinearConstraint(matrix, -np.inf, limits)]
+    whole = (np.arange(program.num_variables) < len(units)).astype(np.int64)
+    # A GPU that costs nothing is still better left empty.
+    rent = program.usd_per_hour
+    rent = rent + whole * 1e-9 * max(1.0, float(rent.max(initial=0.0)))
+    if problem.objective is Objective.cost:
+        least = [demand.rate or 0.0 for demand in problem.demands]
+        rules.append(LinearConstraint(program.served, least, np.inf))
+        price = rent
+    else:
+        worth = program.served.T @ np.array([demand.value for demand in problem.demands])
+        price = rent * (TIE * _most_value(problem, units) / _whole_rent(problem, rent, units)) - worth
+    found = milp(price, constraints=rules, integrality=whole, options={"mip_rel_gap": 0.0})
+    if not found.success:
+        return None
+    return [round(count) for count in found.x[: len(units)].tolist()]
+
+
+def _most_value(problem: Problem, units: Sequence[Unit]) -> float:
+    """No placement is worth more: all that is asked for, or all GPUs with what serves the most."""
+    values = {demand.model: demand.value for demand in problem.demands}
+    asked = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
+    by_gpu = sum(
+        pool.count * max((_value_each(unit, values) for unit in units if unit.pool == pool.name), default=0.0)
+        for pool in problem.pools
+    )
+    return min(asked, by_gpu)
+
+
+def _value_each(unit: Unit, values: Mapping[str, float]) -> float:
+    pairs = zip(unit.models, unit.rates, strict=True)
+    return sum(values.get(model, 0.0) * rate for model, rate in pairs) / unit.num_gpus
+
+
+def _whole_rent(problem: Problem, rent: Vector, units: Sequence[Unit]) -> float:
+    """Of all GPUs."""
+    each = {unit.pool: float(rent[index]) / unit.num_gpus for index, unit in enumerate(units)}
+    return sum(pool.count * each.get(pool.name, 0.0) for pool in problem.pools)
+
+
+def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) -> Plan:
+    """What these units, each as often as it is listed, serve at best. ValueError if a pool is overfull."""
+    counts = Counter(units)
+    kinds = list(counts)
+    program = Program(problem, kinds)
+    rent = float(program.usd_per_hour[: len(kinds)] @ np.array([counts[kind] for kind in kinds]))
+    amounts = _most_served(program, [counts[kind] for kind in kinds])
+    demands = problem.demands
+    return Plan(
+        units=tuple((kind, counts[kind]) for kind in kinds),
+        served={demand.model: float(amount) for demand, amount in zip(demands, amounts, strict=True)},
+        value=float(sum(demand.value * amount for demand, amount in zip(demands, amounts, strict=True))),
+        usd_per_hour=rent,
+        met=all(
+            demand.rate is None or amount >= demand.rate * (1 - 1e-7)
+            for demand, amount in zip(demands, amounts, strict=True)
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _most_served(program: Program, counts: Sequence[int]) -> Vector:
+    """By model: the most value; for cost the largest part of the demand, then all of it."""
+    if not program.units:
+        return np.zeros(len(program.problem.demands))
+    served = program.served
+    capped = Program(_as_value(program.problem), program.units)
+    matrix, limits = capped.constraints()
+    worth = served.T @ np.array([demand.value for demand in capped.problem.demands])
+    least, most = np.zeros(program.num_variables), np.full(program.num_variables, np.inf)
+    least[: len(counts)] = most[: len(counts)] = counts
+    found = milp(-worth, constraints=LinearConstraint(matrix, -np.inf, limits), bounds=Bounds(least, most))
+    if not found.success:
+        raise ValueError(f"the GPUs are overfull: {found.message}")
+    amounts: Vector = served @ found.x
+    return amounts
+
+
+def _as_value(problem: Problem) -> Problem:
+    """The same where serving a share of any demand counts alike, however it is valued."""
+    if problem.objective is Objective.value:
+        return problem
+    return Problem(
+        pools=problem.pools,
+        demands=tuple(
+            type(demand)(model=demand.model, rate=demand.rate, value=1 / demand.rate if demand.rate else 0.0)
+            for demand in problem.demands
+        ),
+        hostings=problem.hostings,
+        max_models_per_gpu=problem.max_models_per_gpu,
+        time_shared=problem.time_shared,
+    )

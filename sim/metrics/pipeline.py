@@ -1,0 +1,60 @@
+"""What the stages of a pipeline did with their time: micro-batches, bubbles and why, waits for the host."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwmodels.iteration import IterationModel
+from hwmodels.roofline import Roofline
+from sim.metrics.utilisation import iteration_shape
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+def pipeline_use(
+    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+) -> dict[str, Any] | None:
+    """Shares of all stages' time with an iteration under way; None where nothing is cut into stages.
+
+    bubble_share = unequal_stages_share + few_micro_batches_share: a stage has no micro-batch, for another is
+    still busy with the next one, or there are fewer micro-batches than would fill all stages.
+    host_share: all of them wait for the host. The rest is busy_share, sends included, by stage.
+    """
+    if not isinstance(model, Roofline) or model.stages is None:
+        return None
+    stages = model.stages.all
+    by_stage, total_s, busy_s, bound_s, gpu_s, in_flight_s = np.zeros(len(stages)), 0.0, 0.0, 0.0, 0.0, 0.0
+    for start in range(0, len(inside_s), _ROWS_AT_ONCE):
+        rows = iterations.iloc[start : start + _ROWS_AT_ONCE]
+        duration_s = rows["duration_s"].to_numpy(dtype=np.float64)
+        spent_s = inside_s[start : start + _ROWS_AT_ONCE]
+        part = np.divide(spent_s, duration_s, out=np.zeros_like(spent_s), where=duration_s > 0)
+        full, count, light = model.round(iteration_shape(rows))
+        slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
+        for index, stage in enumerate(stages):
+            own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
+            by_stage[index] += float(np.dot(own_s, part))
+        total_s += float(spent_s.sum())
+        busy_s += float(np.dot(count.full * full.all_s + count.light * light.all_s, part))
+        bound_s += float(np.dot(slowest_s, part))
+        gpu_s += float(np.dot(np.maximum(full.all_s, slowest_s), part))
+        in_flight_s += float(np.dot(count.full + count.light, spent_s))
+    if total_s == 0:
+        return None
+    all_s = len(stages) * total_s
+    unequal, few = bound_s / total_s - busy_s / all_s, (gpu_s - bound_s) / total_s
+    return {
+        "stages": len(stages),
+        "mean_micro_batches": in_flight_s / total_s,
+        "bubble_share": unequal + few,
+        "unequal_stages_share": unequal,
+        "few_micro_batches_share": few,
+        "host_share": 1 - gpu_s / total_s,
+        "busy_share": busy_s / all_s,
+        "busy_share_by_stage": (by_stage / total_s).tolist(),
+    }
