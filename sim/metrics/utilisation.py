@@ -146,7 +146,7 @@ def prefill_time_share(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) 
     prefill = _column(iterations, "prefill_tokens")
     tokens = prefill + _column(iterations, "decode_seqs")
     share = np.divide(prefill, tokens, out=np.zeros_like(prefill), where=tokens > 0)
-    return _share(float(np.dot(share, inside_s)), float(inside_s.sum()))
+    return min(_share(float(np.dot(share, inside_s)), float(inside_s.sum())), 1.0)  # the sums are rounded
 
 
 def seconds_by_kind(
