@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isinf
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from policies.request import Request
 from policies.routing import Routing
 from sim.autoscaler import Autoscaler
 from sim.clock import Clock, Phase
+from sim.collector import collector_paused
 from sim.events import logged_events, waits_by_request
 from sim.fleet import Fleet
 from sim.front_door import FrontDoor
@@ -24,8 +26,8 @@ from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
-from sim.records import Gaps, RequestLog, RunRecords
-from sim.replica import Surroundings
+from sim.records import Gaps, IterationLog, RequestLog, RunRecords
+from sim.replica import Replica, Surroundings
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
 from sim.workload.retries import Retries
@@ -142,7 +144,7 @@ class Simulation:
         """
         clock = self._clock
         self._expect_next()
-        with ctrl_c_noted() as interrupt:
+        with ctrl_c_noted() as interrupt, collector_paused():
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
                     report(clock.now, self.num_ended)
@@ -180,7 +182,7 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self._fleet.replicas
-        tables, gaps = zip(*(replica.iterations.expand() for replica in replicas), strict=True)
+        tables, gaps = zip(*(self._expanded(replica) for replica in replicas), strict=True)
         # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
         columns = {name: np.concatenate([table.pop(name) for table in tables]) for name in list(tables[0])}
         events = logged_events([replica.events for replica in replicas])
@@ -203,6 +205,15 @@ class Simulation:
             unfilled=self._unfilled(),
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
         )
+
+    @staticmethod
+    def _expanded(replica: Replica) -> tuple[dict[str, NDArray[Any]], Gaps]:
+        """A replica's iterations and gaps; its log is given up, as all of them are large."""
+        log, replica.iterations = (
+            replica.iterations,
+            IterationLog(replica.index, replica.iterations.block_size),
+        )
+        return log.expand()
 
     def _unfilled(self) -> NDArray[np.int64] | None:
         """Token places that were reserved and never filled, by replica; None where none are reserved."""
