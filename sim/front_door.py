@@ -196,7 +196,7 @@ class FrontDoor:
         log = self._requests
         if log.status[request_id] != Status.finished:
             return False
-        arrival_s = log.request(request_id).arrival_s
+        arrival_s = log.arrival_s[request_id]
         return self._slo.holds(
             ttft_s=log.first_token_s[request_id] - arrival_s,
             e2e_s=log.last_token_s[request_id] - arrival_s,

@@ -49,7 +49,17 @@ class RequestLog:
     """One row a request, at the index of its id; ids count from 0 in the order in which requests are made."""
 
     def __init__(self) -> None:
-        self.requests: list[Request | None] = []  # None: not made, or made but not arrived
+        self.has_arrived = bytearray()
+        self.session_id = array("q")  # -1: none
+        self.tenant = array("i")  # index in _tenants
+        self.model = array("i")  # index in _models
+        self.priority = array("q")
+        self.arrival_s = array("d")
+        self.prompt_tokens = array("q")
+        self.pinned_tokens = array("q")
+        self.samples = array("i")
+        self._tenants: dict[str, int] = {}
+        self._models: dict[str, int] = {}
         self.replica = array("i")
         self.status = array("b")
         self.reason: dict[int, str] = {}
@@ -75,28 +85,45 @@ class RequestLog:
         self.scheduled_s[seq.request_id] = now
         self.cached_tokens[seq.request_id] = seq.num_found
 
-    def request(self, request_id: int) -> Request:
-        """One that has arrived, as it was then."""
-        request = self.requests[request_id]
-        assert request is not None
-        return request
-
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
-        while request.request_id >= len(self.requests):
+        request_id, session_id = request.request_id, request.session_id
+        while request_id >= len(self.has_arrived):
             self._append_empty_rows(1024)
-        self.requests[request.request_id] = request
+        self.has_arrived[request_id] = True
+        if session_id is not None:
+            self.session_id[request_id] = session_id
+        self.tenant[request_id] = self._tenants.setdefault(request.tenant, len(self._tenants))
+        self.model[request_id] = self._models.setdefault(request.model or "", len(self._models))
+        self.priority[request_id] = request.priority
+        self.arrival_s[request_id] = request.arrival_s
+        self.prompt_tokens[request_id] = request.prompt.num_tokens
+        self.pinned_tokens[request_id] = request.prompt.num_pinned
+        self.samples[request_id] = 1 if request.branching is None else request.branching.width
 
     def _append_empty_rows(self, num_rows: int) -> None:
-        self.requests.extend([None] * num_rows)
+        self.has_arrived.extend(bytes(num_rows))
         self.replica.extend([-1] * num_rows)
-        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
+        self.session_id.extend([-1] * num_rows)
+        for times_s in (
+            self.arrival_s,
+            self.scheduled_s,
+            self.first_token_s,
+            self.last_token_s,
+            self.finished_s,
+        ):
             times_s.extend([NAN] * num_rows)
         self.gateway_s.extend([0.0] * num_rows)
         self.prefill_replica.extend([-1] * num_rows)
         self.kv_transfer_s.extend([NAN] * num_rows)
         self.kv_transfer_bytes.extend([0.0] * num_rows)
         for counts in (
+            self.tenant,
+            self.model,
+            self.priority,
+            self.prompt_tokens,
+            self.pinned_tokens,
+            self.samples,
             self.status,
             self.output_tokens,
             self.longest_tokens,
@@ -180,41 +207,42 @@ class RequestLog:
         prefill_replica: that computed the prompt, if another one decodes, else -1; kv_transfer_s,
         kv_transfer_bytes: of the KV from there, from slot and blocks to the last byte.
         """
-        requests = [request for request in self.requests if request is not None]
-        ids = np.array([request.request_id for request in requests], np.int64)
-        num_requests = len(requests)
+        ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
         names = np.array([status.name for status in Status], dtype=object)
-        samples = (1 if r.branching is None else r.branching.width for r in requests)
-        sessions = (-1 if r.session_id is None else r.session_id for r in requests)
+        tenants, models = (np.array([*found], dtype=object) for found in (self._tenants, self._models))
+
+        def column(values: array[Any]) -> NDArray[Any]:
+            return np.frombuffer(values, values.typecode)[ids]
+
         return pd.DataFrame(
             {
                 "request_id": ids,
-                "session_id": np.fromiter(sessions, np.int64, num_requests),
-                "tenant": [r.tenant for r in requests],
-                "model": [r.model or "" for r in requests],
-                "priority": np.fromiter((r.priority for r in requests), np.int64, num_requests),
-                "replica": np.array(self.replica, np.int32)[ids],
-                "status": names[np.array(self.status, np.int64)[ids]],
+                "session_id": column(self.session_id),
+                "tenant": tenants[column(self.tenant)].tolist(),
+                "model": models[column(self.model)].tolist(),
+                "priority": column(self.priority),
+                "replica": column(self.replica),
+                "status": names[column(self.status)],
                 "reason": [self.reason.get(i, "") for i in ids.tolist()],
-                "arrival_s": np.fromiter((r.arrival_s for r in requests), np.float64, num_requests),
-                "scheduled_s": np.array(self.scheduled_s)[ids],
-                "first_token_s": np.array(self.first_token_s)[ids],
-                "last_token_s": np.array(self.last_token_s)[ids],
-                "finished_s": np.array(self.finished_s)[ids],
-                "prompt_tokens": np.fromiter((r.prompt.num_tokens for r in requests), np.int64, num_requests),
-                "pinned_tokens": np.fromiter((r.prompt.num_pinned for r in requests), np.int64, num_requests),
-                "cached_tokens": np.array(self.cached_tokens, np.int64)[ids],
-                "output_tokens": np.array(self.output_tokens, np.int64)[ids],
-                "longest_tokens": np.array(self.longest_tokens, np.int64)[ids],
-                "samples": np.fromiter(samples, np.int64, num_requests),
-                "preemptions": np.array(self.preemptions, np.int32)[ids],
-                "prefill_iterations": np.array(self.prefill_iterations, np.int64)[ids],
-                "attempts": np.array(self.attempts, np.int32)[ids],
-                "lost_tokens": np.array(self.lost_tokens, np.int64)[ids],
-                "wait_gateway_s": np.array(self.gateway_s)[ids],
-                "prefill_replica": np.array(self.prefill_replica, np.int32)[ids],
-                "kv_transfer_s": np.array(self.kv_transfer_s)[ids],
-                "kv_transfer_bytes": np.array(self.kv_transfer_bytes)[ids],
+                "arrival_s": column(self.arrival_s),
+                "scheduled_s": column(self.scheduled_s),
+                "first_token_s": column(self.first_token_s),
+                "last_token_s": column(self.last_token_s),
+                "finished_s": column(self.finished_s),
+                "prompt_tokens": column(self.prompt_tokens),
+                "pinned_tokens": column(self.pinned_tokens),
+                "cached_tokens": column(self.cached_tokens),
+                "output_tokens": column(self.output_tokens),
+                "longest_tokens": column(self.longest_tokens),
+                "samples": column(self.samples).astype(np.int64),
+                "preemptions": column(self.preemptions),
+                "prefill_iterations": column(self.prefill_iterations),
+                "attempts": column(self.attempts),
+                "lost_tokens": column(self.lost_tokens),
+                "wait_gateway_s": column(self.gateway_s),
+                "prefill_replica": column(self.prefill_replica),
+                "kv_transfer_s": column(self.kv_transfer_s),
+                "kv_transfer_bytes": column(self.kv_transfer_bytes),
             }
         )
 
@@ -240,6 +268,8 @@ class IterationLog:
         "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
         *COUNTS,
     )
+    TOKENS = ("kv_tokens_used", "decode_context_tokens", "prefill_pairs", "prefill_context_tokens")
+    """COUNTS that may exceed 32 bits."""
     _pack = Struct(f"{len(ROW)}d").pack
 
     def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
@@ -329,7 +359,7 @@ class IterationLog:
         before_s[first] = row["emitted_s"]
         columns: dict[str, NDArray[Any]] = {
             "replica": np.full(len(step), self.replica, np.int32),
-            "iteration": np.arange(len(step)),
+            "iteration": np.arange(len(step), dtype=np.int32),
             "start_s": start_s,
             "duration_s": ends_s - start_s,
         }
@@ -340,14 +370,15 @@ class IterationLog:
             "kv_blocks_used": self._grown_blocks(row, num),
         }
         for name in self.COUNTS:
-            columns[name] = by_iteration(name)
-        for name, grown_by_step in grown_by.items():
-            columns[name] += grown_by_step
+            column = by_iteration(name)
+            if name in grown_by:
+                column += grown_by[name]
+            columns[name] = column if name in self.TOKENS else column.astype(np.int32)
         if self.serves_adapters:
             used = np.frombuffer(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name] = np.repeat(column, num)
-        count = columns["decode_seqs"].copy()
+        count = columns["decode_seqs"].astype(np.int64)
         count[first] -= row["num_fresh"].astype(np.int64)
         decodes = count > 0
         single = np.frombuffer(self._gaps).reshape(-1, 2)

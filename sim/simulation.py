@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isinf
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from policies.request import Request
 from policies.routing import Routing
 from sim.autoscaler import Autoscaler
 from sim.clock import Clock, Phase
+from sim.collector import collector_paused
 from sim.events import logged_events, waits_by_request
 from sim.fleet import Fleet
 from sim.front_door import FrontDoor
@@ -26,7 +28,7 @@ from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
-from sim.records import Gaps, RequestLog, RunRecords
+from sim.records import Gaps, IterationLog, RequestLog, RunRecords
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
 from sim.troubles import Troubles
@@ -172,7 +174,7 @@ class Simulation:
         """
         clock = self._clock
         self._expect_next()
-        with ctrl_c_noted() as interrupt:
+        with ctrl_c_noted() as interrupt, collector_paused():
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
                     report(clock.now, self.num_ended)
@@ -210,9 +212,14 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
-        tables, gaps = zip(*(replica.iterations.expand() for replica in replicas), strict=True)
+        tables, gaps = zip(*(self._expanded(replica) for replica in replicas), strict=True)
         # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
-        columns = {name: np.concatenate([table.pop(name) for table in tables]) for name in list(tables[0])}
+        names = list(dict.fromkeys(name for table in tables for name in table))
+        sizes = [len(table["replica"]) for table in tables]
+        columns = {}
+        for name in names:
+            parts = (_taken(table, name, size) for table, size in zip(tables, sizes, strict=True))
+            columns[name] = np.concatenate(list(parts))
         events = logged_events([replica.events for replica in replicas])
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
@@ -236,6 +243,15 @@ class Simulation:
             links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )
 
+    @staticmethod
+    def _expanded(replica: Replica) -> tuple[dict[str, NDArray[Any]], Gaps]:
+        """A replica's iterations and gaps; its log is given up, as all of them are large."""
+        log, replica.iterations = (
+            replica.iterations,
+            IterationLog(replica.index, replica.iterations.block_size),
+        )
+        return log.expand()
+
     def _unfilled(self) -> NDArray[np.int64] | None:
         """Token places that were reserved and never filled, by replica; None where none are reserved."""
         tables = []
@@ -247,3 +263,9 @@ class Simulation:
                 rows = np.array(unfilled, np.int64).reshape(-1, 3)
                 tables.append(np.insert(rows, 0, replica.index, axis=1))
         return np.concatenate(tables)
+
+
+def _taken(table: dict[str, NDArray[Any]], name: str, size: int) -> NDArray[Any]:
+    """A column, out of a replica's iterations; 0 where its engine has no such thing, as adapters."""
+    column = table.pop(name, None)
+    return np.zeros(size, np.int64) if column is None else column

@@ -12,7 +12,7 @@ are the place's blocks 0, 1, 2, ...
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -21,6 +21,9 @@ from policies.request import Request, Segment
 
 ENDLESS = 1 << 40
 """Tokens, or blocks, of an answer whose length nobody knows."""
+
+MANY = 8192
+"""New places after which it is time to look which of them are in use: about 2 MB of memory."""
 
 
 class Stretch(NamedTuple):
@@ -35,19 +38,38 @@ def prompt_runs(request: Request) -> list[Segment]:
 
     An adapter changes the KV of every token: with it, contents have names of their own.
     """
-    return list(_prompt_runs(request))
+    if request.adapter is not None:
+        return _cut(request)
+    prompt = request.prompt
+    num_left = prompt.num_tokens
+    for _, num_tokens in prompt.segments:
+        num_left -= num_tokens
+        if not num_tokens or num_left < 0:
+            return _cut(request)
+    runs = list(prompt.segments)
+    if num_left:
+        runs.append(Segment(_own_content(request), num_left))
+    return runs
 
 
-def _prompt_runs(request: Request) -> Iterator[Segment]:
+def _cut(request: Request) -> list[Segment]:
+    """The runs of a prompt that names empty pieces, or more tokens than it has."""
+    runs = []
     num_left = request.prompt.num_tokens
     space = 0 if request.adapter is None else _space(request.adapter)
     for segment in request.prompt.segments:
         num_tokens = min(segment.num_tokens, num_left)
         if num_tokens:
-            yield Segment(segment.content_id + space, num_tokens)
+            runs.append(Segment(segment.content_id + space, num_tokens))
             num_left -= num_tokens
     if num_left:
-        yield Segment(-2 * request.request_id - 1, num_left)
+        runs.append(Segment(_own_content(request), num_left))
+    return runs
+
+
+def _own_content(request: Request) -> int:
+    """What is in a prompt and has no name."""
+    return -2 * request.request_id - 1
 
 
 def runs_of(request: Request) -> list[Segment]:
@@ -75,7 +97,8 @@ class Places:
         self._block_size = block_size
         self._places: dict[tuple[int, int, int], int] = {}  # (place before, its tokens, content) -> place
         self._num_given = 0
-        self._forget_at = 100_000
+        self._num_old = 0  # that had been given when it last forgot
+        self._forget_at = MANY
 
     def path(self, request: Request) -> list[Stretch]:
         """Where the blocks of a request's prompt and answer are found.
@@ -83,17 +106,18 @@ class Places:
         Runs in which no block ends are left out.
         """
         path: list[Stretch] = []
+        places, block_size = self._places, self._block_size
         before, before_tokens, start, end = -1, 0, 0, 0
         for content_id, num_tokens in runs_of(request):
             name = (before, before_tokens, content_id)
-            place = self._places.get(name)
+            place = places.get(name)
             if place is None:
-                place = self._places[name] = self._num_given
+                place = places[name] = self._num_given
                 self._num_given += 1
             before, before_tokens = place, num_tokens
             start += num_tokens
-            if start // self._block_size > end:
-                end = start // self._block_size
+            if start - end * block_size >= block_size:
+                end = start // block_size
                 path.append(Stretch(place, end))
         return path
 
@@ -101,7 +125,7 @@ class Places:
         """The path of a prompt as far as its places are known; gives no new ones."""
         path: list[Stretch] = []
         before, before_tokens, start, end = -1, 0, 0, 0
-        for content_id, num_tokens in _prompt_runs(request):
+        for content_id, num_tokens in prompt_runs(request):
             place = self._places.get((before, before_tokens, content_id))
             if place is None:
                 break
@@ -112,10 +136,21 @@ class Places:
                 path.append(Stretch(place, end))
         return path
 
-    def forget(self, used: set[int]) -> None:
-        """Drop the places that are not in use; who asks now and then needs no more memory in a long life."""
-        self._places = {name: place for name, place in self._places.items() if place in used}
-        self._forget_at = max(100_000, 2 * len(self._places))
+    def forget(self, used: Collection[int]) -> None:
+        """Drop places; who asks now and then needs no more memory in a long life.
+
+        Kept are those in use and the way to them, on which pieces may lie in which no block ends; and those
+        given since the last time: sequences that run now will have contents there.
+        """
+        before = {place: name[0] for name, place in self._places.items()}
+        kept: set[int] = set()
+        for place in (*used, *range(self._num_old, self._num_given)):
+            while place not in kept and place in before:
+                kept.add(place)
+                place = before[place]
+        self._places = {name: place for name, place in self._places.items() if place in kept}
+        self._num_old = self._num_given
+        self._forget_at = len(self._places) + max(MANY, len(used))
 
     @property
     def is_crowded(self) -> bool:

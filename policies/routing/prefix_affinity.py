@@ -69,5 +69,6 @@ class PrefixAffinity:
         match = tree.match(runs)
         num_tokens = sum([run.num_tokens for run in runs])
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return self._places[match.replica]
+            return self._places[match.replica]  # to be marked as used with what is inserted
+        tree.use(match)
         return self._places[min(tree.num_tokens, key=tree.num_tokens.__getitem__)]

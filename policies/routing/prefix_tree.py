@@ -21,24 +21,53 @@ from typing import NamedTuple
 from policies.request import Segment
 
 
+class PrefixNode:
+    """A piece of content at one place. There are millions, so those of one replica have no dictionary."""
+
+    __slots__ = ("key", "longest", "num_longest", "tokens")
+
+    def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
+        self.key = key  # the node before, tokens taken of it, content id; None: the root
+        self.longest: int | None = None  # the replica of the longest run, the first of equals
+        self.num_longest = 0  # tokens of that run
+        self.tokens: dict[int, int] | None = None  # of several replicas: the longest run that each was sent
+
+    def tokens_of(self, replica: int) -> int:
+        """The longest run that a replica was sent; 0: none."""
+        if self.tokens is not None:
+            return self.tokens.get(replica, 0)
+        return self.num_longest if self.longest == replica else 0
+
+    def lengthen(self, replica: int, num_tokens: int) -> None:
+        """A replica is sent a longer run than before."""
+        if self.tokens is not None:
+            self.tokens[replica] = num_tokens
+        elif self.longest is not None and self.longest != replica:
+            self.tokens = {self.longest: self.num_longest, replica: num_tokens}
+        if num_tokens > self.num_longest:
+            self.longest, self.num_longest = replica, num_tokens
+
+    def forget(self, replica: int) -> int:
+        """A replica was sent none of it any more. Returns the tokens that it was."""
+        if self.tokens is None:
+            num_tokens, self.longest, self.num_longest = self.num_longest, None, 0
+            return num_tokens
+        tokens = self.tokens
+        num_tokens = tokens.pop(replica)
+        if self.longest == replica:
+            self.longest = max(tokens, key=lambda other: (tokens[other], -other))
+            self.num_longest = tokens[self.longest]
+        if len(tokens) == 1:
+            self.tokens = None
+        return num_tokens
+
+
 class Match(NamedTuple):
-    """The longest prefix of a prompt that some replica was sent, and a replica that was."""
+    """The longest prefix of a prompt that some replica was sent, and a replica that was; where it ends."""
 
     num_tokens: int
     replica: int | None
-
-
-class PrefixNode:
-    """A piece of content at one place."""
-
-    __slots__ = ("children", "longest", "name", "parent", "tokens")
-
-    def __init__(self, parent: PrefixNode | None, name: tuple[int, int]) -> None:
-        self.parent = parent
-        self.name = name  # tokens taken of the parent, content id
-        self.children: dict[tuple[int, int], PrefixNode] = {}
-        self.tokens: dict[int, int] = {}  # by replica: the longest run that it was sent
-        self.longest: int | None = None  # the replica of the longest run, the first of equals
+    node: PrefixNode
 
 
 class PrefixTree:
@@ -50,7 +79,8 @@ class PrefixTree:
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
-        self._root = PrefixNode(None, (0, 0))
+        self._root = PrefixNode(None)
+        self._nodes: dict[tuple[PrefixNode, int, int], PrefixNode] = {}  # by key: a dict a node is too much
         self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
         """By replica, its nodes, the one used longest ago first; a node comes behind all nodes below it."""
 
@@ -65,38 +95,36 @@ class PrefixTree:
         self.num_tokens = {replica: self.num_tokens.get(replica, 0) for replica in kept}
 
     def match(self, runs: Sequence[Segment]) -> Match:
-        """The longest prefix, and the replica of the longest run at its end, whose path is marked as used."""
-        node, before, num_tokens = self._root, 0, 0
+        """The longest prefix, and the replica of the longest run at its end; `use` marks it as used."""
+        node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
         for content_id, num_run in runs:
-            child = node.children.get((before, content_id))
+            child = nodes.get((node, before, content_id))
             if child is None:
                 break
             node, before = child, num_run
-            assert child.longest is not None
-            num_found = child.tokens[child.longest]
-            if num_found < num_run:
-                num_tokens += num_found
+            if child.num_longest < num_run:
+                num_tokens += child.num_longest
                 break
             num_tokens += num_run
-        if node.longest is None:
-            return Match(0, None)
-        self._touch(node.longest, node)
-        return Match(num_tokens, node.longest)
+        return Match(num_tokens, node.longest, node)
+
+    def use(self, match: Match) -> None:
+        """Mark the path of a match as used; it is the last that was made."""
+        if match.replica is not None:
+            self._touch(match.replica, match.node)
 
     def insert(self, runs: Sequence[Segment], replica: int) -> None:
-        """Note that a prompt was sent to a replica."""
-        node, before = self._root, 0
+        """Note that a prompt was sent to a replica, and mark it as used."""
+        node, before, nodes = self._root, 0, self._nodes
         for content_id, num_run in runs:
-            name = (before, content_id)
-            child = node.children.get(name)
+            key = (node, before, content_id)
+            child = nodes.get(key)
             if child is None:
-                child = node.children[name] = PrefixNode(node, name)
-            num_before = child.tokens.get(replica, 0)
+                child = nodes[key] = PrefixNode(key)
+            num_before = child.tokens_of(replica)
             if num_run > num_before:
-                child.tokens[replica] = num_run
+                child.lengthen(replica, num_run)
                 self.num_tokens[replica] += num_run - num_before
-                if child.longest is None or num_run > child.tokens[child.longest]:
-                    child.longest = replica
             node, before = child, num_run
         self._touch(replica, node)
         while self.num_tokens[replica] > self._max_tokens:
@@ -105,18 +133,15 @@ class PrefixTree:
     def _touch(self, replica: int, node: PrefixNode) -> None:
         """Mark the path to a node as used: the end first, so that it is forgotten first."""
         used = self._used[replica]
-        while node.parent is not None:
+        while node.key is not None:
             used[node] = None
             used.move_to_end(node)
-            node = node.parent
+            node = node.key[0]
 
     def _forget(self, replica: int, node: PrefixNode) -> None:
         """A replica's node without any of its nodes below."""
         del self._used[replica][node]
-        self.num_tokens[replica] -= node.tokens.pop(replica)
-        if not node.tokens:
-            assert node.parent is not None
-            del node.parent.children[node.name]
-            node.longest = None
-        elif node.longest == replica:
-            node.longest = max(node.tokens, key=lambda other: (node.tokens[other], -other))
+        self.num_tokens[replica] -= node.forget(replica)
+        if node.longest is None:
+            assert node.key is not None
+            del self._nodes[node.key]

@@ -239,13 +239,17 @@ def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked,
         tree.insert([Segment(*piece) for piece in prompt], replica)
         known[replica].update(tokens_of(prompt))
         assert max(tree.num_tokens.values()) <= max_tokens
-        tree.match([Segment(*piece) for piece in asked])
+        tree.use(tree.match([Segment(*piece) for piece in asked]))
     for replica in range(2):  # what the nodes say is what is counted, and every node hangs on its past
         held = list(tree._used[replica])
-        assert sum(node.tokens[replica] for node in held) == tree.num_tokens[replica]
-        assert all(node.parent.parent is None or node.parent in held for node in held)
-        assert all(node.parent.parent is None or node.parent.tokens[replica] >= node.name[0] for node in held)
-        assert all(held.index(node) < held.index(node.parent) for node in held if node.parent in held)
+        assert sum(node.tokens_of(replica) for node in held) == tree.num_tokens[replica]
+        before = {node: node.key[0] for node in held}
+        assert all(tree._nodes[node.key] is node for node in held)
+        assert all(past.key is None or past in held for past in before.values())
+        assert all(
+            past.key is None or past.tokens_of(replica) >= node.key[1] for node, past in before.items()
+        )
+        assert all(held.index(node) < held.index(past) for node, past in before.items() if past in held)
     match = tree.match([Segment(*piece) for piece in asked])
     assert match.num_tokens <= max(longest_prefix(asked, tokens) for tokens in known)
     if match.num_tokens:
