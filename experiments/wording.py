@@ -123,8 +123,27 @@ def pressure_lines(summary: dict[str, Any]) -> list[str]:
     Waits are worth a line if they were for more than the iteration under way and the way to the engine: more
     than a tenth of them, and a millisecond a request.
     """
-    lines = (_cache(summary), _preemption(summary), _waiting(summary), _pipeline(summary))
+    lines = (
+        _cache(summary),
+        _preemption(summary),
+        _waiting(summary),
+        _pipeline(summary),
+        _kv_transfer(summary),
+    )
     return [line for line in lines if line]
+
+
+def _kv_transfer(summary: dict[str, Any]) -> str:
+    use = summary.get("kv_transfer")
+    if not use:
+        return ""
+    seconds, links = use["seconds"], use["links"]
+    return (
+        f"KV handed over {use['requests']:,} times, {use['bytes'] / 1e9:,.1f} GB: "
+        f"{seconds['mean_s'] * 1e3:.3g} ms each (p99 {seconds['p99_s'] * 1e3:.3g} ms), "
+        f"{percent(use['share_of_e2e'])} of E2E; fullest link {percent(links['fullest_share'])}; "
+        f"TTFT counts to the first token from the {use['first_token_at']} replica"
+    )
 
 
 def _pipeline(summary: dict[str, Any]) -> str:

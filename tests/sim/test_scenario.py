@@ -6,6 +6,7 @@ from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.simulate import build_run
+from experiments.wording import pressure_lines
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=20", "engine.num_kv_blocks=400")
@@ -165,3 +166,49 @@ def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching
 def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
     settings = [f"caching={caching}", "engine.num_kv_blocks=20000"]
     assert "is ever found" not in notes("scheduling=longest_prefix", *settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["role=prefill"], "role=prefill: needs a pool with role=decode, too, in `pools`"),
+        (["+pools.p.role=decode"], r"pools\.p\.role=decode: needs a pool with role=prefill"),
+        (["role=both"], "role=both: must be one of mixed, prefill, decode"),
+        (
+            ["pools=disaggregated", "pools.decode.batching=prefill_only"],
+            r"pools\.decode\.batching=PrefillOnly",
+        ),
+        (["pools=disaggregated", "+pools.decode.model=llama2_7b"], r"pools\.decode\.model=.*must be that of"),
+        (["pools=disaggregated", "caching=h2o"], r"pools\.prefill\.caching=H2o: keeps a part of the KV only"),
+        (
+            ["pools=disaggregated", "+pools.decode.hardware=a100_80gb_sxm", "roles=balance"],
+            r"roles=Balance: pools\.prefill and pools\.decode must have the same hardware",
+        ),
+        (["roles=balance"], "roles=Balance: must be fixed, no pool has another role than mixed"),
+        (
+            ["pools=disaggregated", "hardware=l4", "network=nvlink"],
+            r"network\.kind=nvlink: L4 has no such link",
+        ),
+        (["network=ethernet", "network.bandwidth_bytes_per_s=0"], "bandwidth_bytes_per_s=0"),
+        (["routing@decode_routing=length_aware"], "prediction=none: decode_routing=LengthAware needs"),
+        (["handover.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
+    ],
+)
+def test_rejects_roles_that_do_not_go_together(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build(*overrides)
+
+
+def test_a_disaggregated_run_tells_what_its_kv_cost():
+    """Each answer but those of one token passes from the first pool to the second."""
+    scenario, source, _ = build("pools=disaggregated", "handover.first_token_at=decode")
+    result = scenario.run(source)
+    use = result.summary["kv_transfer"]
+    moved = result.requests[result.requests.prefill_replica >= 0]
+    assert use["requests"] == len(moved) > 0
+    assert set(moved.replica) == {1}
+    tokens = moved.prompt_tokens.sum()
+    assert use["bytes"] == pytest.approx(tokens * scenario.kv_bytes_per_token)
+    assert use["first_token_at"] == "decode"
+    (line,) = (line for line in pressure_lines(result.summary) if line.startswith("KV handed over"))
+    assert line.endswith("TTFT counts to the first token from the decode replica")
