@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sim.events import events_table
 from sim.lives import QUEUED, Phase, lives
 from sim.metrics.utilisation import KINDS, iteration_kind
-from sim.records import RunRecords
+from sim.records import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
 
@@ -61,6 +61,7 @@ def trace_events(
         yield _metadata("thread_name", pid, ITERATIONS_TRACK, "iterations")
         yield from _iterations(pid, iterations[iterations["replica"] == replica])
         yield from _counters(pid, iterations[iterations["replica"] == replica], records, replica)
+        yield from _crashes(pid, records.replicas[replica])
     replica_of = dict(zip(records.requests["request_id"], records.requests["replica"], strict=True))
     for request_id, life in lives(events, records.end_s):
         yield from _request(int(replica_of[request_id]) + 1, request_id, life)
@@ -84,6 +85,21 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "ts": at_ns / 1e3,
             "dur": took_ns / 1e3,
             "args": {"tokens": num_tokens, "seqs": num_seqs, "blocks": num_blocks},
+        }
+
+
+def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
+    """A slice for each time in which it was down."""
+    for down_s, up_s in replica.down:
+        start_ns, end_ns = _ns(down_s), _ns(up_s)
+        yield {
+            "ph": "X",
+            "name": "down",
+            "cat": "trouble",
+            "pid": pid,
+            "tid": ITERATIONS_TRACK,
+            "ts": start_ns / 1e3,
+            "dur": (end_ns - start_ns) / 1e3,
         }
 
 

@@ -232,6 +232,8 @@ class Simulation:
             num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
             unfilled=self._unfilled(),
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
+            num_resends=self._requests.num_resends,
+            failures=dict(self._requests.failures),
             links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )
 
