@@ -58,8 +58,8 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
         key = override.lstrip("+~").partition("=")[0].partition("@")[0]
         if override.startswith("~") and not re.search("[./]", key) and key not in cfg:
             raise ConfigError(_deleted(key, source))
-        if not override.startswith("+") or key in groups or key.startswith("hydra"):
-            continue
+        if not override.startswith("+") or key in groups or key.startswith(("hydra", "pools.")):
+            continue  # pools.complete checks what is in a pool
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
 
@@ -139,6 +139,9 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     """Lists the valid names beside the wrong one; if its parent is wrong too, the names at the root."""
     if key.startswith("hydra"):
         return f"{key}: no such setting of Hydra"
+    if key.startswith("pools."):
+        name = key.split(".")[1]
+        return f"pools.{name}: no such pool; a pool more is added with '+pools.{name}={{replicas: 2}}'"
     groups = list(find_groups(source.dirs))
     written = [o.lstrip("+~").partition("=")[0] for o in overrides]
     key = next((name for name in written if name.startswith(f"{key}.")), key)

@@ -16,6 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from experiments.config_groups import Choice
 from experiments.convert import shown
 from experiments.errors import ConfigError, suggest
 
@@ -23,7 +24,7 @@ from experiments.errors import ConfigError, suggest
 def complete(
     cfg: DictConfig,
     overrides: Sequence[str],
-    groups: Mapping[str, Any],
+    groups: Mapping[str, Sequence[Choice]],
     compose: Callable[[Sequence[str]], DictConfig],
 ) -> None:
     """Replace the pools of a config, composed with these overrides, by all of their settings."""
@@ -38,17 +39,24 @@ def complete(
         if not isinstance(node, Mapping):
             raise ConfigError(f"{where}={shown(node)}: must be a mapping of settings, say {{replicas: 2}}")
         own = list(_flat(node, groups))
-        for key, _ in own:
+        for key, value in own:
             if _key(key) not in names:
                 raise ConfigError(
                     f"{where}.{key}: no setting of a pool, the whole run has one; {suggest(_key(key), names)}"
                 )
+            if key in groups and not isinstance(value, Mapping):
+                _check_choice(f"{where}.{key}", shown(value), [choice.name for choice in groups[key]])
         whole = compose([*common, "pools=none", *(f"{key}={shown(value)}" for key, value in own)])
         kept = OmegaConf.masked_copy(whole, [key for key in names if key in whole])
         OmegaConf.resolve(whole)
         found[name] = OmegaConf.to_container(OmegaConf.masked_copy(whole, list(kept)))
     with open_dict(cfg):
         cfg.pools = found
+
+
+def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key}={value}: no such choice; {suggest(value, choices)}")
 
 
 def pool_keys() -> list[str]:

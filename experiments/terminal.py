@@ -36,7 +36,10 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         for table in _fitting(rows, console):
             console.print(table)
     console.print(_figures(summary, console))
-    for line in wording.pressure_lines(summary):
+    if pools := wording.pool_table(summary):
+        for table in _fitting(pools, console):
+            console.print(table)
+    for line in (*wording.pressure_lines(summary), *wording.fleet_lines(summary)):
         console.print(Text(line))
     if energy := wording.energy_line(summary):
         console.print(Text(energy))

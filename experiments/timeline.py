@@ -23,7 +23,7 @@ from hwmodels.roofline import Roofline
 from sim.events import events_table
 from sim.lives import QUEUED, Phase, lives
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
-from sim.records import RunRecords
+from sim.records import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
 PIPELINE_ITERATIONS = 2000
@@ -76,6 +76,7 @@ def trace_events(
         yield _metadata("thread_name", pid, ITERATIONS_TRACK, "iterations")
         yield from _iterations(pid, iterations[iterations["replica"] == replica])
         yield from _counters(pid, iterations[iterations["replica"] == replica], records, replica)
+        yield from _crashes(pid, records.replicas[replica])
         model = models[records.replicas[replica].pool] if models else None
         if isinstance(model, Roofline) and model.stages is not None:
             first = iterations[iterations["replica"] == replica].head(PIPELINE_ITERATIONS)
@@ -137,6 +138,21 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline) -> Iterator[dict[str,
                     "dur": (_ns(end_s) - _ns(begin_s)) / 1e3,
                     "args": {"iteration": number},
                 }
+
+
+def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
+    """A slice for each time in which it was down."""
+    for down_s, up_s in replica.down:
+        start_ns, end_ns = _ns(down_s), _ns(up_s)
+        yield {
+            "ph": "X",
+            "name": "down",
+            "cat": "trouble",
+            "pid": pid,
+            "tid": ITERATIONS_TRACK,
+            "ts": start_ns / 1e3,
+            "dur": (end_ns - start_ns) / 1e3,
+        }
 
 
 def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -> Iterator[dict[str, Any]]:

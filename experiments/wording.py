@@ -159,6 +159,70 @@ def _pipeline(summary: dict[str, Any]) -> str:
     )
 
 
+def fleet_lines(summary: dict[str, Any]) -> list[str]:
+    """What became of the replicas, and who had to come again: a line each, where anything happened."""
+    return [line for line in (_troubles(summary), _retries(summary), _scaling(summary)) if line]
+
+
+def _troubles(summary: dict[str, Any]) -> str:
+    figures = summary.get("troubles")
+    if not figures or not figures["crashes"]:
+        return ""
+    return (
+        f"Troubles: {_plural(figures['crashes'], 'crash', 'crashes')}, replicas down for "
+        f"{seconds(figures['replica_down_s'])} ({percent(figures['down_share'])} of their time); "
+        f"{figures['lost_tokens']:,} output tokens lost, "
+        f"{_plural(figures['resends'], 'request', 'requests')} sent again by the service"
+    )
+
+
+def _retries(summary: dict[str, Any]) -> str:
+    figures = summary.get("retries")
+    if not figures or not (figures["retries"] or figures["failed_attempts"]):
+        return ""
+    failed = sorted(figures["failed_attempts"].items(), key=lambda item: (-item[1], item[0]))
+    reasons = "; ".join(f"{reason} {count:,}" for reason, count in failed)
+    return (
+        f"Attempts: {figures['attempts']:,} by clients, {number(figures['attempts_per_request'])} a request, "
+        f"{sum(count for _, count in failed):,} in vain ({reasons})"
+    )
+
+
+def _scaling(summary: dict[str, Any]) -> str:
+    figures = summary.get("scaling")
+    if not figures or not (figures["starts"] or figures["drains"]):
+        return ""
+    return (
+        f"Replicas: {number(figures['mean_replicas'])} on average, {figures['max_replicas']:,} at most; "
+        f"{figures['starts']:,} started, {figures['drains']:,} let go; "
+        f"{number(figures['device_hours'])} GPU-hours"
+    )
+
+
+def pool_table(summary: dict[str, Any]) -> list[list[str]]:
+    """Heading and rows, one a pool; nothing where there is one pool only."""
+    pools = summary.get("by_pool")
+    if not pools:
+        return []
+    return [
+        ["pool", "requests", "GPU busy", "MFU", "MBU", "GPU-hours", "cost"],
+        *(
+            [
+                name,
+                f"{figures['requests']:,}",
+                *(percent(figures[use]) for use in ("gpu_busy", "mfu", "mbu")),
+                number(figures["device_hours"]),
+                dollars(figures["usd"]),
+            ]
+            for name, figures in pools.items()
+        ),
+    ]
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
 def _cache(summary: dict[str, Any]) -> str:
     cache = summary.get("cache")
     if not cache:

@@ -130,7 +130,7 @@ class Autoscaler:
         self._wait()
 
     def _ready(self, member: Member, event: Event) -> None:
-        self._fleet.ready(member)
+        self._fleet.ready(member, self._clock.now)
 
 
 def _last_to_go(member: Member) -> tuple[bool, int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from math import inf
 
 from policies.request import Request
 from sim.pool import Pool
@@ -32,6 +33,8 @@ class Member:
     """A replica, and where it stands."""
 
     __slots__ = (
+        "down",
+        "drain_s",
         "end_s",
         "is_reached",
         "num_ended",
@@ -39,6 +42,7 @@ class Member:
         "num_sent",
         "num_sent_tokens",
         "pool_index",
+        "ready_s",
         "replica",
         "start_s",
         "state",
@@ -48,7 +52,10 @@ class Member:
         self.replica = replica
         self.pool_index = pool_index
         self.start_s = start_s  # paid for from then on
+        self.ready_s = start_s if state is State.serving else None
+        self.drain_s: float | None = None
         self.end_s: float | None = None
+        self.down: list[list[float]] = []  # from when until when
         self.state = state
         self.is_reached = True  # else its link is down: it goes on with what it has
         self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
@@ -137,13 +144,16 @@ class Fleet:
         """
         return self._append(pool_index, now, State.starting, instead_of)
 
-    def ready(self, member: Member) -> None:
+    def ready(self, member: Member, now: float) -> None:
         """A start is over."""
         if member.state is State.starting:
+            member.ready_s = now
             self._begin_to_serve(member)
 
     def drain(self, member: Member, now: float) -> None:
         """Send it no more; it goes when its last request has ended. One that does not serve goes at once."""
+        if member.state in (State.starting, State.serving, State.down):
+            member.drain_s = now
         if member.state in (State.starting, State.down):
             self._leave(member, now)
             self._on_change()
@@ -175,6 +185,7 @@ class Fleet:
         if was not in (State.serving, State.draining):
             return []
         member.state = State.down
+        member.down.append([now, inf])
         lost = member.replica.crash()
         if was is State.draining:
             self._leave(member, now)
@@ -182,9 +193,10 @@ class Fleet:
             self._list_serving()
         return lost
 
-    def restore(self, member: Member) -> None:
+    def restore(self, member: Member, now: float) -> None:
         """A replica that was down takes requests again."""
         if member.state is State.down:
+            member.down[-1][1] = now
             self._begin_to_serve(member)
 
     def reach(self, member: Member, *, is_reached: bool) -> None:
@@ -206,11 +218,7 @@ class Fleet:
             kv = pool.core().pool if own is None else own.core.pool
             bytes_per_token = pool.links().bytes_per_token
             pools.append(PoolRecord(kv.num_blocks, kv.block_size, bytes_per_token, pool.name))
-        replicas = [
-            ReplicaRecord(m.pool_index, min(m.start_s, end_s), end_s if m.end_s is None else m.end_s)
-            for m in self.members
-        ]
-        return tuple(pools), tuple(replicas)
+        return tuple(pools), tuple(_record(member, end_s) for member in self.members)
 
     def _begin_to_serve(self, member: Member) -> None:
         member.state = State.serving
@@ -244,3 +252,17 @@ class Fleet:
         self.prefilling = prefilling or self.serving
         self.decoding = [replica for replica in replicas if replica.pool.role == "decode"]
         self.decoding_all = [replica for replica in replicas if replica.pool.role != "prefill"]
+
+
+def _record(member: Member, end_s: float) -> ReplicaRecord:
+    """Of a replica in a run that ends at end_s."""
+    gone_s = end_s if member.end_s is None else member.end_s
+    ready_s = member.ready_s
+    return ReplicaRecord(
+        member.pool_index,
+        min(member.start_s, end_s),
+        gone_s,
+        None if ready_s is None or ready_s > end_s else ready_s,
+        member.drain_s,
+        tuple((down_s, min(up_s, gone_s)) for down_s, up_s in member.down),
+    )

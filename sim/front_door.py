@@ -35,6 +35,9 @@ from sim.replica import Replica
 from sim.workload.base import Arrival
 from sim.workload.retries import Retries
 
+UNSERVABLE = "can never be served"
+"""What failures of requests are counted as whose own reasons are full of numbers."""
+
 
 class Visit:
     """A request under way: where it is, and how often its client has sent it."""
@@ -226,6 +229,7 @@ class FrontDoor:
             self._fail(visit, "timed out")
         elif visit.num_resends < self._max_resends:
             visit.num_resends += 1
+            self._requests.num_resends += 1
             self._go_on(visit)
         else:
             self._fail(visit, "its replica crashed")
@@ -239,6 +243,7 @@ class FrontDoor:
     def _ask(self, visit: Visit) -> bool:
         """A client sends its request, perhaps again; whether it is still under way then."""
         visit.attempt += 1
+        self._requests.tries[visit.arrival.request.request_id] += 1
         visit.num_resends = 0
         visit.has_token = visit.is_timed_out = False
         if self._retries.timeout_s is not None:
@@ -332,6 +337,7 @@ class FrontDoor:
         request_id, now = visit.arrival.request.request_id, self._clock.now
         self._leave(visit)
         self._note_held(visit, now)
+        self._requests.fail(UNSERVABLE if retry_after_s == inf else reason)
         again_s = self._retries.next_at(request_id, visit.attempt, now, retry_after_s)
         if again_s is not None:
             self._clock.at(again_s, Phase.arrive, partial(self._ask_again, visit, visit.attempt))

@@ -82,7 +82,7 @@ class Incidents:
             for request_id in self._fleet.crash(member, now):
                 self._on_lost(request_id)
         else:
-            self._fleet.restore(member)
+            self._fleet.restore(member, now)
         self._fleet.reach(member, is_reached=Kind.link_down not in kinds)
         member.replica.slow_down(prod(t.factor for t in troubles if t.kind is Kind.straggler))
         member.replica.slow_links(prod(t.factor for t in troubles if t.kind is Kind.link_slow))

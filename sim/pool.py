@@ -90,6 +90,12 @@ class PoolSettings(Deployment):
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        scaling = self.scaling
+        if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            raise ValueError(
+                f"replicas={self.replicas}: must be from scaling.min_replicas={scaling.min_replicas} to "
+                f"scaling.max_replicas={scaling.max_replicas}; these are the replicas at the beginning"
+            )
         check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         name = type(self.scheduling).__name__

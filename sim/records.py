@@ -7,7 +7,8 @@ one row an iteration, the same whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import isnan
@@ -78,7 +79,10 @@ class RequestLog:
         self.prefill_replica = array("i")  # that computed the prompt, where another one decodes; else -1
         self.kv_transfer_s = array("d")  # from there
         self.kv_transfer_bytes = array("d")
+        self.tries = array("i")  # times that its client sent it
         self.num_lost_first_tokens = 0
+        self.num_resends = 0
+        self.failures: Counter[str] = Counter()
 
     def schedule(self, seq: Sequence, now: float) -> None:
         """A request is worked on for the first time."""
@@ -131,6 +135,7 @@ class RequestLog:
             self.cached_tokens,
             self.prefill_iterations,
             self.attempts,
+            self.tries,
             self.lost_tokens,
         ):
             counts.extend([0] * num_rows)  # status: unfinished
@@ -144,6 +149,10 @@ class RequestLog:
         """A request goes to a replica."""
         self.replica[request_id] = replica
         self.attempts[request_id] += 1
+
+    def fail(self, reason: str) -> None:
+        """An attempt of a client has failed, which may come again."""
+        self.failures[reason] += 1
 
     def hold(self, request_id: int, held_s: float) -> None:
         """No replica has had a request for so long."""
@@ -201,11 +210,11 @@ class RequestLog:
     def table(self) -> pd.DataFrame:
         """One row a request, by request id; times in seconds, NaN where it did not happen.
 
-        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. attempts:
-        how often it was sent to a replica; lost_tokens: answered by replicas that crashed, in none of the
-        other figures. wait_gateway_s: held by the service, or until the client sent it again.
-        prefill_replica: that computed the prompt, if another one decodes, else -1; kv_transfer_s,
-        kv_transfer_bytes: of the KV from there, from slot and blocks to the last byte.
+        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. tries:
+        how often its client sent it; attempts: how often it was sent to a replica; lost_tokens: answered by
+        replicas that crashed, in none of the other figures. wait_gateway_s: held by the service, or until
+        the client sent it again. prefill_replica: that computed the prompt, if another one decodes, else
+        -1; kv_transfer_s, kv_transfer_bytes: of the KV from there, from slot and blocks to the last byte.
         """
         ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
         names = np.array([status.name for status in Status], dtype=object)
@@ -237,6 +246,7 @@ class RequestLog:
                 "samples": column(self.samples).astype(np.int64),
                 "preemptions": column(self.preemptions),
                 "prefill_iterations": column(self.prefill_iterations),
+                "tries": column(self.tries),
                 "attempts": column(self.attempts),
                 "lost_tokens": column(self.lost_tokens),
                 "wait_gateway_s": column(self.gateway_s),
@@ -424,11 +434,17 @@ class PoolRecord(NamedTuple):
 
 
 class ReplicaRecord(NamedTuple):
-    """The pool that a replica belongs to, and for how long it was paid."""
+    """The pool that a replica belongs to, for how long it was paid, and when it served."""
 
     pool: int
     start_s: float
     end_s: float
+    ready_s: float | None = 0.0
+    """From when on it took requests; None: it never did."""
+    drain_s: float | None = None
+    """From when on it was not wanted any more; None: to the end."""
+    down: tuple[tuple[float, float], ...] = ()
+    """From when until when, after each crash."""
 
 
 class LinkRecord(NamedTuple):
@@ -457,6 +473,8 @@ class RunRecords:
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers that crashes cut short, which their requests' rows do not count.
+    num_resends: requests sent again by the service. failures: by reason, how often a client was refused or
+    left alone with its request.
     links: between replicas, those that KV was sent over.
     adapters: what those of each replica did; empty where none are served.
     """
@@ -475,6 +493,8 @@ class RunRecords:
     pinned_token_s: float = 0.0
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0
+    num_resends: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
     links: tuple[LinkRecord, ...] = ()
     adapters: Iterable[AdapterCounts] = ()
 

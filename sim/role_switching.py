@@ -70,4 +70,6 @@ class RoleSwitching:
         """A replica has left its pool."""
         pool_index = self._changing.pop(member.replica.index, None)
         if pool_index is not None:
-            self._fleet.ready(self._fleet.start(pool_index, self._clock.now, instead_of=member))
+            self._fleet.ready(
+                self._fleet.start(pool_index, self._clock.now, instead_of=member), self._clock.now
+            )

@@ -25,6 +25,7 @@ from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scheduling.longest_prefix import LongestPrefix
 from sim.handovers import Disaggregation, HandoverSettings
+from sim.metrics.fleet import down_s_by_replica
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
@@ -100,6 +101,8 @@ class RunResult:
         table["busy_s"] = iterations["duration_s"].sum()
         table["start_s"] = [replica.start_s for replica in self.records.replicas]
         table["end_s"] = [replica.end_s for replica in self.records.replicas]
+        table["crashes"] = [len(replica.down) for replica in self.records.replicas]
+        table["down_s"] = down_s_by_replica(self.records)
         table["busy_share"] = table["busy_s"] / (table["end_s"] - table["start_s"])
         table.insert(0, "pool", names)
         return table.fillna(0.0).reset_index()

@@ -240,6 +240,8 @@ class Simulation:
             unfilled=self._unfilled(),
             adapters=[core.residents.counts for core, _ in cores if core.residents is not None],
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
+            num_resends=self._requests.num_resends,
+            failures=dict(self._requests.failures),
             links=() if self._door.handovers is None else self._door.handovers.records(end_s),
         )
 

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from experiments import wording
 from experiments.report.attainment import slo_attainment
 from experiments.report.breakdown import iteration_times, time_by_kind
+from experiments.report.fleet import replicas_over_time
 from experiments.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from experiments.report.timeline import MAX_REPLICAS_APART, timeline
 from hwmodels.iteration import IterationModel
@@ -76,11 +77,14 @@ def write_report(
         caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in wording.caveats(summary)),
         blocks=_blocks(summary),
         pressure="".join(
-            f"<p class=caption>{html.escape(text)}</p>" for text in wording.pressure_lines(summary)
+            f"<p class=caption>{html.escape(text)}</p>"
+            for text in (*wording.pressure_lines(summary), *wording.fleet_lines(summary))
         ),
         latencies=_latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]),
         classes="".join(
-            f"<div class=scroll>{_latencies(rows)}</div>" for rows in wording.class_tables(summary)
+            f"<div class=scroll>{_latencies(rows)}</div>"
+            for rows in (*wording.class_tables(summary), wording.pool_table(summary))
+            if rows
         ),
         sections="".join(_sections(records, measured, window, models, slo)),
         config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
@@ -121,6 +125,9 @@ def _sections(
     if window != (0.0, records.end_s):
         caption += " Shaded: trimmed, in no other figure."
     sections.append(_section("Over time", caption, timeline(records, window)))
+    if (figure := replicas_over_time(records)) is not None:
+        caption = "Wanted: all but those that drain. Starting, down and draining ones are paid for, too."
+        sections.append(_section("Replicas", caption, figure))
     caption = "Kinds of iteration, split into what the hardware model says the time went to."
     sections.append(_section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     caption = (

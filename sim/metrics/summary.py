@@ -6,6 +6,7 @@
 - shares and latencies are about the requests that arrived inside the window.
 - of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, adapters,
   bill_usd. Pools count evictions without their time, and clients pay for the warm-up, too.
+  Troubles, retries and scaling are told of the whole run, too.
 - by_priority and by_tenant: the same for each class apart, where there is more than one.
 """
 
@@ -26,6 +27,7 @@ from hwmodels.tariff import Tariff
 from sim.metrics import definitions
 from sim.metrics.adapters import adapter_use
 from sim.metrics.by_class import figures_by_class
+from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use
 from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
@@ -128,6 +130,10 @@ def summarise(
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
+        "troubles": trouble_use(records),
+        "retries": retry_use(records),
+        "scaling": scaling_use(records, [pool.num_devices for pool in pools]),
+        "by_pool": pool_figures(records, window, inside_s, pools),
         "bill_usd": None if tariff is None else _bill_usd(table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -58,21 +59,53 @@ def hardware_use(
     An iteration that the window cuts counts by the part of its time inside. Of several pools: their work over
     what their devices could do together.
     """
+    return _use(_work_by_pool(records, window, inside_s, pools))
+
+
+def hardware_use_by_pool(
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
+) -> list[dict[str, float]]:
+    """The same of each pool alone."""
+    return [_use([work]) for work in _work_by_pool(records, window, inside_s, pools)]
+
+
+class _Work(NamedTuple):
+    """What a pool did, and what it could have done, inside the window."""
+
+    flops: float
+    moved_bytes: float
+    busy_s: float
+    peak_flops: float
+    peak_bytes: float
+    replica_s: float
+
+
+def _work_by_pool(
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
+) -> list[_Work]:
     part = _part_inside(records.iterations, inside_s)
-    replica_s = rented_s(records, window)
-    flops = moved_bytes = peak_flops = peak_bytes = 0.0
-    for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s.tolist(), strict=True):
+    found = []
+    replica_s = rented_s(records, window).tolist()
+    for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s, strict=True):
         model, iterations, own = pool.model, records.iterations[of_pool], part[of_pool]
+        flops = moved_bytes = 0.0
         for rows in _pieces(len(own)):
             shape = iteration_shape(iterations.iloc[rows])
             flops += float(np.dot(np.broadcast_to(model.flops(shape), own[rows].shape), own[rows]))
             moved_bytes += float(
                 np.dot(np.broadcast_to(model.bytes_moved(shape), own[rows].shape), own[rows])
             )
-        peak_flops += seconds * model.peak_flops_per_s
-        peak_bytes += seconds * model.peak_bytes_per_s
+        busy_s = float(inside_s[of_pool].sum())
+        peaks = seconds * model.peak_flops_per_s, seconds * model.peak_bytes_per_s
+        found.append(_Work(flops, moved_bytes, busy_s, *peaks, seconds))
+    return found
+
+
+def _use(works: Sequence[_Work]) -> dict[str, float]:
+    """Shares of all of these together."""
+    flops, moved_bytes, busy_s, peak_flops, peak_bytes, replica_s = map(sum, zip(*works, strict=True))
     return {
-        "gpu_busy": _share(float(inside_s.sum()), float(replica_s.sum())),
+        "gpu_busy": _share(busy_s, replica_s),
         "mfu": _share(flops, peak_flops),
         "mbu": _share(moved_bytes, peak_bytes),
     }

@@ -1,0 +1,119 @@
+"""What became of replicas and of those who asked for them: troubles, retries, scaling, and each pool's share.
+
+Of the whole run, whatever was trimmed, but for the figures of pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.metrics.utilisation import PoolHardware, hardware_use_by_pool, rented_s
+from sim.metrics.window import Window
+from sim.records import ReplicaRecord, RunRecords
+
+STATES = ("wanted", "starting", "serving", "draining", "down")
+"""What replicas are counted by; wanted: all but those that drain."""
+
+
+def down_s_by_replica(records: RunRecords) -> list[float]:
+    """Seconds after crashes in which each replica, though paid for, did not serve."""
+    return [sum(up_s - down_s for down_s, up_s in replica.down) for replica in records.replicas]
+
+
+def trouble_use(records: RunRecords) -> dict[str, Any]:
+    """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again."""
+    down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
+    lost = records.requests.get("lost_tokens")
+    return {
+        "crashes": sum(len(replica.down) for replica in records.replicas),
+        "replica_down_s": float(down_s),
+        "down_share": down_s / paid_s if paid_s > 0 else float("nan"),
+        "lost_tokens": 0 if lost is None else int(lost.sum()),
+        "resends": records.num_resends,
+    }
+
+
+def retry_use(records: RunRecords) -> dict[str, Any]:
+    """How often clients sent their requests, how often in vain and why, and why they were rejected at last.
+
+    An attempt that failed was refused, timed out, or lost its replica; its client may have come again.
+    """
+    requests = records.requests
+    arrived, tries = len(requests), requests.get("tries")
+    attempts = arrived if tries is None else int(tries.sum())
+    return {
+        "attempts": attempts,
+        "retries": max(0, attempts - arrived),
+        "attempts_per_request": attempts / arrived if arrived else float("nan"),
+        "failed_attempts": dict(sorted(records.failures.items())),
+    }
+
+
+def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, Any]:
+    """Replicas that were paid for, how many came and went, hours of their devices; num_devices: by pool."""
+    replicas, end_s = records.replicas, records.end_s
+    paid_s = [replica.end_s - replica.start_s for replica in replicas]
+    device_s = sum(num_devices[r.pool] * seconds for r, seconds in zip(replicas, paid_s, strict=True))
+    _, counts = replicas_over_time(records)
+    return {
+        "mean_replicas": sum(paid_s) / end_s if end_s > 0 else float("nan"),
+        "max_replicas": int((counts["wanted"] + counts["draining"]).max()),
+        "starts": sum(replica.start_s > 0 for replica in replicas),
+        "drains": sum(replica.drain_s is not None for replica in replicas),
+        "device_hours": device_s / 3600,
+    }
+
+
+def replicas_over_time(records: RunRecords) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
+    """Times at which something changes, from 0 on, and by state how many replicas there are from each on."""
+    spans = [(name, span) for replica in records.replicas for name, span in _spans(replica)]
+    times = np.unique([0.0, *(time_s for _, span in spans for time_s in span)])
+    changes = {name: np.zeros(len(times), np.int64) for name in STATES}
+    for name, span in spans:
+        begin, end = np.searchsorted(times, span)
+        changes[name][begin] += 1
+        changes[name][end] -= 1
+    return times, {name: np.cumsum(change) for name, change in changes.items()}
+
+
+def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
+    """The states of a replica, and from when until when it is in them."""
+    until_s = replica.end_s if replica.drain_s is None else replica.drain_s
+    spans = [("wanted", (replica.start_s, until_s)), ("draining", (until_s, replica.end_s))]
+    if replica.ready_s is None:
+        return [*spans, ("starting", (replica.start_s, until_s))]
+    spans.append(("starting", (replica.start_s, replica.ready_s)))
+    up_s = replica.ready_s
+    for down_s, again_s in replica.down:
+        spans += [("serving", (up_s, min(down_s, until_s))), ("down", (down_s, again_s))]
+        up_s = again_s
+    spans.append(("serving", (up_s, until_s)))
+    return [(name, (begin, end)) for name, (begin, end) in spans if end > begin]
+
+
+def pool_figures(
+    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
+) -> dict[str, Any]:
+    """Of each pool by name: requests whose last replica is in it, use, and rent; nothing of a single pool.
+
+    Two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
+    """
+    if len(records.pools) < 2:
+        return {}
+    place = records.requests["replica"].to_numpy()
+    sent_to = records.pool_by_replica[place[place >= 0]]
+    replica_s = rented_s(records, window).tolist()
+    use = hardware_use_by_pool(records, window, inside_s, pools)
+    return {
+        pool.name: {
+            "requests": int((sent_to == index).sum()),
+            **use[index],
+            "device_hours": pools[index].num_devices * replica_s[index] / 3600,
+            "usd": pools[index].price_usd_per_hour * replica_s[index] / 3600,
+        }
+        for index, pool in enumerate(records.pools)
+    }
