@@ -9,7 +9,7 @@ request for tables and figures after the last event; how many times as much a re
 number of replicas; its cost in bare SimPy timeouts, a yardstick for the machine; and the peak memory. Each
 run is in a process of its own. Other programs on the machine slow repetitions, so the fastest counts.
 
---cells=N measures how far one comes with parts of a run: see `sim/README.md`.
+What these figures say of very large fleets: see `sim/README.md`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_process:
-        print(json.dumps(measured(_config(options, options.routing[0], options.replicas[0]))))
+        print(json.dumps(measured(config(options, options.routing[0], options.replicas[0]))))
         return
     print(
         f"{'routing':20}{'replicas':>9}{'requests':>11}{'iterations':>12}{'CPU s':>8}{'us/request':>12}"
@@ -96,7 +96,8 @@ def measured(cfg: DictConfig) -> dict[str, Any]:
     }
 
 
-def _config(options: argparse.Namespace, routing: str, num_replicas: int) -> DictConfig:
+def config(options: argparse.Namespace, routing: str, num_replicas: int) -> DictConfig:
+    """Of that run; options: conversations and rate of a replica."""
     overrides = [
         *WORLD,
         f"routing={routing}",
@@ -106,7 +107,8 @@ def _config(options: argparse.Namespace, routing: str, num_replicas: int) -> Dic
     ]
     if routing == "power_of_two":
         overrides.append(f"routing.num_choices={min(2, num_replicas)}")
-    return ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([*overrides, *options.override])
+    overrides += getattr(options, "override", [])
+    return ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(overrides)
 
 
 def _in_own_process(options: argparse.Namespace, routing: str, num_replicas: int) -> dict[str, Any]:
