@@ -92,14 +92,14 @@ class Routing(Protocol):
     """Chooses a replica for each request as it arrives.
 
     Replicas come and go. It is given those that take requests now, by rising index, in the same list object
-    until one comes or goes. Where prefill and decode are apart, one router chooses the replica for the prompt,
-    another the one that goes on with it. More methods are called if a policy has them:
+    until one comes or goes. Where prefill and decode are apart, one router chooses the replica for the
+    prompt, another the one that goes on with it. More methods are called if a policy has them:
 
         check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
-        on_predicted(request, num_tokens)   how long its answer is expected to be; before `choose`, for a policy
-                                            with needs_predictor: ClassVar[bool] = True
+        on_predicted(request, num_tokens)   how long its answer is expected to be; before `choose`, for a
+                                            policy with needs_predictor: ClassVar[bool] = True
         on_first_token(request, now)        a request sent has produced its first token
-        on_end(request, now)                it has ended, was given up, was refused by its replica, or has left it
+        on_end(request, now)                it has ended, was given up, was refused by its replica, or left it
     """
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
