@@ -51,6 +51,9 @@ COMMANDS = {
         "Which models go on which GPUs: the most value, or the least rent.",
         "place",
     ),
+    "spares": Command(
+        "experiments.spares", "How many replicas are enough, if so many must be up: N + 1?", "spares"
+    ),
     "validate": Command(
         "experiments.validate.command",
         "Fly our own engine, or take what was measured: how far off is the simulator, and why?",

@@ -13,7 +13,8 @@ from scipy import stats
 
 from sim.troubles import Kind, Pools, Troubles
 
-_DOWN = (Kind.crash, Kind.host_out_of_memory, Kind.link_down)
+FATAL = (Kind.crash, Kind.host_out_of_memory, Kind.link_down)
+"""Troubles in which a replica is not up."""
 
 
 def availability(mtbf_s: float, mttr_s: float) -> float:
@@ -93,7 +94,7 @@ def _num_down(troubles: Troubles, seed: int, n: int, at_s: float, pools: Pools |
     down = {
         trouble.replica
         for trouble in troubles.schedule(seed, n, at_s, pools)
-        if trouble.kind in _DOWN and trouble.at_s + trouble.duration_s > at_s
+        if trouble.kind in FATAL and trouble.at_s + trouble.duration_s > at_s
     }
     return len(down)
 
