@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--routing", default="prefix_affinity", help="a choice of routing")
     parser.add_argument("--conversations", type=int, default=250, help="a replica; four turns each, mean")
     parser.add_argument("--rate", type=float, default=2.0, help="conversations a second and replica")
+    parser.set_defaults(at_least=1)
     parser.add_argument("--processes", type=int, default=2, help="at once")
     options = parser.parse_args(arguments)
     if options.replicas % options.cells or not 2 <= options.sample <= options.cells:

@@ -27,7 +27,7 @@ def make_source():
 
 
 def test_it_prints_a_line_a_router_and_fleet(capsys):
-    bench_cluster.main(["1", "2", "--routing", "random", "power_of_two", "--repeat=1", "--conversations=5"])
+    bench_cluster.main(["1", "2", "--routing", "random", "power_of_two", "--repeat=1", "--at-least=5"])
     heading, *lines = capsys.readouterr().out.splitlines()
     columns = re.findall(r"\S+(?: s\b| MiB)?", heading)
     assert [line.split()[:2] for line in lines] == [
