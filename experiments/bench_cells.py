@@ -89,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", type=int, default=8, help="must divide the replicas")
     parser.add_argument("--sample", type=int, default=2, help="cells that are to stand for all; at least 2")
     parser.add_argument("--routing", default="prefix_affinity", help="a choice of routing")
-    parser.add_argument("--conversations", type=int, default=250, help="a replica; four turns each, mean")
+    parser.add_argument("--seconds", type=float, default=300.0, help="simulated")
     parser.add_argument("--rate", type=float, default=2.0, help="conversations a second and replica")
+    parser.set_defaults(replica_seconds=0)
     parser.add_argument("--processes", type=int, default=2, help="at once")
     options = parser.parse_args(arguments)
     if options.replicas % options.cells or not 2 <= options.sample <= options.cells:

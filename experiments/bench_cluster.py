@@ -1,8 +1,9 @@
 """What a cluster costs the simulator: `python -m experiments.bench_cluster [replicas ...]`.
 
 Conversations behind shared system prompts (configs/workload/conversation.yaml) on Llama 3.1 8B, an H100 each,
-with prefix caching: two conversations a second and replica, about 7.7 requests when all have begun. Load and
-requests a replica are the same for every size of the fleet.
+with prefix caching: two conversations begin a second and replica, which is 7.7 requests after some minutes.
+The load of a replica is the same for every size of the fleet, and runs end with the arrivals. Small fleets
+are simulated for longer: what a run costs whatever its length should not count.
 
 Printed are CPU s and us a request of all from the traffic to the summary (no report, no files); of that, us a
 request for tables and figures after the last event; how many times as much a request costs as with the first
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench_cluster", description=__doc__)
     parser.add_argument("replicas", nargs="*", type=int, help=f"sizes of the fleet; {FLEETS} if none")
     parser.add_argument("--routing", nargs="+", default=["prefix_affinity"], help="choices of routing")
-    parser.add_argument("--conversations", type=int, default=250, help="a replica; four turns each, mean")
+    parser.add_argument("--seconds", type=float, default=150.0, help="simulated")
+    parser.add_argument("--replica-seconds", type=float, default=1500.0, help="simulated, at least")
     parser.add_argument("--rate", type=float, default=2.0, help="conversations a second and replica")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--override", nargs="+", default=[], help="settings of simulate, such as seed=1")
@@ -97,12 +99,15 @@ def measured(cfg: DictConfig) -> dict[str, Any]:
 
 
 def config(options: argparse.Namespace, routing: str, num_replicas: int) -> DictConfig:
-    """Of that run; options: conversations and rate of a replica."""
+    """Of that run; options: its seconds, replica_seconds and rate."""
+    seconds = max(options.seconds, options.replica_seconds / num_replicas)
     overrides = [
         *WORLD,
         f"routing={routing}",
         f"replicas={num_replicas}",
-        f"workload.num_conversations={options.conversations * num_replicas}",
+        "workload.num_conversations=null",
+        f"workload.duration_s={seconds}",
+        f"sim.until_s={seconds}",
         f"workload.arrivals.rate_per_s={options.rate * num_replicas}",
     ]
     if routing == "power_of_two":
@@ -113,7 +118,8 @@ def config(options: argparse.Namespace, routing: str, num_replicas: int) -> Dict
 
 def _in_own_process(options: argparse.Namespace, routing: str, num_replicas: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "experiments.bench_cluster", str(num_replicas), "--in-process"]
-    command += [f"--routing={routing}", f"--conversations={options.conversations}", f"--rate={options.rate}"]
+    command += [f"--{name}={getattr(options, name)}" for name in ("seconds", "rate")]
+    command += [f"--routing={routing}", f"--replica-seconds={options.replica_seconds}"]
     if options.override:
         command += ["--override", *options.override]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

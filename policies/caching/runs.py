@@ -91,7 +91,9 @@ class Runs:
             for run in at.get(place, ()):
                 if run.first != next_block or next_block == wanted:
                     break
-                num_blocks = min(run.num_blocks, wanted - next_block)
+                num_blocks = wanted - next_block
+                if run.num_blocks < num_blocks:
+                    num_blocks = run.num_blocks
                 next_block += num_blocks
                 found.append((run, num_blocks))
             num_found += next_block
@@ -101,14 +103,18 @@ class Runs:
 
     def hold_found(self, held: Held, owner: int) -> int:
         """Hold what the last look found. Returns how many blocks were free until now."""
-        num_free = 0
+        num_free = num_keyed = 0
+        runs, free = held.runs, self._free
         for run, num_blocks in held.found:
             if num_blocks < run.num_blocks:
                 run = self._split(run, num_blocks)
             if not run.owners:
-                del self._free[run]
+                del free[run]
                 num_free += num_blocks
-            held.add(run, owner)
+            run.owners[owner] = held
+            runs.append(run)
+            num_keyed += num_blocks
+        held.num_keyed += num_keyed
         held.found = []
         return num_free
 
@@ -174,11 +180,12 @@ class Runs:
 
     def let_go(self, held: Held, owner: int) -> int:
         """Hold nothing: runs that nobody else holds become free, the last first. Returns their blocks."""
-        num_free = 0
+        num_free, free = 0, self._free
         for run in reversed(held.runs):
-            del run.owners[owner]
-            if not run.owners:
-                self._free[run] = None
+            owners = run.owners
+            del owners[owner]
+            if not owners:
+                free[run] = None
                 num_free += run.num_blocks
         return num_free
 

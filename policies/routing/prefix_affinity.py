@@ -57,17 +57,18 @@ class PrefixAffinity:
             self._tree.keep_only(self._places)
             self._replicas = replicas
         runs = prompt_runs(request)
-        place = self._chosen(self._tree, runs, replicas)
+        place = self._chosen(self._tree, runs, request.prompt.num_tokens, replicas)
         self._tree.insert(runs, replicas[place].index)
         return place
 
-    def _chosen(self, tree: PrefixTree, runs: list[Segment], replicas: Sequence[ReplicaView]) -> int:
+    def _chosen(
+        self, tree: PrefixTree, runs: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
+    ) -> int:
         counts = [replica.num_outstanding for replica in replicas]
         most, fewest = max(counts), min(counts)
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return counts.index(fewest)
         match = tree.match(runs)
-        num_tokens = sum([run.num_tokens for run in runs])
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
             return self._places[match.replica]  # to be marked as used with what is inserted
         tree.use(match)

@@ -121,7 +121,7 @@ class PrefixTree:
             child = nodes.get(key)
             if child is None:
                 child = nodes[key] = PrefixNode(key)
-            num_before = child.tokens_of(replica)
+            num_before = child.num_longest if child.longest == replica else child.tokens_of(replica)
             if num_run > num_before:
                 child.lengthen(replica, num_run)
                 self.num_tokens[replica] += num_run - num_before

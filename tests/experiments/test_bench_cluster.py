@@ -27,7 +27,9 @@ def make_source():
 
 
 def test_it_prints_a_line_a_router_and_fleet(capsys):
-    bench_cluster.main(["1", "2", "--routing", "random", "power_of_two", "--repeat=1", "--conversations=5"])
+    bench_cluster.main(
+        ["1", "2", "--routing", "random", "power_of_two", "--repeat=1", "--seconds=9", "--replica-seconds=9"]
+    )
     heading, *lines = capsys.readouterr().out.splitlines()
     columns = re.findall(r"\S+(?: s\b| MiB)?", heading)
     assert [line.split()[:2] for line in lines] == [
@@ -56,7 +58,7 @@ def test_cells_that_do_not_divide_the_fleet_are_refused(capsys):
 
 
 def test_cells_stand_beside_the_whole_run_figure_by_figure(capsys):
-    options = ["--replicas=2", "--cells=2", "--sample=2", "--conversations=4"]
+    options = ["--replicas=2", "--cells=2", "--sample=2", "--seconds=9"]
     bench_cells.main(options)
     lines = capsys.readouterr().out.splitlines()
     assert [line[:18].strip() for line in lines[1:-1]] == list(bench_cells.FIGURES)
