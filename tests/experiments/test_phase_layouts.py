@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.placement import Layout, Placement, Search, best_placement, largest_rate
+from experiments.phase_layouts import Layout, Placement, Search, best_placement, largest_rate
 
 ONE, TWO = Layout(1, 1), Layout(2, 1)
 

@@ -1,6 +1,6 @@
-"""DistServe's placement search.
+"""Layouts and counts for prefill and decode apart: DistServe's placement search.
 
-    python -m experiments.placement --gpus 8 --tp 1 2 4 --pp 1 2 -- [override of `windtunnel simulate` ...]
+    python -m experiments.phase_layouts --gpus 8 --tp 1 2 4 --pp 1 2 -- [override of `simulate` ...]
 
 After Zhong et al., "DistServe", OSDI 2024, section 4.1 (high node-affinity), on our simulator instead of the
 paper's. For each layout the largest rate that one replica of either phase serves alone, within its half of
