@@ -142,5 +142,6 @@ def _event(row: Any, story: RequestStory) -> str:
         "resume": f"admitted again: {row.tokens:,} of {of} found in the cache",
         "resume_swapped": f"goes on: {row.tokens:,} of {of} swapped in",
         "prefilled": "first token after its preemption",
+        "lost": "its replica crashed, and what was done is lost",
         "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
     }.get(event, "")
