@@ -17,6 +17,7 @@ DOING = {
     "prefill": "prefill",
     "decode": "decoding",
     "paused": "paused by the policy",
+    "in vain": "work that was lost",
 }
 
 
@@ -134,6 +135,9 @@ def _event(row: Any, story: RequestStory) -> str:
     if event == "end":
         status = story.request["status"]
         return f"rejected: {story.request['reason']}" if status == "rejected" else status
+    if event in ("lost", "timed_out"):
+        why = "its replica crashed" if event == "lost" else "timed out"
+        return f"{why}; {row.tokens:,} tokens of the answer are lost" if row.tokens else why
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",
@@ -142,6 +146,5 @@ def _event(row: Any, story: RequestStory) -> str:
         "resume": f"admitted again: {row.tokens:,} of {of} found in the cache",
         "resume_swapped": f"goes on: {row.tokens:,} of {of} swapped in",
         "prefilled": "first token after its preemption",
-        "lost": "its replica crashed, and what was done is lost",
         "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
     }.get(event, "")
