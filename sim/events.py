@@ -59,6 +59,7 @@ class Event(IntEnum):
     lost = 16  # its replica crashed; the wait until then, if it was waiting
     hand_over = 17  # it is to go on in another replica; tokens: whose KV is here, of all known tokens
     adopt = 18  # work goes on in that other replica; tokens: whose KV is there, of all known tokens
+    timed_out = 19  # its client has left, and may come again; tokens: of the answer, lost
 
 
 ROW = np.dtype(
@@ -174,7 +175,16 @@ class EventLog:
             sent_s = self._adopted_s.get(seq.request_id)
             self.never_met(seq.request, now, is_lost=is_lost, sent_s=sent_s)
         elif is_lost:
-            self._log(Event.lost, seq, now)
+            self._log_lost(Event.lost, seq, now)
+
+    def timed_out(self, seq: Sequence, now: float) -> None:
+        """A sequence that has just left was given up by a client that may come again."""
+        self._log_lost(Event.timed_out, seq, now)
+
+    def _log_lost(self, event: Event, seq: Sequence, now: float) -> None:
+        """A row with the tokens that were answered in vain."""
+        row = (now, seq.request_id, event, 0, seq.num_emitted_tokens, seq.num_known, 0, -1)
+        self._rows += _PACK(*row, *_NO_WAIT)
 
     def never_met(
         self, request: Request, now: float, *, is_lost: bool = False, sent_s: float | None = None

@@ -187,6 +187,7 @@ class FrontDoor:
         is_good = not visit.is_timed_out and self._is_good(seq.request_id)
         self.fleet.ended(replica, is_good, self._clock.now)
         if visit.is_timed_out:
+            replica.events.timed_out(seq, self._clock.now)
             self._requests.lose(seq)
             self._fail(visit, "timed out")
         else:

@@ -1,5 +1,6 @@
 """A request's life as phases, one behind the other: waiting, loading, prefill, decode, paused, preempted.
 
+What a crash or a timeout has undone is one phase, in vain: prefill and decode of an attempt that was lost.
 Read from its rows of `sim.events.events_table`. A phase that took no time is left out, unless it is a wait.
 """
 
@@ -32,6 +33,7 @@ _PHASE_AFTER = {
     "unpause": "decode",
     "unserved": None,
     "lost": "waiting",
+    "timed_out": "waiting",
     "hand_over": "waiting",
     "adopt": "decode",
     "end": None,
@@ -69,7 +71,8 @@ def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
         if row.event not in _PHASE_AFTER:
             continue
         if name is not None:
-            found.append(_phase(name, began, row, row.time_s))
+            is_in_vain = row.event in ("lost", "timed_out") and name not in QUEUED
+            found.append(_phase("in vain" if is_in_vain else name, began, row, row.time_s))
         if row.event == "arrive":
             num_prompt_tokens = row.tokens
         after = _PHASE_AFTER[row.event]
@@ -100,4 +103,7 @@ def _phase(name: str, began: Any, ended: Any, end_s: float) -> Phase:
     if ended is not None and (name in QUEUED or name == "loading"):
         parts = zip(WAITS, (getattr(ended, column) for column in WAIT_COLUMNS), strict=True)
         waited_s = {cause: part_s for cause, part_s in parts if part_s > 0}
+        held_s = end_s - began.time_s - sum(waited_s.values())
+        if name == "waiting" and held_s > 1e-9 * max(1.0, end_s):
+            waited_s["gateway"] = held_s  # no replica had it
     return Phase(name=name, start_s=began.time_s, end_s=end_s, waited_s=waited_s, began=began, ended=ended)

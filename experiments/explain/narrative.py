@@ -17,6 +17,7 @@ DOING = {
     "prefill": "prefill",
     "decode": "decoding",
     "paused": "paused by the policy",
+    "in vain": "work that was lost",
 }
 
 
@@ -136,6 +137,9 @@ def _event(row: Any, story: RequestStory) -> str:
     if event == "end":
         status = story.request["status"]
         return f"rejected: {story.request['reason']}" if status == "rejected" else status
+    if event in ("lost", "timed_out"):
+        why = "its replica crashed" if event == "lost" else "timed out"
+        return f"{why}; {row.tokens:,} tokens of the answer are lost" if row.tokens else why
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",

@@ -22,6 +22,7 @@ from experiments.validate_engine.drive import Drive, PromptTokens
 from experiments.validate_engine.paced import PacedClock
 from experiments.validate_engine.recording import Recorder, Recording
 from hwmodels.model_spec import ModelSpec
+from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from realengine.architecture import Architecture
 from realengine.backend import choose_device
@@ -152,10 +153,26 @@ class Stopwatch:
         return spent_s
 
 
-def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
-    """The engine that the scenario describes. Raises ValueError, with the setting, for one that it is not."""
+def _check_alone(scenario: Scenario) -> None:
+    """Raise ValueError for what happens above one engine: it is simulated only."""
+    if scenario.pools:
+        raise ValueError(f"pools={', '.join(scenario.pools)}: one engine is flown; set pools=none")
     if scenario.replicas > 1:
         raise ValueError(f"replicas={scenario.replicas}: one engine is flown; set it to 1")
+    if scenario.scaling is not None:
+        raise ValueError(f"scaling={type(scenario.scaling).__name__}: one engine is flown; set scaling=none")
+    if scenario.troubles.events:
+        raise ValueError("troubles: nothing goes wrong where an engine is flown; set troubles=none")
+    if not isinstance(scenario.admission, AdmitAll):
+        name = type(scenario.admission).__name__
+        raise ValueError(f"admission={name}: an engine that is flown takes all; set admission=none")
+    if scenario.retries.max_attempts > 1 or scenario.retries.timeout_s is not None:
+        raise ValueError("retries: clients of an engine that is flown wait for ever; set retries=none")
+
+
+def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
+    """The engine that the scenario describes. Raises ValueError, with the setting, for one that it is not."""
+    _check_alone(scenario)
     if scenario.prediction is not None and scenario.prediction.needs_truth:
         name = type(scenario.prediction).__name__
         raise ValueError(f"prediction={name}: is told the true lengths: simulation only")

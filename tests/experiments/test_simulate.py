@@ -206,6 +206,22 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
             "expert_parallel_size=2: llama-3.1-8b has no experts",
         ),
         (["replicas=0"], "replicas=0: must be >= 1"),
+        (["pools=two_gpus", "pools.small.replicas=0"], "pools.small.replicas=0: must be >= 1"),
+        (["pools=two_gpus", "+pools.small.replcas=2"], "pools.small.replcas: .* nearest: replicas"),
+        (["pools=two_gpus", "pools.small.hardware=l40"], "pools.small.hardware=l40: .* nearest: l40s"),
+        (["pools=two_gpus", "pools.small=3"], "pools.small=3: must be a mapping of settings"),
+        (["pools={a:{replicas:2}}"], r"pools.a: no such pool; .* '\+pools.a={replicas: 2}'"),
+        (["troubles=crash", "troubles.events.0.at_s=-5"], r"troubles.events\[0\].at_s=-5: .* begins at 0"),
+        (
+            ["troubles=crash", "troubles.events.0.replicas=[7]"],
+            r"troubles.events\[0\].replicas\[0\]=7: .* < 1",
+        ),
+        (
+            ["scaling=queue_length", "scaling.min_replicas=9"],
+            "scaling.min_replicas=9: must be <= max_replicas=8",
+        ),
+        (["scaling=queue_length", "replicas=20"], "replicas=20: must be from scaling.min_replicas=1 to"),
+        (["max_resends=-1"], "max_resends=-1: must be >= 0"),
         (["seed=-1"], "seed=-1: must be >= 0"),
         (["sim.until_s=0"], "sim.until_s=0: must be > 0 s"),
         (["metrics.warmup_s=-1"], "metrics.warmup_s=-1: must be a finite number >= 0 s"),
@@ -223,6 +239,22 @@ def test_bad_settings_exit_2_with_one_message(overrides, message, capsys, monkey
     assert re.search(message, error), error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == [], "nothing is written before the settings are right"
+
+
+def test_a_run_of_two_pools_tells_of_each_and_of_what_went_wrong(tmp_path, monkeypatch, capsys):
+    overrides = ("pools=two_gpus", "+pools.small.engine.max_num_seqs=64", "troubles=crash")
+    assert run(tmp_path, monkeypatch, *overrides, "troubles.events.0.at_s=2", "max_resends=1") == 0
+    written = json.loads(next(tmp_path.rglob("summary.json")).read_text())
+    assert set(written["by_pool"]) == {"large", "small"}
+    assert written["by_pool"]["small"]["requests"] > 0
+    assert written["troubles"]["crashes"] == 1
+    replicas = pd.read_parquet(next(tmp_path.rglob("replicas.parquet")))
+    assert replicas["pool"].tolist() == ["large", "small", "small", "small"]
+    assert replicas["crashes"].tolist() == [1, 0, 0, 0]
+    assert replicas["down_s"][0] > 0
+    shown = capsys.readouterr().out
+    assert "Troubles: 1 crash" in shown
+    assert "large" in shown
 
 
 def test_a_malformed_trace_names_file_line_and_column(tmp_path):

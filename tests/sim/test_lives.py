@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 
 from sim.events import WAIT_COLUMNS, events_table
 from sim.lives import lives, phases
+from sim.troubles import Kind, Scripted, Troubles
+from sim.workload.retries import Retries
+
+TICK_S = 0.125  # one iteration of the flat toy model
 
 
 def row(time_s, event, tokens=0, of_tokens=0, **waits):
@@ -99,3 +103,19 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
                 assert sum(phase.waited_s.values()) == pytest.approx(phase.end_s - phase.start_s, abs=1e-9)
         if request["output_tokens"]:
             assert request["first_token_s"] in [p.end_s for p in life if p.name == "prefill"]
+
+
+def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
+    """In ticks: lost at 3.5, sent again when somebody serves, at 15.5; its client waits to 19.75, the engine
+    lets go of it at 20.5, and 4 ticks later it comes again."""
+    crash = Scripted(kind=Kind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
+    clients = Retries(max_attempts=9, base_s=4 * TICK_S, factor=1.0, jitter="none", timeout_s=4.25 * TICK_S)
+    records = make_world(ask(0.0, 4, 8), troubles=Troubles(events=(crash,)), retries=clients).fly().records
+    [(_, life)] = lives(events_table(records), records.end_s)
+    told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in life]
+    assert told[:3] == [
+        ("waiting", 0, 0, ""),
+        ("in vain", 0, 3.5, ""),
+        ("waiting", 3.5, 15.5, "gateway"),
+    ]
+    assert told[3:5] == [("in vain", 15.5, 20.5, ""), ("waiting", 20.5, 24.5, "gateway")]
