@@ -1,11 +1,11 @@
 """How far cells stand for a whole cluster: `python -m experiments.bench_cells`.
 
 A fleet too large for one process is cut into cells: each a part of the replicas behind a router of its own,
-and the same part of the conversations, whole ones, as they are in the traffic of all. Cells know nothing of
-each other, so each is a process, and a sample of them may do.
+and the same part of the system prompts with all their conversations, as they are in the traffic of all. Cells
+know nothing of each other, so each is a process, and a sample of them may do.
 
-    all      replica 0 ... R - 1                      conversations 0, 1, 2, 3, ...
-    cell k   R / N replicas with a router             conversations k, k + N, k + 2 N, ...
+    all      replica 0 ... R - 1                      system prompts 0, 1, 2, 3, ...
+    cell k   R / N replicas with a router             system prompts k, k + N, k + 2 N, ...
 
 What is lost: a router chooses among R / N replicas, and finds what was computed in its cell. Printed are
 figures of the whole run, of all cells together, and of a sample of them, with their distance from the whole
@@ -46,11 +46,10 @@ class CellSource:
         return getattr(self.source, name)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Those whose conversation is the cell's."""
+        """Those behind a system prompt of the cell's."""
         for arrival in self.source.arrivals():
-            session_id = arrival.request.session_id
-            assert session_id is not None, "cells are made of conversations"
-            if session_id % self.num_cells == self.cell:
+            system_prompt, _ = arrival.request.prompt.segments[0]
+            if system_prompt % self.num_cells == self.cell:
                 yield arrival
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:

@@ -3,7 +3,8 @@
 Conversations behind shared system prompts (configs/workload/conversation.yaml) on Llama 3.1 8B, an H100 each,
 with prefix caching: two conversations begin a second and replica, which is 7.7 requests after some minutes.
 The load of a replica is the same for every size of the fleet, and runs end with the arrivals. Small fleets
-are simulated for longer: what a run costs whatever its length should not count.
+are simulated for longer: what a run costs whatever its length should not count. There are four system prompts
+for each replica, all as popular.
 
 Printed are CPU s and us a request of all from the traffic to the summary (no report, no files); of that, us a
 request for tables and figures after the last event; how many times as much a request costs as with the first
@@ -32,6 +33,7 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.simulate import build_scenario
 
 FLEETS = (1, 4, 16, 64, 100, 256)
+PROMPTS_PER_REPLICA = 4  # system prompts: of few for a large fleet, a router of prefixes makes hot spots
 WORLD = (
     "model=llama3_1_8b",
     "hardware=h100_sxm",
@@ -105,6 +107,8 @@ def config(options: argparse.Namespace, routing: str, num_replicas: int) -> Dict
         *WORLD,
         f"routing={routing}",
         f"replicas={num_replicas}",
+        f"workload.num_system_prompts={PROMPTS_PER_REPLICA * num_replicas}",
+        "workload.system_prompt_skew=0",
         "workload.num_conversations=null",
         f"workload.duration_s={seconds}",
         f"sim.until_s={seconds}",

@@ -42,13 +42,13 @@ def test_it_prints_a_line_a_router_and_fleet(capsys):
         assert 0 < float(number["figures"]) < float(number["us/request"])
 
 
-def test_cells_have_every_conversation_once(make_source):
+def test_cells_have_every_conversation_once_and_system_prompts_of_their_own(make_source):
     cells = [CellSource(source=make_source(), cell=k, num_cells=3) for k in range(3)]
     parts = [{(a.request.session_id, a.at_s, a.request.prompt) for a in cell.arrivals()} for cell in cells]
     whole = {(a.request.session_id, a.at_s, a.request.prompt) for a in make_source().arrivals()}
     assert set.union(*parts) == whole
     assert sum(map(len, parts)) == len(whole)
-    assert {session_id % 3 for session_id, _, _ in parts[1]} == {1}
+    assert {prompt.segments[0].content_id % 3 for _, _, prompt in parts[1]} == {1}
 
 
 def test_cells_that_do_not_divide_the_fleet_are_refused(capsys):
