@@ -21,6 +21,7 @@ from experiments.compose import Composition, ConfigSource
 from experiments.config_groups import CONFIG_DIR, config_dirs
 from experiments.errors import ConfigError
 from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, composed, explain
+from experiments.pools import forced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         _check_points(source, options.overrides, options.multirun, module.check)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints a stack trace of its own and exits 1
     flags = [argument for argument in arguments if argument not in options.overrides]
-    sys.argv = [sys.argv[0], *flags, *options.overrides]
+    sys.argv = [sys.argv[0], *flags, *forced(options.overrides)]
     try:
         module.main()
     except USER_ERRORS as error:

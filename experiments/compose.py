@@ -37,6 +37,7 @@ class ConfigSource:
 
         Raises what Hydra raises, which `hydra_errors.explain` reads, and ConfigError for a pool's settings.
         """
+        overrides = pools.forced(overrides)
         cfg = self._compose(overrides, with_hydra=with_hydra)
         if cfg.get("pools"):
             pools.complete(cfg, overrides, find_groups(self.dirs), self._compose)

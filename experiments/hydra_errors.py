@@ -139,9 +139,12 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     """Lists the valid names beside the wrong one; if its parent is wrong too, the names at the root."""
     if key.startswith("hydra"):
         return f"{key}: no such setting of Hydra"
-    if key.startswith("pools."):
-        name = key.split(".")[1]
-        return f"pools.{name}: no such pool; a pool more is added with '+pools.{name}={{replicas: 2}}'"
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if value.lstrip().startswith("{") and (key == name or key.startswith(f"{name}.")):
+            return f"{key}: not there yet; what is new in a mapping is added with '++{override}'"
+    if key == "decode_routing":
+        return "decode_routing: is chosen from the choices of routing: routing@decode_routing=power_of_two"
     groups = list(find_groups(source.dirs))
     written = [o.lstrip("+~").partition("=")[0] for o in overrides]
     key = next((name for name in written if name.startswith(f"{key}.")), key)

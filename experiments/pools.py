@@ -59,6 +59,11 @@ def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{key}={value}: no such choice; {suggest(value, choices)}")
 
 
+def forced(overrides: Sequence[str]) -> list[str]:
+    """Overrides as Hydra takes them: a pool's line may say what it has not said yet, and a pool be added."""
+    return [f"++{o.lstrip('+')}" if o.lstrip("+").startswith("pools.") else o for o in overrides]
+
+
 def pool_keys() -> list[str]:
     """What may differ from pool to pool: keys of the root of the config."""
     from sim.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)

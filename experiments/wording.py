@@ -166,8 +166,20 @@ def fleet_lines(summary: dict[str, Any]) -> list[str]:
 
 def _troubles(summary: dict[str, Any]) -> str:
     figures = summary.get("troubles")
-    if not figures or not figures["crashes"]:
+    if not figures or not figures["by_kind"]:
         return ""
+    others = [
+        f"{kind.replace('_', ' ')} {seconds(found['replica_s'])}"
+        + (f" ({found['count']:,} times)" if found["count"] > 1 else "")
+        for kind, found in figures["by_kind"].items()
+        if kind not in ("crash", "host_out_of_memory")
+    ]
+    if not figures["crashes"]:
+        return f"Troubles: {'; '.join(others) or 'crashes while nobody served'}"
+    return "".join(f"; {part}" if place else part for place, part in enumerate([_crashes(figures), *others]))
+
+
+def _crashes(figures: dict[str, Any]) -> str:
     return (
         f"Troubles: {_plural(figures['crashes'], 'crash', 'crashes')}, replicas down for "
         f"{seconds(figures['replica_down_s'])} ({percent(figures['down_share'])} of their time); "
@@ -193,7 +205,8 @@ def _scaling(summary: dict[str, Any]) -> str:
     if not figures or not (figures["starts"] or figures["drains"]):
         return ""
     return (
-        f"Replicas: {number(figures['mean_replicas'])} on average, {figures['max_replicas']:,} at most; "
+        f"Replicas: {number(figures['mean_replicas'])} paid for on average, {figures['max_replicas']:,} at "
+        f"most, {number(figures['mean_serving'])} serving; "
         f"{figures['starts']:,} started, {figures['drains']:,} let go; "
         f"{number(figures['device_hours'])} GPU-hours"
     )

@@ -89,19 +89,19 @@ class Autoscaler:
 
     @property
     def num_arrivals(self) -> int:
-        return sum(member.num_sent for member in self._members(*State))
+        return self._fleet.counts[self._pool_index].num_sent
 
     @property
     def num_arrived_tokens(self) -> int:
-        return sum(member.num_sent_tokens for member in self._members(*State))
+        return self._fleet.counts[self._pool_index].num_sent_tokens
 
     @property
     def num_ended(self) -> int:
-        return sum(member.num_ended for member in self._members(*State))
+        return self._fleet.counts[self._pool_index].num_ended
 
     @property
     def num_met(self) -> int:
-        return sum(member.num_met for member in self._members(*State))
+        return self._fleet.counts[self._pool_index].num_met
 
     def _members(self, *states: State) -> list[Member]:
         return self._fleet.of_pool(self._pool_index, *states)

@@ -37,10 +37,6 @@ class Member:
         "drain_s",
         "end_s",
         "is_reached",
-        "num_ended",
-        "num_met",
-        "num_sent",
-        "num_sent_tokens",
         "pool_index",
         "ready_s",
         "replica",
@@ -58,6 +54,14 @@ class Member:
         self.down: list[list[float]] = []  # from when until when
         self.state = state
         self.is_reached = True  # else its link is down: it goes on with what it has
+
+
+class PoolCounts:
+    """What a pool was sent, of the whole run."""
+
+    __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
+
+    def __init__(self) -> None:
         self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
         self.num_ended = self.num_met = 0  # of these; and met the SLO
 
@@ -81,6 +85,8 @@ class Fleet:
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
+        self.counts = [PoolCounts() for _ in pools]
+        self._there: list[list[Member]] = [[] for _ in pools]  # by pool, all but those that have gone
         self._by_model: dict[str, list[Replica]] = {}
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
@@ -134,8 +140,8 @@ class Fleet:
         return first
 
     def of_pool(self, pool_index: int, *states: State) -> list[Member]:
-        """Members of a pool in any of these states, by index."""
-        return [m for m in self.members if m.pool_index == pool_index and m.state in states]
+        """Members of a pool that are there, in any of these states, by index."""
+        return [member for member in self._there[pool_index] if member.state in states]
 
     def start(self, pool_index: int, now: float, instead_of: Member | None = None) -> Member:
         """A replica more, paid for from now on; `ready` lets it take requests.
@@ -164,15 +170,16 @@ class Fleet:
 
     def sent(self, replica: Replica, num_tokens: int) -> None:
         """A request goes to a replica."""
-        member = self.members[replica.index]
-        member.num_sent += 1
-        member.num_sent_tokens += num_tokens
+        counts = self.counts[self.members[replica.index].pool_index]
+        counts.num_sent += 1
+        counts.num_sent_tokens += num_tokens
 
     def ended(self, replica: Replica, is_good: bool, now: float) -> None:
         """A request has ended on a replica; is_good: within the SLO."""
         member = self.members[replica.index]
-        member.num_ended += 1
-        member.num_met += is_good
+        counts = self.counts[member.pool_index]
+        counts.num_ended += 1
+        counts.num_met += is_good
         self._leave_if_done(member, now)
 
     def _leave_if_done(self, member: Member, now: float) -> None:
@@ -236,10 +243,12 @@ class Fleet:
             handovers.topology.place(replica.index, pool.device, pool.num_devices, instead_of=site)
         member = Member(replica, pool_index, now, state)
         self.members.append(member)
+        self._there[pool_index].append(member)
         return member
 
     def _leave(self, member: Member, now: float) -> None:
         member.state = State.gone
+        self._there[member.pool_index].remove(member)
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)

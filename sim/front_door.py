@@ -12,7 +12,7 @@ request came first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from math import inf
@@ -24,7 +24,7 @@ from policies.admission import Admission
 from policies.limits import RejectedError, StopAfter
 from policies.prediction import LengthPredictor
 from policies.request import Request
-from policies.routing import Routing
+from policies.routing import Routing, chosen
 from policies.sequence import Sequence as TokenSequence
 from sim.clock import Clock, Phase
 from sim.fleet import Fleet
@@ -188,7 +188,8 @@ class FrontDoor:
         self.fleet.ended(replica, is_good, self._clock.now)
         if visit.is_timed_out:
             replica.events.timed_out(seq, self._clock.now)
-            self._requests.lose(seq)
+            self._requests.lose(seq, in_crash=False)
+            self._requests.forget_handover(seq.request_id)
             self._fail(visit, "timed out")
         else:
             self._ended(visit)
@@ -217,13 +218,16 @@ class FrontDoor:
 
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
-        if self.handovers is None or not self.handovers.lost(self._visits[request_id].arrival.request):
+        visit = self._visits[request_id]
+        has_left = visit.is_given_up or visit.is_timed_out
+        if has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
             self.begin_again(request_id)
 
     def begin_again(self, request_id: int) -> None:
         """Nothing is left of a request."""
         visit = self._visits[request_id]
         self._take_back(visit)
+        self._requests.forget_handover(request_id)
         if visit.is_given_up:
             self._abandon(visit)
         elif visit.is_timed_out:
@@ -274,7 +278,7 @@ class FrontDoor:
         request = arrival.request
         routing, candidates = self._router(request).policy, self._candidates(request)
         self.tell_length(routing, request)
-        replica = self._chosen(routing.choose(request, candidates, now), candidates)
+        replica = chosen(routing, routing.choose(request, candidates, now), candidates)
         self._note_held(visit, now)
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
@@ -304,13 +308,6 @@ class FrontDoor:
         if self.handovers is None:
             return self.fleet.of_model(request.model)
         return self.fleet.for_prompt(self.handovers.overflow_tokens)
-
-    def _chosen(self, place: int, serving: Sequence[Replica]) -> Replica:
-        """The replica at a place among those that take requests."""
-        if not 0 <= place < len(serving):
-            name = type(self._routing).__name__
-            raise ValueError(f"{name} chose replica {place}: must be 0 to {len(serving) - 1}, its place")
-        return serving[place]
 
     def _take_back(self, visit: Visit) -> None:
         """A replica has a request no more."""

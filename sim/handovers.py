@@ -27,7 +27,7 @@ from policies.limits import RejectedError, StopAfter
 from policies.plan import Migrant
 from policies.request import Request
 from policies.roles import Roles
-from policies.routing import Routing
+from policies.routing import Routing, chosen
 from policies.sequence import Sequence
 from sim.clock import Clock, Phase
 from sim.network import Flow, Network, Route
@@ -245,9 +245,16 @@ class Handovers:
             self._choose(handover)
 
     def records(self, end_s: float) -> tuple[LinkRecord, ...]:
-        """What each link has carried."""
+        """What each link has carried, and what it can carry if nothing is wrong with it."""
+        sound = {
+            capacity: bytes_per_s
+            for replica in {*self._down, *self._slow}
+            for capacity, bytes_per_s in self.topology.ports(replica)
+        }
         return tuple(
-            LinkRecord(name, capacity.bytes_per_s, self._network.carried_bytes(capacity, end_s))
+            LinkRecord(
+                name, sound.get(capacity, capacity.bytes_per_s), self._network.carried_bytes(capacity, end_s)
+            )
             for name, capacity in self.topology.capacities.items()
         )
 
@@ -280,7 +287,7 @@ class Handovers:
             self._held[request.request_id] = handover
             return
         self._door.tell_length(self._routing, request)
-        target = targets[self._routing.choose(request, targets, now)]
+        target = chosen(self._routing, self._routing.choose(request, targets, now), targets)
         self._routed.add(request.request_id)
         try:
             target.adopt(handover.migrant, handover.stop_after)

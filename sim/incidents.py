@@ -38,6 +38,7 @@ class Incidents:
         self._seed = seed
         self._on_lost = on_lost
         self._goes_on = goes_on
+        self.happened: list[Trouble] = []
         self._under_way: dict[int, list[Trouble]] = {}  # by replica
         self._pools: dict[str, list[int]] = {pool.name: [] for pool in fleet.pools}
         if troubles.events:
@@ -63,6 +64,7 @@ class Incidents:
         if not self._goes_on() or member.state is State.gone:
             return  # nor do later ones: the clock would never stop
         if trouble.kind not in _FATAL or member.state is not State.starting:
+            self.happened.append(trouble)
             self._under_way[trouble.replica].append(trouble)
             self._apply(member)
             end_s = self._clock.now + trouble.duration_s

@@ -27,6 +27,7 @@ from policies.request import Request
 from policies.sequence import FinishReason, Sequence
 from sim.events import logged_events
 from sim.shape import shape_of
+from sim.troubles import Trouble
 
 if TYPE_CHECKING:
     from sim.replica import Flight
@@ -81,6 +82,7 @@ class RequestLog:
         self.kv_transfer_bytes = array("d")
         self.tries = array("i")  # times that its client sent it
         self.num_lost_first_tokens = 0
+        self.num_crash_tokens = 0  # of the lost ones, those that were lost in crashes
         self.num_resends = 0
         self.failures: Counter[str] = Counter()
 
@@ -178,7 +180,13 @@ class RequestLog:
         self.note(seq, last_token_s)
         self.finished_s[request_id] = now
 
-    def lose(self, seq: Sequence) -> None:
+    def forget_handover(self, request_id: int) -> None:
+        """Nothing is left of the KV that was handed over."""
+        self.prefill_replica[request_id] = -1
+        self.kv_transfer_s[request_id] = NAN
+        self.kv_transfer_bytes[request_id] = 0.0
+
+    def lose(self, seq: Sequence, *, in_crash: bool) -> None:
         """Forget what was answered: the engine crashed, or the client left, and the request begins anew."""
         request_id = seq.request_id
         self.status[request_id] = Status.unfinished
@@ -187,6 +195,8 @@ class RequestLog:
             branching = seq.request.branching
             self.num_lost_first_tokens += 1 if branching is None else branching.width
             self.lost_tokens[request_id] += seq.num_emitted_tokens
+            if in_crash:
+                self.num_crash_tokens += seq.num_emitted_tokens
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
         for counts in (
@@ -211,10 +221,11 @@ class RequestLog:
         """One row a request, by request id; times in seconds, NaN where it did not happen.
 
         samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. tries:
-        how often its client sent it; attempts: how often it was sent to a replica; lost_tokens: answered by
-        replicas that crashed, in none of the other figures. wait_gateway_s: held by the service, or until
-        the client sent it again. prefill_replica: that computed the prompt, if another one decodes, else
-        -1; kv_transfer_s, kv_transfer_bytes: of the KV from there, from slot and blocks to the last byte.
+        how often its client sent it; attempts: how often it was sent to a replica; lost_tokens: answered
+        before a crash or to a client that had left, in none of the other figures. wait_gateway_s: held by the
+        service, or until the client sent it again. prefill_replica: that computed the prompt, if another one
+        decodes, else -1; kv_transfer_s, kv_transfer_bytes: of the KV from there, from slot and blocks to the
+        last byte.
         """
         ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
         names = np.array([status.name for status in Status], dtype=object)
@@ -423,6 +434,24 @@ class Gaps(NamedTuple):
     gap_end_s: NDArray[np.float64]
 
 
+class EngineRecord(NamedTuple):
+    """What is told of one engine, of one of a replica's lives."""
+
+    pinned_token_s: float
+    num_evicted: int
+    unfilled: NDArray[np.int64] | None
+    """As `BlockPool.unfilled`, [n, 3]."""
+    adapters: AdapterCounts | None
+
+    @classmethod
+    def of(cls, core: EngineCore, end_s: float) -> EngineRecord:
+        """Its life having ended at end_s."""
+        pool, residents = core.pool, core.residents
+        unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
+        counts = None if residents is None else residents.counts
+        return cls(pool.pinned_token_s_until(end_s), pool.num_evicted, unfilled, counts)
+
+
 class PoolRecord(NamedTuple):
     """What the replicas of a pool have in common."""
 
@@ -472,7 +501,8 @@ class RunRecords:
     interrupted: the run was stopped by hand at end_s. events: `sim.events.logged_events`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
-    num_lost_first_tokens: of answers that crashes cut short, which their requests' rows do not count.
+    num_lost_first_tokens: of answers in vain, which their requests' rows do not count. num_crash_tokens: of
+    the tokens lost, those lost in crashes. troubles: those that happened.
     num_resends: requests sent again by the service. failures: by reason, how often a client was refused or
     left alone with its request.
     links: between replicas, those that KV was sent over.
@@ -493,6 +523,8 @@ class RunRecords:
     pinned_token_s: float = 0.0
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0
+    num_crash_tokens: int = 0
+    troubles: tuple[Trouble, ...] = ()
     num_resends: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     links: tuple[LinkRecord, ...] = ()

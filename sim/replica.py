@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from simpy import Event
 
-from policies.engine import EngineCore
 from policies.limits import StopAfter
 from policies.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.request import Request
@@ -29,7 +28,7 @@ from sim.clock import Clock, Phase
 from sim.events import EventLog
 from sim.parents import chosen
 from sim.pool import Pool
-from sim.records import IterationLog, RequestLog, Status
+from sim.records import EngineRecord, IterationLog, RequestLog, Status
 from sim.shape import shape_of
 from sim.signals import Counts, Signals
 
@@ -90,7 +89,7 @@ class Replica:
         self.num_outstanding_tokens = 0
         self.num_queued_tokens = 0
         self.core = pool.core()
-        self.past_cores: list[tuple[EngineCore, float]] = []  # lost in crashes, and when
+        self.lost_engines: list[EngineRecord] = []  # in crashes
         self.num_kv_tokens = self.core.pool.num_blocks * self.core.pool.block_size
         self.iterations = IterationLog(index, self.core.pool.block_size, self.core.residents is not None)
         self.events = EventLog(pool.frontend_s)
@@ -337,7 +336,7 @@ class Replica:
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
             if seq.request_id not in self._incoming:  # else its first token and its KV are safe
-                self._requests.lose(seq)
+                self._requests.lose(seq, in_crash=True)
             self.events.leave(seq, now, is_lost=True)
         for request in self._on_the_way.values():
             sent_s = self._incoming.get(request.request_id)
@@ -358,7 +357,7 @@ class Replica:
         self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
         self._num_sent = self._num_sent_tokens = self._num_entered = self._num_entered_tokens = 0
         num_iterations = self.core.num_iterations
-        self.past_cores.append((self.core, now))
+        self.lost_engines.append(EngineRecord.of(self.core, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = num_iterations
         self._links = self.pool.links()

@@ -15,18 +15,14 @@ from policies.roles import ReplicaLoad, Roles
 from sim.clock import Clock, Phase
 from sim.fleet import Fleet, Member, State
 from sim.replica import Replica
-from sim.topology import Topology
 
 
 class RoleSwitching:
     """Asks a policy at its interval, for as long as the run goes on."""
 
-    def __init__(
-        self, *, roles: Roles, fleet: Fleet, topology: Topology, clock: Clock, goes_on: Callable[[], bool]
-    ) -> None:
+    def __init__(self, *, roles: Roles, fleet: Fleet, clock: Clock, goes_on: Callable[[], bool]) -> None:
         self._roles = roles
         self._fleet = fleet
-        self._topology = topology
         self._clock = clock
         self._goes_on = goes_on
         self._changing: dict[int, int] = {}  # by replica: the pool that its devices will come to

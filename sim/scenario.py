@@ -84,16 +84,23 @@ class RunResult:
 
     @property
     def replicas(self) -> pd.DataFrame:
-        """One row a replica: what it was sent, what it did, and for how long it was busy."""
+        """One row a replica: what it was sent, what it did, and for how long it was busy.
+
+        A request that a prefill replica has handed over counts for both in `requests`, and its prompt for
+        that which computed it; how it ended and its answer, for the other.
+        """
         iterations = self.records.iterations.groupby("replica")
         requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
+        computed_by = self.requests["prefill_replica"]
+        handed_over = self.requests[computed_by >= 0].groupby("prefill_replica")
+        prompts = self.requests.assign(by=computed_by.where(computed_by >= 0, self.requests["replica"]))
         table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
         names = [self.records.pools[replica.pool].name for replica in self.records.replicas]
-        table["requests"] = requests.size()
+        table["requests"] = requests.size().add(handed_over.size(), fill_value=0)
         for status in Status:
             mine = self.requests[self.requests["status"] == status.name]
             table[status.name] = mine.groupby("replica").size()
-        table["prompt_tokens"] = requests["prompt_tokens"].sum()
+        table["prompt_tokens"] = prompts[prompts["by"] >= 0].groupby("by")["prompt_tokens"].sum()
         table["output_tokens"] = requests["output_tokens"].sum()
         table["preemptions"] = requests["preemptions"].sum()
         table["iterations"] = iterations.size()
@@ -193,7 +200,9 @@ class Scenario(PoolSettings):
             try:
                 pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
             except ValueError as error:
-                own = "" if str(error).startswith("caching=") else "adapters."
+                told = str(error)
+                is_of_traffic = "base_model=" in told
+                own = "" if told.startswith("caching=") else "workload." if is_of_traffic else "adapters."
                 raise ValueError(f"{where}{own}{error}") from None
 
     def _check_models(self) -> None:

@@ -28,7 +28,7 @@ from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
-from sim.records import Gaps, IterationLog, RequestLog, RunRecords
+from sim.records import EngineRecord, Gaps, IterationLog, RequestLog, RunRecords
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
 from sim.troubles import Troubles
@@ -134,11 +134,10 @@ class Simulation:
             RoleSwitching(
                 roles=disaggregation.roles,
                 fleet=self.fleet,
-                topology=self._door.handovers.topology,
                 clock=self._clock,
                 goes_on=self._goes_on,
             )
-        incidents = Incidents(
+        self._incidents = Incidents(
             troubles or Troubles(),
             clock=self._clock,
             fleet=self.fleet,
@@ -154,7 +153,7 @@ class Simulation:
                     cold_start_s=pool.cold_start_s,
                     clock=self._clock,
                     fleet=self.fleet,
-                    on_start=incidents.joins,
+                    on_start=self._incidents.joins,
                     goes_on=self._goes_on,
                 )
 
@@ -224,7 +223,12 @@ class Simulation:
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
             requests[name] = waited_s
-        cores = [core for replica in replicas for core in (*replica.past_cores, (replica.core, end_s))]
+        engines = [
+            (replica.index, engine)
+            for replica in replicas
+            for engine in (*replica.lost_engines, EngineRecord.of(replica.core, end_s))
+        ]
+        unfilled = [np.insert(e.unfilled, 0, index, axis=1) for index, e in engines if e.unfilled is not None]
         pool_records, replica_records = self.fleet.records(end_s)
         return RunRecords(
             requests=requests,
@@ -235,11 +239,13 @@ class Simulation:
             end_s=end_s,
             interrupted=interrupted,
             events=events,
-            pinned_token_s=sum(core.pool.pinned_token_s_until(lost_s) for core, lost_s in cores),
-            num_evicted_blocks=sum(core.pool.num_evicted for core, _ in cores),
-            unfilled=self._unfilled(),
-            adapters=[core.residents.counts for core, _ in cores if core.residents is not None],
+            pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
+            num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),
+            unfilled=np.concatenate(unfilled) if len(unfilled) == len(engines) else None,
+            adapters=[engine.adapters for _, engine in engines if engine.adapters is not None],
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
+            num_crash_tokens=self._requests.num_crash_tokens,
+            troubles=tuple(self._incidents.happened),
             num_resends=self._requests.num_resends,
             failures=dict(self._requests.failures),
             links=() if self._door.handovers is None else self._door.handovers.records(end_s),
@@ -253,18 +259,6 @@ class Simulation:
             IterationLog(replica.index, replica.iterations.block_size),
         )
         return log.expand()
-
-    def _unfilled(self) -> NDArray[np.int64] | None:
-        """Token places that were reserved and never filled, by replica; None where none are reserved."""
-        tables = []
-        for replica in self.fleet.replicas:
-            for core in (*(core for core, _ in replica.past_cores), replica.core):
-                unfilled = core.pool.unfilled
-                if unfilled is None:
-                    return None
-                rows = np.array(unfilled, np.int64).reshape(-1, 3)
-                tables.append(np.insert(rows, 0, replica.index, axis=1))
-        return np.concatenate(tables)
 
 
 def _taken(table: dict[str, NDArray[Any]], name: str, size: int) -> NDArray[Any]:

@@ -70,9 +70,9 @@ class NetworkSettings:
 
     def check(self, device: Device) -> None:
         """Raise ValueError where a device does not have such a link."""
-        self._link(device, is_same_node=False)
+        self.link_of(device, is_same_node=False)
 
-    def _link(self, device: Device, *, is_same_node: bool) -> Link:
+    def link_of(self, device: Device, *, is_same_node: bool) -> Link:
         """From a device to another one's."""
         kind = self.kind
         if kind == "auto":
@@ -152,7 +152,7 @@ class Topology:
     def _make_route(self, source: int, target: int) -> Route:
         sites = (self._sites[source], self._sites[target])
         is_same_node = sites[0].nodes == sites[1].nodes and len(sites[0].nodes) == 1
-        links = [self.settings._link(site.device, is_same_node=is_same_node) for site in sites]
+        links = [self.settings.link_of(site.device, is_same_node=is_same_node) for site in sites]
         kind = links[0].name
         is_shared = kind == "ethernet"
         carriers = (

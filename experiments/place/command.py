@@ -80,6 +80,8 @@ class PlaceSettings:
 
     def __post_init__(self) -> None:
         for key, parts in (("models", self.models), ("gpus", self.gpus)):
+            if not parts:
+                raise ValueError(f"{key}=[]: must name one, say [{{name: ...}}]")
             names = [part.name for part in parts]
             for name in names:
                 if names.count(name) > 1:

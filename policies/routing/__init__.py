@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from policies.request import Request
 
@@ -105,6 +105,17 @@ class Routing(Protocol):
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The place in `replicas` of the one that gets the request."""
         ...
+
+
+Member = TypeVar("Member", bound=ReplicaView)
+
+
+def chosen(routing: Routing, place: int, replicas: Sequence[Member]) -> Member:
+    """The replica at the place that a policy has chosen. Raises ValueError for a place that there is not."""
+    if not 0 <= place < len(replicas):
+        name = type(routing).__name__
+        raise ValueError(f"{name} chose replica {place}: must be 0 to {len(replicas) - 1}, its place")
+    return replicas[place]
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}

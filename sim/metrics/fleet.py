@@ -25,14 +25,22 @@ def down_s_by_replica(records: RunRecords) -> list[float]:
 
 
 def trouble_use(records: RunRecords) -> dict[str, Any]:
-    """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again."""
+    """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again.
+
+    by_kind: of all troubles, how many there were, and for how long.
+    """
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
-    lost = records.requests.get("lost_tokens")
+    by_kind: dict[str, dict[str, float]] = {}
+    for trouble in records.troubles:
+        kind = by_kind.setdefault(trouble.kind.name, {"count": 0, "replica_s": 0.0})
+        kind["count"] += 1
+        kind["replica_s"] += max(0.0, min(trouble.duration_s, records.end_s - trouble.at_s))
     return {
+        "by_kind": by_kind,
         "crashes": sum(len(replica.down) for replica in records.replicas),
         "replica_down_s": float(down_s),
         "down_share": down_s / paid_s if paid_s > 0 else float("nan"),
-        "lost_tokens": 0 if lost is None else int(lost.sum()),
+        "lost_tokens": records.num_crash_tokens,
         "resends": records.num_resends,
     }
 
@@ -41,15 +49,18 @@ def retry_use(records: RunRecords) -> dict[str, Any]:
     """How often clients sent their requests, how often in vain and why, and why they were rejected at last.
 
     An attempt that failed was refused, timed out, or lost its replica; its client may have come again.
+    lost_tokens: those that came for clients who had left.
     """
     requests = records.requests
     arrived, tries = len(requests), requests.get("tries")
     attempts = arrived if tries is None else int(tries.sum())
+    lost = requests.get("lost_tokens")
     return {
         "attempts": attempts,
         "retries": max(0, attempts - arrived),
         "attempts_per_request": attempts / arrived if arrived else float("nan"),
         "failed_attempts": dict(sorted(records.failures.items())),
+        "lost_tokens": 0 if lost is None else int(lost.sum()) - records.num_crash_tokens,
     }
 
 
@@ -58,9 +69,11 @@ def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, An
     replicas, end_s = records.replicas, records.end_s
     paid_s = [replica.end_s - replica.start_s for replica in replicas]
     device_s = sum(num_devices[r.pool] * seconds for r, seconds in zip(replicas, paid_s, strict=True))
-    _, counts = replicas_over_time(records)
+    times, counts = replicas_over_time(records)
+    serving_s = float(np.dot(counts["serving"][:-1], np.diff(times)))
     return {
         "mean_replicas": sum(paid_s) / end_s if end_s > 0 else float("nan"),
+        "mean_serving": serving_s / end_s if end_s > 0 else float("nan"),
         "max_replicas": int((counts["wanted"] + counts["draining"]).max()),
         "starts": sum(replica.start_s > 0 for replica in replicas),
         "drains": sum(replica.drain_s is not None for replica in replicas),
@@ -98,19 +111,25 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
 def pool_figures(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> dict[str, Any]:
-    """Of each pool by name: requests whose last replica is in it, use, and rent; nothing of a single pool.
+    """Of each pool by name: requests that it had last, use, and rent; nothing of a single pool.
+
+    Of a request whose prompt another pool has computed, both have had it.
 
     Two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
     """
     if len(records.pools) < 2:
         return {}
-    place = records.requests["replica"].to_numpy()
-    sent_to = records.pool_by_replica[place[place >= 0]]
+    places = [
+        records.requests[name].to_numpy()
+        for name in ("replica", "prefill_replica")
+        if name in records.requests
+    ]
+    pools_of = [np.where(place >= 0, records.pool_by_replica[place], -1) for place in places]
     replica_s = rented_s(records, window).tolist()
     use = hardware_use_by_pool(records, window, inside_s, pools)
     return {
         pool.name: {
-            "requests": int((sent_to == index).sum()),
+            "requests": int(np.logical_or.reduce([of_request == index for of_request in pools_of]).sum()),
             **use[index],
             "device_hours": pools[index].num_devices * replica_s[index] / 3600,
             "usd": pools[index].price_usd_per_hour * replica_s[index] / 3600,

@@ -35,6 +35,7 @@ def test_a_crash_is_told_with_what_it_cost(make_world, ask):
     """Down from 3.5 to the end at 13.5, of two replicas for 13.5 ticks each."""
     world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
     assert trouble_use(world.fly().records) == {
+        "by_kind": {"crash": {"count": 1, "replica_s": 10 * TICK_S}},
         "crashes": 1,
         "replica_down_s": 10 * TICK_S,
         "down_share": pytest.approx(10 / 27),
@@ -46,9 +47,10 @@ def test_a_crash_is_told_with_what_it_cost(make_world, ask):
 def test_a_run_without_troubles_has_none(make_world, ask):
     records = make_world(ask(0.0, 4, 10)).fly().records
     nothing = {"crashes": 0, "replica_down_s": 0, "down_share": 0, "lost_tokens": 0, "resends": 0}
-    assert trouble_use(records) == nothing
+    assert trouble_use(records) == {"by_kind": {}, **nothing}
     figures = retry_use(records)
-    assert figures == {"attempts": 1, "retries": 0, "attempts_per_request": 1, "failed_attempts": {}}
+    alone = {"attempts": 1, "retries": 0, "attempts_per_request": 1, "failed_attempts": {}}
+    assert figures == {**alone, "lost_tokens": 0}
 
 
 def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
@@ -71,7 +73,26 @@ def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
         "retries": 3,
         "attempts_per_request": 2,
         "failed_attempts": {"can never be served": 1, "queue bound of the replica": 3},
+        "lost_tokens": 0,
     }
+
+
+def test_troubles_that_crash_nothing_are_told_by_kind(make_world, ask):
+    """Twice as slow from 2 to 6: tokens 3 and 4 take 2 ticks each; the run ends at 12."""
+    slow = Scripted(kind=Kind.straggler, at_s=2 * TICK_S, duration_s=4 * TICK_S, factor=2.0)
+    records = make_world(ask(0.0, 4, 10), troubles=Troubles(events=(slow,))).fly().records
+    assert records.end_s == 12 * TICK_S
+    figures = trouble_use(records)
+    assert figures["by_kind"] == {"straggler": {"count": 1, "replica_s": 4 * TICK_S}}
+    assert (figures["crashes"], figures["lost_tokens"]) == (0, 0)
+
+
+def test_tokens_for_a_client_that_has_left_are_not_lost_in_a_crash(make_world, ask):
+    """The first attempt is given up at 3.5 and ends with the iteration, after 4 tokens; the second is served."""
+    retries = Retries(max_attempts=2, base_s=0, jitter="none", timeout_s=3.5 * TICK_S)
+    records = make_world(ask(0.0, 4, 6), retries=retries, until_s=40 * TICK_S).fly().records
+    assert trouble_use(records)["lost_tokens"] == 0
+    assert retry_use(records)["lost_tokens"] == records.requests.lost_tokens.sum() == 8
 
 
 def test_what_the_service_sends_again_is_no_attempt_of_a_client(make_world, ask):
@@ -85,6 +106,7 @@ def test_replicas_that_come_and_go_are_told(scaled):
     figures = scaling_use(scaled, num_devices=[2])
     assert figures == {
         "mean_replicas": pytest.approx((60 + 26) / 60),
+        "mean_serving": pytest.approx((60 + 11) / 60),
         "max_replicas": 2,
         "starts": 1,
         "drains": 1,
