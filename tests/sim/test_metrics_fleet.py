@@ -88,7 +88,7 @@ def test_troubles_that_crash_nothing_are_told_by_kind(make_world, ask):
 
 
 def test_tokens_for_a_client_that_has_left_are_not_lost_in_a_crash(make_world, ask):
-    """The first attempt is given up at 3.5 and ends with the iteration, after 4 tokens; the second is served."""
+    """Both attempts are given up 3.5 ticks after they came, and end with that iteration, after 4 tokens."""
     retries = Retries(max_attempts=2, base_s=0, jitter="none", timeout_s=3.5 * TICK_S)
     records = make_world(ask(0.0, 4, 6), retries=retries, until_s=40 * TICK_S).fly().records
     assert trouble_use(records)["lost_tokens"] == 0
