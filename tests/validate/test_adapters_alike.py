@@ -16,7 +16,7 @@ from realengine.architecture import Architecture  # noqa: E402
 from realengine.build import Model, assemble, build_executor  # noqa: E402
 from realengine.lora_adapter import random_adapter  # noqa: E402
 from realengine.parallel import Group  # noqa: E402
-from sim.workload.adapters import AdapterSource, WithAdapters  # noqa: E402
+from sim.workload.adapters import WithAdapters  # noqa: E402
 from tests.realengine.test_engine import LLAMA  # noqa: E402
 from tests.validate.flights import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
 
@@ -25,6 +25,13 @@ SERVINGS = {
     "lfu, loaded ahead": FixedSlots(max_loras=3, max_lora_rank=8, eviction="lfu", prefetch=2),
     "turns": Exchange(max_loras=2, max_lora_rank=8, max_active_adapters=1, cycle_time_s=2e-3),
 }
+
+
+class Flights:
+    """The traffic of these tests, as a workload."""
+
+    def source(self, *, seed, max_model_len):
+        return traffic()
 
 
 def flown_with(scenario, source, adapters, *, overlap):
@@ -45,11 +52,11 @@ def flown_with(scenario, source, adapters, *, overlap):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("serving", SERVINGS.values(), ids=SERVINGS)
 def test_a_recording_is_decided_again_and_the_bank_holds_what_the_policy_says(serving, overlap):
-    workload = WithAdapters(of=None, num=6, zipf=0.5, ranks=(2, 4, 8), base_share=0.2)
+    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8), base_share=0.2)
     scenario = scenario_of(num_kv_blocks=30, overlap=overlap, adapters=serving)
-    source = AdapterSource(workload, traffic(), seed=0)
+    source = workload.source(seed=0, max_model_len=scenario.max_model_len)
     recording, core, bank = flown_with(scenario, source, workload.adapters, overlap=overlap)
-    fresh = replace(scenario, workload=workload).core(30)
+    fresh = scenario.core(30, served=workload.adapters)
     equivalence = replay(recording, fresh)
     assert equivalence.difference is None
     assert equivalence.num_equal == len(recording.steps) > 0
@@ -61,9 +68,9 @@ def test_a_recording_is_decided_again_and_the_bank_holds_what_the_policy_says(se
 
 
 def test_another_policy_is_found_out():
-    workload = WithAdapters(of=None, num=6, zipf=0.5, ranks=(2, 4, 8))
+    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8))
     scenario = scenario_of(num_kv_blocks=30, adapters=SERVINGS["lru"])
-    source = AdapterSource(workload, traffic(), seed=0)
+    source = workload.source(seed=0, max_model_len=scenario.max_model_len)
     recording, _, _ = flown_with(scenario, source, workload.adapters, overlap=False)
-    other = replace(scenario, workload=workload, adapters=FixedSlots(max_loras=3, max_lora_rank=8))
-    assert replay(recording, other.core(30)).difference is not None
+    other = replace(scenario, adapters=FixedSlots(max_loras=3, max_lora_rank=8))
+    assert replay(recording, other.core(30, served=workload.adapters)).difference is not None
