@@ -283,7 +283,7 @@ class FrontDoor:
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
         visit.replica, visit.is_routed = replica, True
-        if now > request.arrival_s:
+        if now > arrival.at_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         try:
             if replica.pool.role == "prefill":
@@ -299,7 +299,7 @@ class FrontDoor:
         """That of the request's model."""
         router = self._routers.get(request.model)
         if router is None:
-            policy = deepcopy(self._routing)
+            policy = self._routing if request.model is None else deepcopy(self._routing)
             router = self._routers[request.model] = _Router(policy, _hooks(policy))
         return router
 

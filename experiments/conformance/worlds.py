@@ -317,6 +317,7 @@ class World:
             troubles=self.troubles,
             max_resends=self.max_resends,
             slo=self.slo,
+            predictor=deepcopy(self.prediction),
             leap=leap,
             until_s=self.until_s,
             signal_age_s=self.signal_age_s,

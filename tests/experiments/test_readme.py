@@ -35,7 +35,7 @@ def test_the_output_block_is_what_the_default_run_prints(tmp_path, monkeypatch, 
 
 def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, capsys):
     (policy,) = blocks("python")
-    (config,) = blocks("yaml")
+    config, _ = blocks("yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("shortest_prompt.py").write_text(policy)

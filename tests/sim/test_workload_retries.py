@@ -127,7 +127,7 @@ def test_every_choice_is_built_and_none_never_sends_again():
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     names = [choice.name for choice in find_groups([CONFIG_DIR])["retries"]]
     built = {
-        name: build(source.compose([f"+retries={name}", "seed=5"])["retries"], "retries") for name in names
+        name: build(source.compose([f"retries={name}", "seed=5"])["retries"], "retries") for name in names
     }
     assert {
         "none",

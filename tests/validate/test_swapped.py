@@ -15,7 +15,7 @@ from experiments.validate_engine.from_recording import measured
 from experiments.validate_engine.recording import load
 from experiments.validate_engine.swapped import RecordedSource, RecordedTimes, num_equal, replay_in_simulator
 from hwmodels.host import HostOverhead
-from hwmodels.iteration import IterationShape
+from hwmodels.iteration import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
 from policies.scheduling.length_aware import LengthAware
 from tests.validate.flights import UnevenClock, flown, scenario_of, traffic
@@ -161,7 +161,7 @@ def test_shapes_that_were_not_flown_are_priced_in_proportion(crowded):
     times = RecordedTimes(recording, model)
     iterations = measured(recording).iterations
     shapes = [
-        IterationShape(*row) for row in iterations[list(IterationShape._fields)].itertuples(index=False)
+        IterationShape(*row) for row in iterations[list(COUNTED)].itertuples(index=False)
     ]
     slowness = iterations["duration_s"].sum() / sum(float(model.seconds(shape)) for shape in shapes)
     unknown = IterationShape(3, 100_000, 0, 0, 0, 0, 3)
@@ -182,7 +182,7 @@ def test_the_hosts_recorded_time_is_added_to_what_the_model_says_without_one(cro
     assert (host_s > 0).all()
     times = RecordedTimes(recording, base, host_only=True)
     for row, own_s in zip(iterations.itertuples(), host_s, strict=True):
-        shape = IterationShape(*(getattr(row, name) for name in IterationShape._fields))
+        shape = IterationShape(*(getattr(row, name) for name in COUNTED))
         model_s = float(base.seconds(shape))
         assert model_s < 1e-3
         assert times.seconds(shape) == pytest.approx(model_s + own_s)
