@@ -160,9 +160,7 @@ def test_shapes_that_were_not_flown_are_priced_in_proportion(crowded):
     model = scenario.iteration_model()
     times = RecordedTimes(recording, model)
     iterations = measured(recording).iterations
-    shapes = [
-        IterationShape(*row) for row in iterations[list(COUNTED)].itertuples(index=False)
-    ]
+    shapes = [IterationShape(*row) for row in iterations[list(COUNTED)].itertuples(index=False)]
     slowness = iterations["duration_s"].sum() / sum(float(model.seconds(shape)) for shape in shapes)
     unknown = IterationShape(3, 100_000, 0, 0, 0, 0, 3)
     assert times.seconds(unknown) == pytest.approx(slowness * float(model.seconds(unknown)))
