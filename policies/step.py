@@ -197,7 +197,7 @@ class StepBuilder:
         if residents is not None and not residents.may_start(seq):
             return self._refuse(Cause.policy)
         if self._preempted or not core.can_admit(seq, num_cached):
-            if not may_cut and num_cached and min(index(max_num_tokens), seq._known) > self.tokens_left:
+            if not may_cut and num_cached and seq._known > self.tokens_left:
                 self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
             return self._refuse(Cause.memory)
         if residents is not None:
