@@ -197,8 +197,8 @@ class StepBuilder:
         if residents is not None and not residents.may_start(seq):
             return self._refuse(Cause.policy)
         if self._preempted or not core.can_admit(seq, num_cached):
-            if num_cached and seq._known > self.tokens_left:
-                self._hold = 1  # once the cache has lost its part, it may be the budget that it lacks
+            if not may_cut and num_cached and seq._known > self.tokens_left:
+                self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
             return self._refuse(Cause.memory)
         if residents is not None:
             fits = partial(pool.can_admit, seq, num_cached, not core.running)
