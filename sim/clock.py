@@ -52,11 +52,17 @@ class Clock(Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 
+    is_stopped = False
+
+    def stop(self) -> None:
+        """Let `run_some` process no more events."""
+        self.is_stopped = True
+
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
-        """Process up to max_events events that are due by until_s; False if none is left, or on Ctrl-C."""
+        """Process up to max_events events that are due by until_s; False if it stops before, say on Ctrl-C."""
         queue = self._queue
         for _ in range(max_events):
-            if not queue or queue[0][0] > until_s or interrupt.noted:
+            if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:
                 return False
             self.step()
         return True

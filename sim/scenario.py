@@ -49,6 +49,8 @@ class SimSettings:
     """Run iterations that repeat as one event; false steps through each, with the same result."""
     until_s: float | None = None
     """End at this simulated time, whatever is then unfinished."""
+    stop_overloaded: bool = False
+    """End once more arrives than is ever served: see `sim.overload`. For traffic that does not change."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
@@ -299,6 +301,7 @@ class Scenario(PoolSettings):
             slo=self.slo,
             leap=self.sim.leap,
             until_s=self.sim.until_s,
+            stop_overloaded=self.sim.stop_overloaded,
             seed=self.seed,
             signal_age_s=self.signal_age_s,
             disaggregation=self.disaggregation(),

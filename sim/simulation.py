@@ -27,6 +27,7 @@ from sim.handovers import Disaggregation, Handovers
 from sim.incidents import Incidents
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
+from sim.overload import OverloadWatch
 from sim.pool import Pool
 from sim.records import EngineRecord, Gaps, IterationLog, RequestLog, RunRecords
 from sim.replica import Replica, Surroundings
@@ -50,6 +51,7 @@ class Simulation:
 
     admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
     long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
+    stop_overloaded: end the run once the backlog grows without bound, see `sim.overload`.
     slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
     decode. predictor: for routers that ask how long answers will be.
 
@@ -72,6 +74,7 @@ class Simulation:
         slo: Slo | None = None,
         leap: bool = True,
         until_s: float | None = None,
+        stop_overloaded: bool = False,
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
         signal_age_s: float = 0.05,
@@ -145,6 +148,14 @@ class Simulation:
             on_lost=self._door.lost,
             goes_on=self._goes_on,
         )
+        self._overload: OverloadWatch | None = None
+        if stop_overloaded:
+            self._overload = OverloadWatch(
+                clock=self._clock,
+                requests=self._requests,
+                num_ended=lambda: self.num_ended,
+                goes_on=self._goes_on,
+            )
         for index, pool in enumerate(pools):
             if pool.scaling is not None:
                 Autoscaler(
@@ -177,7 +188,8 @@ class Simulation:
             while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                 if report:
                     report(clock.now, self.num_ended)
-        stopped_s = clock.now if interrupt.noted or isinf(self._until_s) else self._until_s
+        is_early = interrupt.noted or clock.is_stopped or isinf(self._until_s)
+        stopped_s = clock.now if is_early else self._until_s
         end_s = stopped_s if self._num_ahead else self._last_end_s
         for replica in self.fleet.replicas:
             replica.stop(end_s)
@@ -238,6 +250,7 @@ class Simulation:
             replicas=replica_records,
             end_s=end_s,
             interrupted=interrupted,
+            overload=None if self._overload is None else self._overload.found,
             events=events,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
             num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),

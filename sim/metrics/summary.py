@@ -94,6 +94,7 @@ def summarise(
     figures = {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
+        "overload": None if records.overload is None else records.overload._asdict(),
         "requests": counts,
         "trimmed": {
             "warmup_s": warmup_s,

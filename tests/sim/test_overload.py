@@ -1,0 +1,52 @@
+"""A backlog that grows without bound ends a run; one that only sways does not."""
+
+import heapq
+
+import numpy as np
+import pytest
+
+from sim.overload import FIRST_S, PARTS, Count, growth
+
+
+def counts_at(arrival_s, end_s, last_s):
+    """What the watch would have counted until last_s."""
+    times = FIRST_S * 2 ** (np.arange(200) / PARTS)
+    return [Count(0.0, 0, 0)] + [
+        Count(at_s, int((arrival_s <= at_s).sum()), int((end_s <= at_s).sum())) for at_s in times[times < last_s]
+    ]
+
+
+def queue(seed, load, num_requests, num_servers=20):
+    """M/M/k with services of 1 s: arrivals, ends."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(rng.exponential(size=num_requests)) / (load * num_servers)
+    free, ends = [0.0] * num_servers, []
+    for arrived, served in zip(arrival_s, rng.exponential(size=num_requests), strict=True):
+        ends.append(max(arrived, heapq.heappop(free)) + served)
+        heapq.heappush(free, ends[-1])
+    return arrival_s, np.array(ends)
+
+
+def found(seed, load):
+    arrival_s, end_s = queue(seed, load, 4000)
+    counts = counts_at(arrival_s, end_s, arrival_s[-1])
+    return [at for i in range(len(counts)) if (at := growth(counts[: i + 1])) and at.at_s - at.since_s > 6]
+
+
+def test_a_queue_below_its_capacity_is_not_overloaded():
+    assert sum(bool(found(seed, 0.9)) for seed in range(30)) <= 1
+
+
+def test_a_queue_above_its_capacity_is_and_the_evidence_is_its_excess():
+    """At 1.3 times its capacity of 20/s: 26 come, 20 end, 6 more are there every second."""
+    evidence = [found(seed, 1.3)[-1] for seed in range(20)]
+    assert all(0 < one.least_growth_per_s < one.growth_per_s for one in evidence)
+    means = np.mean([(one.arrivals_per_s, one.ends_per_s, one.growth_per_s) for one in evidence], axis=0)
+    assert means == pytest.approx([26, 20, 6], rel=0.05)
+
+
+def test_nothing_is_said_before_enough_has_ended():
+    steady = [Count(float(t), 10 * t, t) for t in range(13)]
+    assert growth(steady) is None
+    assert growth([Count(float(t), 10 * t, 5 * t) for t in range(14)]) is not None
+    assert growth([Count(float(t), 10 * t, t) for t in range(14)]) is None  # 12 have ended
