@@ -101,7 +101,7 @@ def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, r
 
 
 def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
-    """a: two stages, one micro-batch of two, half of the time empty. b: one GPU. c: a full pipeline of four."""
+    """a: two stages, one micro-batch of two, half of it empty. b: one GPU. c: four stages, full."""
     models = [Told(2, 4, 2.0), Told(1, 4, 1.0), Told(4, 8, 4.0)]
     rows = [(0, 2.0, 1), (1, 1.0, 1), (2, 4.0, 4), (0, 2.0, 1)]
     replica, duration, batches = (np.array(column) for column in zip(*rows, strict=True))
