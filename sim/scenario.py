@@ -34,6 +34,7 @@ from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload
+from sim.workload.faster import FasterSource
 from sim.workload.retries import Retries
 
 
@@ -101,6 +102,8 @@ class Scenario(PoolSettings):
     roles: Roles = Fixed()
     """Which replicas change between prefill and decode pools."""
     energy: EnergySettings = EnergySettings()
+    load: float = 1.0
+    """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
     seed: int = 0
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -108,6 +111,8 @@ class Scenario(PoolSettings):
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be >= 0")
+        if not 0 < self.load < inf:
+            raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
         if self.max_resends < 0:
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
@@ -221,7 +226,8 @@ class Scenario(PoolSettings):
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
         longest = min(pool.max_model_len for pool in self.pools_by_name.values())
-        return self.workload.source(seed=self.seed, max_model_len=longest)
+        source = self.workload.source(seed=self.seed, max_model_len=longest)
+        return source if self.load == 1 else FasterSource(source, self.load)
 
     def future(self) -> FutureUses | None:
         """The traffic to come, for a cache that is an offline bound; None for all others."""

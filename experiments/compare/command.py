@@ -16,13 +16,14 @@ from rich.console import Console
 from experiments.compare.arms import Point, points
 from experiments.compare.page import write_comparison
 from experiments.compare.results import Results, evaluate
-from experiments.compare.runs import Runs, progress_of, run_all
+from experiments.compare.runs import Runs, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
 from experiments.compose import Composition, ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.outputs import write_table
+from experiments.workers import progress_of
 
 
 class Comparable(NamedTuple):

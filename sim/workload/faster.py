@@ -1,0 +1,39 @@
+"""The same requests in less time, or in more: how the load on a service is varied with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.request import Request
+from sim.workload.base import Arrival, Source
+
+
+class FasterSource:
+    """Another source whose open-loop arrivals come `load` times as fast; deadlines keep their distance.
+
+    What follows from an ended request does so as fast as before: people do not think faster.
+    """
+
+    def __init__(self, source: Source, load: float) -> None:
+        self.num_requests = source.num_requests
+        self.last_arrival_s = None if source.last_arrival_s is None else source.last_arrival_s / load
+        self.patience_s = source.patience_s
+        self.notes = source.notes
+        self._source = source
+        self._load = load
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for arrival in self._source.arrivals():
+            request, at_s = arrival.request, arrival.time_s
+            arrival_s = request.arrival_s / self._load
+            due_s = request.deadline_s
+            yield arrival._replace(
+                request=request._replace(
+                    arrival_s=arrival_s,
+                    deadline_s=None if due_s is None else due_s - request.arrival_s + arrival_s,
+                ),
+                time_s=None if at_s is None else at_s / self._load,
+            )
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        return self._source.follow_up(request, now, num_output_tokens)
