@@ -33,6 +33,11 @@ COMMANDS = {
         "Compare policies on the same traffic: intervals over seeds, and a verdict.",
         "compare",
     ),
+    "goodput": Command(
+        "experiments.goodput.command",
+        "The highest request rate that keeps an SLO, and the share within it at every rate.",
+        "goodput",
+    ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
     ),

@@ -75,16 +75,22 @@ class ConfigSource:
         return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def recomposed() -> DictConfig:
-    """The config of the job that Hydra is running, as `ConfigSource` composes it: its pools complete."""
+def running_source() -> ConfigSource:
+    """Where the config of the job that Hydra is running came from: our own folder, then the user's."""
     hydra = HydraConfig.get()
     assert hydra.job.config_name is not None
     dirs = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
+    return ConfigSource(config_name=hydra.job.config_name, dirs=list(dict.fromkeys(dirs)))
+
+
+def recomposed() -> DictConfig:
+    """The config of the job that Hydra is running, as `ConfigSource` composes it: its pools complete."""
+    source, overrides = running_source(), HydraConfig.get().overrides.task
     running = GlobalHydra.instance().hydra
     assert running is not None
     GlobalHydra.instance().clear()
     try:
-        return ConfigSource(config_name=hydra.job.config_name, dirs=dirs).compose(hydra.overrides.task)
+        return source.compose(overrides)
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().initialize(running)

@@ -59,7 +59,7 @@ class Clock(Environment):
         self.is_stopped = True
 
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
-        """Process up to max_events events that are due by until_s; False if it stops before, say on Ctrl-C."""
+        """Process up to max_events events that are due by until_s; False if it stops earlier."""
         queue = self._queue
         for _ in range(max_events):
             if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:

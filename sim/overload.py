@@ -1,17 +1,17 @@
 """When a service gets more than it can ever serve: the evidence, and the end of the run.
 
-Beyond saturation the backlog grows for as long as the traffic lasts, and so do all latencies: they say how long the
-run was, nothing of the service. The watch counts requests that came and that ended at times a twelfth of an octave
-apart and asks, of the second half of all time so far,
+Beyond saturation the backlog grows for as long as the traffic lasts, and so do all latencies: they say how
+long the run was, nothing of the service. The watch counts requests that came and that ended at times a
+twelfth of an octave apart and asks, of the second half of all time so far,
 
 - whether more came than ended in its twelve parts, beyond what their own spread explains (t-test, 99.9 %);
-- whether it is long against the time that a request is served (twice the 95th percentile of first work to end), so
-  that a service which only fills at its beginning is not called overloaded;
+- whether it is long against the time that a request is served (twice the 95th percentile of first work to
+  end), so that a service which only fills at its beginning is not called overloaded;
 - whether enough ended (`MIN_ENDED`) to know the pace.
 
-Users who wait for their answers cannot overload anything for ever, and a day's peak is over some time: whoever
-simulates these should not ask. Source of the idea: the over-saturation stop of guidellm, which tests the slope of
-concurrency and of TTFT.
+Users who wait for their answers cannot overload anything for ever, and a day's peak is over some time:
+whoever simulates these should not ask. Source of the idea: the over-saturation stop of guidellm, which tests
+the slope of concurrency and of TTFT.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OverloadWatch:
 
 
 def growth(counts: Sequence[Count]) -> Overload | None:
-    """The evidence that the backlog grows, of the second half of the time; None if it does not beyond chance."""
+    """The evidence that the backlog grows, of the second half of the time; None if it may be chance."""
     if len(counts) < PARTS + 2:
         return None
     recent = counts[-PARTS - 1 :]

@@ -20,7 +20,7 @@ from experiments.compare.runs import Runs, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
-from experiments.compose import Composition, ConfigSource
+from experiments.compose import Composition, ConfigSource, running_source
 from experiments.config_groups import CONFIG_DIR
 from experiments.outputs import write_table
 from experiments.workers import progress_of
@@ -52,7 +52,7 @@ def build_comparison(cfg: DictConfig, dirs: Sequence[Path]) -> Comparable:
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="compare")
 def main(cfg: DictConfig) -> None:
     """Run, evaluate, write, print."""
-    key, folder, dirs = OmegaConf.to_yaml(cfg), _output_dir(), _config_dirs()
+    key, folder, dirs = OmegaConf.to_yaml(cfg), _output_dir(), running_source().dirs
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()  # the arms are composed from here on
     settings, arms = _checked.pop(key) if key in _checked else build_comparison(cfg, dirs)
@@ -89,9 +89,3 @@ def _write(
 
 def _output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
-
-
-def _config_dirs() -> list[Path]:
-    """Our own folder, then the user's."""
-    sources = [source for source in HydraConfig.get().runtime.config_sources if source.schema == "file"]
-    return list(dict.fromkeys([CONFIG_DIR, *(Path(source.path) for source in sources)]))

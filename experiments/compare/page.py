@@ -19,7 +19,7 @@ from experiments.compare.settings import Metric
 from experiments.compare.tables import metric_rows
 from experiments.convert import shown
 from experiments.report.look import GREY, RED, SERIES, styled
-from experiments.report.plain_page import drawn, write_page
+from experiments.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 
 COLOURS = (*SERIES, RED, GREY)
 DASHES = ("solid", "dash", "dot")
@@ -43,7 +43,7 @@ def write_comparison(
         "of 20 comparisons of equal arms, one is expected to look different."
     )
     tables = "".join(
-        f"<h3>{html.escape(titled(metric))}</h3>{_table(metric_rows(found, metric))}"
+        f"<h3>{html.escape(titled(metric))}</h3>{table(metric_rows(found, metric))}"
         for metric in experiment.metrics
     )
     write_page(
@@ -51,11 +51,11 @@ def write_comparison(
         experiment.title,
         introduction,
         {
-            "Verdicts": _list([*caveats(found), *verdicts(found)]),
+            "Verdicts": listed([*caveats(found), *verdicts(found)]),
             "Figures": f"<p>Means over seeds and their {LEVEL}s, drawn from 0 on.</p>{drawn(figure(found))}",
             "Comparisons": tables,
             "What differs between the arms": _differences(found, points),
-            "What the figures rest on": _list(
+            "What the figures rest on": listed(
                 [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
             ),
             "Configuration": _configuration(found, points, config),
@@ -111,34 +111,9 @@ def _bar(comparison: Comparison, style: Mapping[str, str]) -> list[go.Bar]:
 
 def _line(along: Sequence[Comparison], style: Mapping[str, str], legend: bool) -> list[go.Scatter]:
     """The mean, and a band between the bounds."""
-    arm, metric = along[0].arm, along[0].metric
     x = [c.swept if isinstance(c.swept, int | float) else str(c.swept) for c in along]
-    means, lows, highs = zip(*(_in_unit(c.mean[:3], metric) for c in along), strict=True)
-    lows = tuple(max(low, 0.0) if mean >= 0 else low for low, mean in zip(lows, means, strict=True))
-    known = [i for i, low in enumerate(lows) if not math.isnan(low)]
-    band = go.Scatter(
-        x=[*(x[i] for i in known), *(x[i] for i in reversed(known))],
-        y=[*(highs[i] for i in known), *(lows[i] for i in reversed(known))],
-        fill="toself",
-        fillcolor=style["color"],
-        opacity=0.2,
-        line={"width": 0},
-        mode="lines",
-        legendgroup=arm,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    line = go.Scatter(
-        x=x,
-        y=list(means),
-        mode="lines+markers",
-        line={**style, "width": 2},
-        name=arm,
-        legendgroup=arm,
-        showlegend=legend,
-        hovertemplate=f"{arm}, %{{x}}: %{{y:,.4g}}<extra></extra>",
-    )
-    return [band, line]
+    factor, _ = unit_of(along[0].metric)
+    return line_with_band(x, [c.mean for c in along], along[0].arm, style, factor=factor, legend=legend)
 
 
 def _in_unit(values: Sequence[float], metric: Metric) -> list[float]:
@@ -154,31 +129,15 @@ def _differences(found: Results, points: Sequence[Point]) -> str:
     ]
     if not rows:
         return "<p>Nothing: the arms are the same.</p>"
-    return _table([["setting", *(point.arm for point in at)], *rows])
+    return table([["setting", *(point.arm for point in at)], *rows])
 
 
 def _configuration(found: Results, points: Sequence[Point], config: Mapping[str, Any]) -> str:
     baseline = next(point for point in points if point.arm == found.experiment.baseline)
-    return _folded("of the comparison", config, "open") + _folded(
-        f"of a run of {baseline.arm}, as for windtunnel simulate", baseline.config
+    return folded("of the comparison", _yaml(config), "open") + folded(
+        f"of a run of {baseline.arm}, as for windtunnel simulate", _yaml(baseline.config)
     )
 
 
-def _folded(title: str, config: Mapping[str, Any], state: str = "") -> str:
-    text = html.escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    return f"<details {state}><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = "".join(
-        f"<tr><th>{html.escape(row[0])}</th>{''.join(f'<td>{html.escape(c)}</td>' for c in row[1:])}</tr>"
-        for row in body
-    )
-    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
-    return f'<div style="overflow-x:auto">{table}</div>'
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+def _yaml(config: Mapping[str, Any]) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
+
+from sim.metrics.paired import Interval
 
 _PAGE = Template(
     """<!DOCTYPE html>
@@ -49,3 +53,66 @@ def write_page(path: Path, title: str, introduction: str, sections: Mapping[str,
 
 def drawn(figure: go.Figure) -> str:
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the heading, the first column labels."""
+    head, *body = rows
+    cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join(
+        f"<tr><th>{html.escape(row[0])}</th>{''.join(f'<td>{html.escape(c)}</td>' for c in row[1:])}</tr>"
+        for row in body
+    )
+    whole = f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div style="overflow-x:auto">{whole}</div>'
+
+
+def listed(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+
+
+def folded(title: str, text: str, state: str = "") -> str:
+    """Text that is shown when its title is clicked on; state: open to begin with."""
+    return f"<details {state}><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
+
+
+def line_with_band(
+    x: Sequence[Any],
+    intervals: Sequence[Interval],
+    name: str,
+    line: Mapping[str, Any],
+    *,
+    symbols: Sequence[str] = (),
+    factor: float = 1.0,
+    legend: bool = True,
+) -> list[go.Scatter]:
+    """A band between the bounds, which begins at 0 for a positive mean, and the line of the means.
+
+    line: its colour and dash. symbols: of the markers. factor: of all values.
+    """
+    lows = [max(i.low, 0.0) if i.mean >= 0 else i.low for i in intervals]
+    known = [i for i, low in enumerate(lows) if not math.isnan(low)]
+    band = go.Scatter(
+        x=[*(x[i] for i in known), *(x[i] for i in reversed(known))],
+        y=[*(factor * intervals[i].high for i in known), *(factor * lows[i] for i in reversed(known))],
+        fill="toself",
+        fillcolor=line["color"],
+        opacity=0.2,
+        line={"width": 0},
+        mode="lines",
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    means = go.Scatter(
+        x=list(x),
+        y=[factor * i.mean for i in intervals],
+        mode="lines+markers",
+        line={**line, "width": 2},
+        marker={"symbol": list(symbols)} if symbols else None,
+        name=name,
+        legendgroup=name,
+        showlegend=legend,
+        hovertemplate=f"{html.escape(name)}, %{{x}}: %{{y:,.4g}}<extra></extra>",
+    )
+    return [band, means]

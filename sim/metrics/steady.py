@@ -1,25 +1,25 @@
-"""From one long run to a steady state and an interval: where its warm-up ends, and how sure its figures are.
+"""Of one long run: where its warm-up ends, and how sure its figures are.
 
-Warm-up by MSER-5: the values, in order of time, are averaged by fives; of all points d at which the n averages
-Y could be cut, the one is best after which the mean is known best,
+Warm-up by MSER-5: the values, in order of time, are averaged by fives; of all points d at which the n
+averages Y could be cut, the one is best after which the mean is known best,
 
     d* = argmin over 0 <= d <= n / 2 of  sum_{i > d} (Y_i - mean_d)^2 / (n - d)^2
 
 and a minimum in the last tenth of these says that the run never settled, or was too short to say so. Source:
-White, Cobb and Spratt, A comparison of five steady-state truncation heuristics for simulation, Winter Simulation
-Conference 2000; half of the data as the bound: Hoad, Robinson and Davies, Automating warm-up length estimation,
-JORS 61, 2010.
+White, Cobb and Spratt, A comparison of five steady-state truncation heuristics for simulation, Winter
+Simulation Conference 2000; half of the data as the bound: Hoad, Robinson and Davies, Automating warm-up
+length estimation, JORS 61, 2010.
 
-Intervals by sectioning: latencies of one run resemble their neighbours, so the usual interval of a mean is far
-too narrow. The run is cut into batches of equally many values, each long against that memory; with b batches, x_j
-the figure of batch j and x that of the whole run,
+Intervals by sectioning: latencies of one run resemble their neighbours, so the usual interval of a mean is
+far too narrow. The run is cut into batches of equally many values, each long against that memory; with b
+batches, x_j the figure of batch j and x that of the whole run,
 
     x +- t(b - 1, 0.975) sqrt(sum_j (x_j - x)^2 / (b (b - 1)))
 
-For a mean that is the method of batch means. Source: Law, Simulation Modeling and Analysis, 5th edition, 9.5.3;
-sections for quantiles: Asmussen and Glynn, Stochastic Simulation, 2007, III.5a. If neighbouring batches still
-resemble each other (von Neumann's ratio, one-sided, 5 %), there are fewer and longer batches; below `MIN_BATCHES`
-there is no interval: the run is too short.
+For a mean that is the method of batch means. Source: Law, Simulation Modeling and Analysis, 5th edition,
+9.5.3; sections for quantiles: Asmussen and Glynn, Stochastic Simulation, 2007, III.5a. If neighbouring
+batches still resemble each other (von Neumann's ratio, one-sided, 5 %), there are fewer and longer batches;
+below `MIN_BATCHES` there is no interval: the run is too short.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WarmUp(NamedTuple):
 
 
 def warm_up(values: Values) -> WarmUp:
-    """MSER-5 of values in order of time, NaN left out of each average (one without any takes its neighbour's).
+    """MSER-5 of values in order of time; NaN left out of each average, one without any takes its neighbour's.
 
     Values all alike have no warm-up. Too few values (< 100) are never settled.
     """
@@ -74,7 +74,7 @@ def warm_up(values: Values) -> WarmUp:
 
 
 def interval(values: Values, figure: Callable[[Values], float] = np.mean) -> Interval:
-    """A figure of a run's steady values, in order of time, and its interval by sectioning; NaN values left out.
+    """A figure of a run's steady values, in order of time, and its interval by sectioning; NaN is left out.
 
     Bounds are NaN where the run is too short for one. num_values of the result are the batches.
     """

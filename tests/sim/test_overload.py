@@ -12,7 +12,8 @@ def counts_at(arrival_s, end_s, last_s):
     """What the watch would have counted until last_s."""
     times = FIRST_S * 2 ** (np.arange(200) / PARTS)
     return [Count(0.0, 0, 0)] + [
-        Count(at_s, int((arrival_s <= at_s).sum()), int((end_s <= at_s).sum())) for at_s in times[times < last_s]
+        Count(at_s, int((arrival_s <= at_s).sum()), int((end_s <= at_s).sum()))
+        for at_s in times[times < last_s]
     ]
 
 

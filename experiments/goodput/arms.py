@@ -1,0 +1,67 @@
+"""From the settings to the configurations that are searched, each composed and built once before any runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.build import build_as
+from experiments.compose import ConfigSource
+from experiments.errors import ConfigError
+from experiments.goodput.search import Arm
+from experiments.goodput.settings import GoodputSettings
+from experiments.hydra_errors import composed
+from experiments.simulate import build_run
+
+NODE = "goodput"
+ONLY_ARM = "as set"
+LIMITS = ("num_requests", "max_requests")
+"""Keys of workloads that say how many requests there are."""
+
+
+def build_arms(
+    cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]
+) -> tuple[GoodputSettings, list[Arm]]:
+    """overrides: of the command line, those of the search among them. Raises ConfigError."""
+    settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
+    simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
+    base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
+    arms = []
+    for name, own in (settings.arms or {ONLY_ARM: ()}).items():
+        try:
+            arms.append(_arm(name, composed(simulate, [*base, *own]), settings))
+        except ConfigError as error:
+            raise ConfigError(f"{NODE}.arms.{name}: {error}" if settings.arms else str(error)) from error
+    return settings, arms
+
+
+def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
+    with open_dict(cfg):
+        cfg.sim.stop_overloaded, cfg.seed, cfg.load = True, settings.seeds[0], 1.0
+        if settings.requests is not None:
+            for key in LIMITS:
+                if key in cfg.workload:
+                    asked = cfg.workload[key]
+                    cfg.workload[key] = min(asked or settings.requests, settings.requests)
+    scenario, traffic, _ = build_run(cfg)
+    if scenario.slo is None:
+        raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
+    last_s = traffic.last_arrival_s
+    if not traffic.num_requests or not last_s:
+        raise ConfigError(
+            "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
+            "once); choose an open loop, such as workload=poisson"
+        )
+    config: Any = OmegaConf.to_container(cfg)
+    return Arm(
+        name=name,
+        config=config,
+        slo=scenario.slo,
+        target=scenario.slo.attainment_target if settings.target is None else settings.target,
+        base_rate=traffic.num_requests / last_s,
+        num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
+        warmup_share=settings.warmup_share,
+        slo_scales=settings.slo_scales,
+    )

@@ -1,0 +1,109 @@
+"""goodput.html: attainment and goodput against the rate, attainment against the SLO's scale, the table."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+from plotly.subplots import make_subplots
+
+from experiments.compare.sentences import LEVEL
+from experiments.goodput.results import curve, goodput_curve, scale_curve
+from experiments.goodput.tables import rows, sentences
+from experiments.report.look import GREY, LIMIT, RED, SERIES, styled
+from experiments.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+
+if TYPE_CHECKING:
+    from experiments.goodput.command import Outcome
+
+COLOURS = (*SERIES, RED, GREY)
+HEIGHT_PX = 420
+
+
+def write_goodput(
+    path: Path, outcome: Outcome, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
+) -> None:
+    """One file that opens offline."""
+    settings = outcome.settings
+    seeds = f"{len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "one seed"
+    write_page(
+        path,
+        "Goodput",
+        f"Share of the arrivals within the SLO, and requests/s within it, against the request rate; {seeds}, "
+        f"bands are {LEVEL}s of the mean. At every rate a seed has the same requests, only closer together.",
+        {
+            "Verdicts": listed(sentences(outcome.highest)),
+            "Against the rate": drawn(rate_figure(outcome)),
+            "Against the SLO": drawn(scale_figure(outcome)),
+            "Highest rates": table(rows(outcome.highest)),
+            "What the figures rest on": listed(
+                [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
+            ),
+            "Configuration": folded("of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))),
+        },
+    )
+
+
+def rate_figure(outcome: Outcome) -> go.Figure:
+    """Attainment with its target and each arm's highest rate, and goodput, over the rate."""
+    drawing = make_subplots(
+        1, 2, subplot_titles=["share within the SLO", "goodput, requests/s"], horizontal_spacing=0.1
+    )
+    for i, arm in enumerate(outcome.arms):
+        colour = COLOURS[i % len(COLOURS)]
+        points = curve(outcome.found[arm.name])
+        symbols = ["circle-open" if is_overloaded else "circle" for _, _, is_overloaded in points]
+        for trace in line_with_band(
+            [rate for rate, _, _ in points],
+            [share for _, share, _ in points],
+            arm.name,
+            {"color": colour},
+            symbols=symbols,
+        ):
+            drawing.add_trace(trace, row=1, col=1)
+        goodput = goodput_curve(outcome.found[arm.name])
+        for trace in line_with_band(
+            [rate for rate, _ in goodput],
+            [value for _, value in goodput],
+            arm.name,
+            {"color": colour},
+            legend=False,
+        ):
+            drawing.add_trace(trace, row=1, col=2)
+    for one in outcome.highest:
+        if one.rate.mean > 0:
+            drawing.add_vline(x=one.rate.mean, line={"dash": "dot", "width": 1, "color": GREY}, row=1, col=1)
+    for target in {arm.target for arm in outcome.arms}:
+        drawing.add_hline(y=target, line=LIMIT, row=1, col=1)
+    drawing.update_xaxes(title="requests/s", rangemode="tozero")
+    drawing.update_yaxes(rangemode="tozero")
+    drawing.add_annotation(
+        text="open circles: overloaded, ended early", xref="paper", yref="paper", x=0, y=-0.2, showarrow=False
+    )
+    return styled(drawing, height_px=HEIGHT_PX, margin={"l": 64, "r": 20, "t": 70, "b": 70})
+
+
+def scale_figure(outcome: Outcome) -> go.Figure:
+    """Attainment over multiples of the SLO's limits at one rate."""
+    drawing = go.Figure()
+    for i, arm in enumerate(outcome.arms):
+        points = scale_curve(outcome.found[arm.name], outcome.settings.slo_scales)
+        for trace in line_with_band(
+            [scale for scale, _ in points],
+            [share for _, share in points],
+            arm.name,
+            {"color": COLOURS[i % len(COLOURS)]},
+        ):
+            drawing.add_trace(trace)
+    rate = outcome.scale_rate
+    told = "" if rate is None else f" at {rate:.4g} requests/s"
+    drawing.update_xaxes(title=f"limits of the SLO, times as large{html.escape(told)}", rangemode="tozero")
+    drawing.update_yaxes(title="share within it", rangemode="tozero")
+    for target in {arm.target for arm in outcome.arms if not math.isnan(arm.target)}:
+        drawing.add_hline(y=target, line=LIMIT)
+    return styled(drawing, height_px=HEIGHT_PX)

@@ -1,0 +1,134 @@
+"""From the runs of all arms and seeds to their highest rates, curves and what limits them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from experiments.goodput.search import FIGURES, Arm, Found, Measured
+from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Highest:
+    """Of one arm: the highest rate at which it keeps the SLO, over the seeds."""
+
+    arm: Arm
+    rate: Interval
+    """0 for a seed that keeps it at no rate."""
+    goodput_per_s: Interval
+    figures: Mapping[str, Interval]
+    """At that rate."""
+    limiting: str | None
+    """The SLO's term that most requests miss just above; "overload"; None if nothing was found to miss it."""
+    share_above: Interval
+    best: Paired | None
+    """Its rate against that of the best arm; None for the best."""
+
+    @property
+    def rate_per_device(self) -> float:
+        return self.rate.mean / self.arm.num_devices
+
+
+def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> list[Highest]:
+    """Best first; found: by arm, in the order of the seeds."""
+    rates = {arm.name: [_rate(one) for one in found[arm.name]] for arm in arms}
+    order = sorted(arms, key=lambda arm: -mean_interval(rates[arm.name]).mean)
+    best = order[0]
+    return [
+        Highest(
+            arm=arm,
+            rate=mean_interval(rates[arm.name]),
+            goodput_per_s=mean_interval(
+                [one.highest.goodput_per_s if one.highest else 0.0 for one in found[arm.name]]
+            ),
+            figures={
+                key: mean_interval([_figure(one.highest, key) for one in found[arm.name]]) for key in FIGURES
+            },
+            limiting=_limiting(found[arm.name]),
+            share_above=mean_interval(
+                [one.above.share if one.above else math.nan for one in found[arm.name]]
+            ),
+            best=None if arm is best else compare_paired(rates[arm.name], rates[best.name]),
+        )
+        for arm in order
+    ]
+
+
+def runs_table(
+    arms: Sequence[Arm], seeds: Sequence[int], found: Mapping[str, Sequence[Found]]
+) -> pd.DataFrame:
+    """One row a run: arm, seed, why it was run, rate, share, and its figures."""
+    rows: list[dict[str, Any]] = []
+    for arm in arms:
+        for seed, one in zip(seeds, found[arm.name], strict=False):
+            runs = [("curve", run) for run in one.at_rates]
+            runs += [("scale", one.at_scale_rate)] if one.at_scale_rate else []
+            runs += [("highest", one.highest)] if one.highest else []
+            runs += [("above", one.above)] if one.above else []
+            rows += [{"arm": arm.name, "seed": seed, "part": part, **_row(run)} for part, run in runs]
+    return pd.DataFrame(rows)
+
+
+def curve(found: Sequence[Found]) -> list[tuple[float, Interval, bool]]:
+    """(rate, share within the SLO, whether a seed was overloaded), by rate."""
+    by_rate: dict[float, list[Measured]] = {}
+    for one in found:
+        for run in one.at_rates:
+            by_rate.setdefault(run.rate, []).append(run)
+    return [
+        (rate, mean_interval([run.share for run in runs]), any(run.is_overloaded for run in runs))
+        for rate, runs in sorted(by_rate.items())
+    ]
+
+
+def goodput_curve(found: Sequence[Found]) -> list[tuple[float, Interval]]:
+    """(rate, requests/s within the SLO), by rate; without overloaded runs, which were cut short."""
+    by_rate: dict[float, list[float]] = {}
+    for one in found:
+        for run in one.at_rates:
+            if not run.is_overloaded:
+                by_rate.setdefault(run.rate, []).append(run.goodput_per_s)
+    return [(rate, mean_interval(values)) for rate, values in sorted(by_rate.items())]
+
+
+def scale_curve(found: Sequence[Found], scales: Sequence[float]) -> list[tuple[float, Interval]]:
+    """(multiple of the SLO's limits, share within them) at the scale rate; larger multiples are easier."""
+    runs = [one.at_scale_rate for one in found if one.at_scale_rate is not None]
+    return [
+        (scale, mean_interval([run.scale_shares[scale] for run in runs])) for scale in sorted(scales) if runs
+    ]
+
+
+def _rate(found: Found) -> float:
+    return found.highest.rate if found.highest else 0.0
+
+
+def _figure(run: Measured | None, key: str) -> float:
+    value = None if run is None else run.figures[key]
+    return math.nan if value is None else value
+
+
+def _limiting(found: Sequence[Found]) -> str | None:
+    above = [one.above for one in found if one.above is not None]
+    if not above:
+        return None
+    if sum(run.is_overloaded for run in above) * 2 > len(above):
+        return "overload"
+    terms = above[0].term_shares
+    return min(terms, key=lambda term: sum(run.term_shares[term] for run in above))
+
+
+def _row(run: Measured) -> dict[str, Any]:
+    return {
+        "rate": run.rate,
+        "share": run.share,
+        "goodput_per_s": run.goodput_per_s,
+        "overloaded": run.is_overloaded,
+        **{f"{term}_share": share for term, share in run.term_shares.items()},
+        **{key: math.nan if value is None else value for key, value in run.figures.items()},
+    }

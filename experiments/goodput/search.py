@@ -1,0 +1,220 @@
+"""One configuration with one seed: its figures at given rates, and the highest at which the SLO is kept.
+
+Every run of a seed has the same requests, only closer together (common random numbers), so the share within
+the SLO falls with the rate with little noise, and bisection finds where it crosses the target. A run that is
+overloaded is ended early: whatever it measured, it is above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from experiments.workers import fly
+from sim.metrics.slo import Slo
+from sim.result import RunResult
+
+FACTOR = 2.0
+MAX_STEPS = 14
+"""Doublings or halvings until a search for the two sides of the target gives up: a factor of 16,384."""
+
+
+class Measured(NamedTuple):
+    """A run."""
+
+    rate: float  # requests/s that arrived
+    share: float  # of them, within the SLO
+    goodput_per_s: float
+    is_overloaded: bool
+    term_shares: Mapping[str, float]
+    scale_shares: Mapping[float, float]  # by multiple of the SLO's limits
+    figures: Mapping[str, float | None]  # others, by dotted key of summary.json
+    notes: Sequence[str]
+
+
+FIGURES = (
+    "ttft.p90_s",
+    "tpot.p90_s",
+    "throughput.output_tokens_per_s",
+    "cost.usd_per_million_output_tokens",
+    "cost.usd_per_1000_requests",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """A configuration, and what is measured of it."""
+
+    name: str
+    config: Mapping[str, Any]
+    """Of `simulate`."""
+    slo: Slo
+    target: float
+    base_rate: float
+    """Requests/s with load=1."""
+    num_devices: int
+    warmup_share: float
+    slo_scales: tuple[float, ...]
+
+    def measure(self, seed: int, rate: float) -> Measured:
+        """A run at that rate."""
+        config = deepcopy(dict(self.config))
+        config |= {"seed": seed, "load": rate / self.base_rate}
+        return self._measured(fly(config), rate)
+
+    def _measured(self, result: RunResult, rate: float) -> Measured:
+        table = result.requests.sort_values("arrival_s", kind="stable")
+        counted = table.iloc[int(self.warmup_share * len(table)) :]
+        is_overloaded = result.records.overload is not None
+        start_s = float(counted["arrival_s"].iloc[0])
+        duration_s = max(result.records.end_s - start_s, 1e-9)
+        summary = result.summary
+        num_counted = len(counted)
+        return Measured(
+            rate=rate,
+            share=float(self.slo.met(counted).mean()),
+            goodput_per_s=float(self.slo.met(counted).sum()) / duration_s,
+            is_overloaded=is_overloaded,
+            term_shares={
+                term: float(met.sum()) / num_counted for term, met in self.slo.terms_met(counted).items()
+            },
+            scale_shares={
+                scale: float(scaled(self.slo, scale).met(counted).mean()) for scale in self.slo_scales
+            },
+            figures={key: _figure(summary, key) for key in FIGURES},
+            notes=tuple(summary["notes"]),
+        )
+
+    def keeps(self, measured: Measured) -> bool:
+        """Whether the SLO is attained."""
+        return not measured.is_overloaded and measured.share >= self.target
+
+
+class Bracket(NamedTuple):
+    """The target is kept at `low` (0: at no rate that was tried) and missed at `high` (inf: at none)."""
+
+    low: float
+    high: float
+
+
+def bracketed(keeps: Callable[[float], bool], start: float) -> Bracket:
+    """Two rates, a factor of two apart, with the target between them."""
+    if keeps(start):
+        low = start
+        for _ in range(MAX_STEPS):
+            high = low * FACTOR
+            if not keeps(high):
+                return Bracket(low, high)
+            low = high
+        return Bracket(low, float("inf"))
+    high = start
+    for _ in range(MAX_STEPS):
+        low = high / FACTOR
+        if keeps(low):
+            return Bracket(low, high)
+        high = low
+    return Bracket(0.0, high)
+
+
+def bisected(keeps: Callable[[float], bool], bracket: Bracket, precision: float) -> Bracket:
+    """The same, at most a share of `precision` apart; unchanged where one side is missing."""
+    low, high = bracket
+    if low == 0 or high == float("inf"):
+        return bracket
+    while high > low * (1 + precision):
+        middle = (low * high) ** 0.5
+        if keeps(middle):
+            low = middle
+        else:
+            high = middle
+    return Bracket(low, high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoughSearch:
+    """A task: about where an arm's highest rate is, by one seed."""
+
+    arm: Arm
+    seed: int
+    precision: float = 0.15
+
+    @property
+    def name(self) -> str:
+        return f"arm {self.arm.name}, seed {self.seed}"
+
+    def run(self) -> Bracket:
+        def keeps(rate: float) -> bool:
+            return self.arm.keeps(self.arm.measure(self.seed, rate))
+
+        return bisected(keeps, bracketed(keeps, self.arm.base_rate), self.precision)
+
+
+class Found(NamedTuple):
+    """Of an arm with a seed."""
+
+    at_rates: Sequence[Measured]
+    at_scale_rate: Measured | None
+    highest: Measured | None  # at the highest rate that keeps the target; None: there is none
+    above: Measured | None  # at the lowest rate found to miss it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A task: an arm's curve and its highest rate, by one seed."""
+
+    arm: Arm
+    seed: int
+    rates: tuple[float, ...]
+    scale_rate: float | None
+    start: float
+    precision: float
+
+    @property
+    def name(self) -> str:
+        return f"arm {self.arm.name}, seed {self.seed}"
+
+    def run(self) -> Found:
+        runs: dict[float, Measured] = {}
+
+        def at(rate: float) -> Measured:
+            if rate not in runs:
+                runs[rate] = self.arm.measure(self.seed, rate)
+            return runs[rate]
+
+        def keeps(rate: float) -> bool:
+            return self.arm.keeps(at(rate))
+
+        curve = [at(rate) for rate in sorted(self.rates)]
+        kept = [one.rate for one in curve if self.arm.keeps(one)]
+        low = max(kept, default=0.0)
+        missed = [one.rate for one in curve if one.rate > low]
+        if low and missed:
+            bracket = Bracket(low, min(missed))
+        else:
+            bracket = bracketed(keeps, low or min(self.rates, default=self.start))
+        bracket = bisected(keeps, bracket, self.precision)
+        return Found(
+            at_rates=curve,
+            at_scale_rate=None if self.scale_rate is None else at(self.scale_rate),
+            highest=runs.get(bracket.low),
+            above=runs.get(bracket.high),
+        )
+
+
+def work(task: RoughSearch | Search) -> Bracket | Found:
+    """For `workers.in_turn`."""
+    return task.run()
+
+
+def scaled(slo: Slo, scale: float) -> Slo:
+    """All limits so many times as large."""
+    limits = {f"{term}_ms": scale * 1e3 * limit_s for term, limit_s in slo.limits_s.items()}
+    return replace(slo, **limits)
+
+
+def _figure(summary: Mapping[str, Any], key: str) -> float | None:
+    section, _, name = key.partition(".")
+    value = summary[section][name]
+    return None if value is None else float(value)

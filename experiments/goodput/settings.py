@@ -1,0 +1,81 @@
+"""What is asked: which configurations, at which rates, to which share within the SLO, how precisely."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+MAX_RUNS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoodputSettings:
+    """The node `goodput` of configs/goodput.yaml; what is simulated is in the rest of it."""
+
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name -> overrides of the settings as they are; none: only these."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float, ...] | None = None
+    """Requests/s of the curves; None: `num_rates` around each arm's highest."""
+    num_rates: int = 12
+    target: float | None = None
+    """Share of the arrivals that must be within the SLO; None: slo.attainment_target."""
+    precision: float = 0.02
+    """Relative, of the highest rate of each seed."""
+    requests: int | None = 2000
+    """Of each run, at most; None: as many as the workload has."""
+    warmup_share: float = 0.1
+    """Of each run's arrivals, the first, which find the service idle: not counted."""
+    slo_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+    """Multiples of all of the SLO's limits, for the curve at one rate."""
+    scale_rate: float | None = None
+    """Requests/s of that curve; None: the smallest of the arms' highest."""
+    jobs: int | None = None
+    """Processes; None: one a core."""
+    report: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ValueError("seeds=[]: must name a seed; three give an interval, say seeds=[0,1,2]")
+        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)}: must be different and >= 0")
+        if self.rates is not None:
+            _check_positive("rates", self.rates)
+        if self.scale_rate is not None:
+            _check_positive("scale_rate", (self.scale_rate,))
+        _check_positive("slo_scales", self.slo_scales)
+        if self.num_rates < 2:
+            raise ValueError(f"num_rates={self.num_rates}: must be >= 2")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ValueError(f"target={self.target}: must be in (0, 1], 0.9 for 90 %; null: the SLO's own")
+        if not 0.001 <= self.precision <= 0.5:
+            raise ValueError(f"precision={self.precision}: must be in [0.001, 0.5], 0.02 for 2 %")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share={self.warmup_share}: must be in [0, 1)")
+        for name, least in (("requests", 10), ("jobs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}: must be >= {least}; null for no limit of ours")
+        for arm, overrides in self.arms.items():
+            for override in overrides:
+                if "=" not in override and not override.startswith("~"):
+                    raise ValueError(f"arms.{arm}={override}: must be key=value")
+        num_rates = self.num_rates if self.rates is None else len(self.rates)
+        num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
+        if num_runs > MAX_RUNS:
+            raise ValueError(f"num_rates={num_rates}: {num_runs:,} runs; must be <= {MAX_RUNS:,}")
+
+    @property
+    def num_processes(self) -> int:
+        return self.jobs or os.cpu_count() or 1
+
+
+def _check_positive(name: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        if not 0 < value < inf:
+            raise ValueError(f"{name}={value:g}: must be finite and > 0")
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name}={list(values)}: must be one or more, all different")

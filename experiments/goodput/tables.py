@@ -1,0 +1,138 @@
+"""The highest rates as a table, in words, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from experiments.compare.sentences import LEVEL
+from experiments.goodput.results import Highest
+from experiments.goodput.settings import GoodputSettings
+from experiments.terminal import plain_table
+from experiments.wording import LATENCIES, MISSING, number
+from sim.metrics.paired import Interval, Outcome
+
+HEADINGS = (
+    "arm",
+    "highest rate, req/s",
+    "from",
+    "to",
+    "per GPU",
+    "goodput, req/s",
+    "TTFT p90, ms",
+    "TPOT p90, ms",
+    "$/M out",
+    "then missed",
+)
+
+
+def print_goodput(highest: Sequence[Highest], settings: GoodputSettings, console: Console) -> None:
+    """The verdicts, then the table."""
+    for sentence in sentences(highest):
+        console.print(Text(sentence), soft_wrap=True)
+    if len(settings.seeds) < 2:
+        console.print(Text("  One seed has no interval: give two or more.", style="yellow"))
+    console.print(plain_table(rows(highest), (0, len(HEADINGS) - 1)))
+
+
+def rows(highest: Sequence[Highest]) -> list[list[str]]:
+    """Heading first; best arm first."""
+    return [list(HEADINGS), *([one.arm.name, *_cells(one)] for one in highest)]
+
+
+def sentences(highest: Sequence[Highest]) -> list[str]:
+    """The best arm, then each other against it."""
+    best = highest[0]
+    terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in best.arm.slo.limits_s.items())
+    if best.rate.mean == 0:
+        told = _missed_at_any_rate(best)
+        return [f"{best.arm.name}: keeps the SLO ({terms}) at no rate that was tried; {told}"]
+    lines = [
+        f"{best.arm.name}: {number(best.rate.mean)} requests/s{_bounds(best.rate)} with "
+        f"{100 * best.arm.target:g} % within {terms}; {_why(best)}"
+    ]
+    for other in highest[1:]:
+        assert other.best is not None
+        ratio = other.best.ratio
+        against = "keeps it at no rate that was tried"
+        if ratio is not None:
+            same = other.best.outcome("higher") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
+            against = f"{ratio.mean:.2f} times that{_bounds(ratio, 2)}{', no difference beyond noise' * same}"
+        lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")
+    return lines
+
+
+def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
+    """Of each arm; null where a figure does not exist."""
+    return [
+        {
+            "arm": one.arm.name,
+            "target": one.arm.target,
+            "devices": one.arm.num_devices,
+            "highest_rate_per_s": _plain(one.rate),
+            "highest_rate_per_s_and_device": one.rate_per_device,
+            "goodput_per_s": _plain(one.goodput_per_s),
+            "figures": {key: _plain(value) for key, value in one.figures.items()},
+            "share_just_above": _plain(one.share_above),
+            "limiting": one.limiting,
+            "ratio_to_best": None if one.best is None or one.best.ratio is None else _plain(one.best.ratio),
+        }
+        for one in highest
+    ]
+
+
+def _cells(one: Highest) -> list[str]:
+    figures = one.figures
+    return [
+        number(one.rate.mean),
+        _known(one.rate.low),
+        _known(one.rate.high),
+        number(one.rate_per_device),
+        _known(one.goodput_per_s.mean),
+        _known(1e3 * figures["ttft.p90_s"].mean),
+        _known(1e3 * figures["tpot.p90_s"].mean),
+        _known(figures["cost.usd_per_million_output_tokens"].mean),
+        MISSING if one.limiting is None else LATENCIES.get(one.limiting, one.limiting),
+    ]
+
+
+def _why(one: Highest) -> str:
+    if one.limiting is None:
+        return "no rate was found to miss it"
+    if one.limiting == "overload":
+        return "above, the backlog grows without bound"
+    return f"above, {LATENCIES[one.limiting]} is missed first"
+
+
+def _missed_at_any_rate(one: Highest) -> str:
+    if one.limiting in (None, "overload"):
+        return "the service is overloaded"
+    share = one.share_above.mean
+    return (
+        f"{LATENCIES[str(one.limiting)]} is missed first ({100 * share:.3g} % within the SLO at the lowest)"
+    )
+
+
+def _bounds(interval: Interval, decimals: int | None = None) -> str:
+    if math.isnan(interval.low):
+        return ""
+    low, high = interval.low, interval.high
+    shown = (
+        (number(low), number(high)) if decimals is None else (f"{low:.{decimals}f}", f"{high:.{decimals}f}")
+    )
+    return f" ({LEVEL} {shown[0]} to {shown[1]})"
+
+
+def _known(value: float) -> str:
+    return MISSING if math.isnan(value) else number(value)
+
+
+def _plain(interval: Interval) -> Mapping[str, float | int | None]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in interval._asdict().items()
+    }
