@@ -30,9 +30,9 @@ from policies.roles import Roles
 from policies.routing import Routing, chosen
 from policies.sequence import Sequence
 from sim.clock import Clock, Phase
-from sim.network import Flow, Network, Route
-from sim.records import LinkRecord, RequestLog
-from sim.topology import NetworkSettings, Topology
+from sim.interconnect import Interconnect
+from sim.network import Flow
+from sim.records import RequestLog
 
 if TYPE_CHECKING:
     from sim.front_door import FrontDoor
@@ -71,7 +71,6 @@ class Disaggregation:
     routing: Routing
     """Chooses the decode replica."""
     handover: HandoverSettings
-    network: NetworkSettings
     roles: Roles
 
 
@@ -93,7 +92,7 @@ class Handover:
 
 
 class Handovers:
-    """Those under way, and the network that their KV takes."""
+    """Those under way."""
 
     def __init__(
         self,
@@ -102,8 +101,8 @@ class Handovers:
         clock: Clock,
         requests: RequestLog,
         door: FrontDoor,
+        interconnect: Interconnect,
     ) -> None:
-        self.topology = Topology(settings.network)
         self.overflow_tokens = settings.handover.overflow_tokens
         self._settings = settings.handover
         self._routing = settings.routing
@@ -113,9 +112,7 @@ class Handovers:
         self._clock = clock
         self._requests = requests
         self._door = door
-        self._network = Network(clock)
-        self._down: set[int] = set()  # replicas that cannot be reached
-        self._slow: dict[int, float] = {}  # and how slow the links of others are
+        self._interconnect = interconnect
         self._under_way: dict[int, Handover] = {}
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
@@ -151,15 +148,15 @@ class Handovers:
         handover = self._under_way[request_id]
         source, target = handover.source, handover.target
         assert target is not None
-        route = self._route(source.index, target.index)
+        route = self._interconnect.route(source.index, target.index)
         handover.began_s = self._clock.now
         handover.num_bytes = num_tokens * target.kv_bytes_per_token
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = handover.num_bytes * (1 - 1 / source.pool.num_layers)
             ahead_bytes = min(all_but_last, route.bytes_per_s * handover.prefill_s)
-            self._network.note_carried(route, ahead_bytes)
-        handover.flow = self._network.send(
+            self._interconnect.network.note_carried(route, ahead_bytes)
+        handover.flow = self._interconnect.network.send(
             route, handover.num_bytes - ahead_bytes, partial(self._on_copied, handover)
         )
 
@@ -188,7 +185,7 @@ class Handovers:
             return
         self._held.pop(request.request_id, None)
         if handover.flow is not None:
-            self._network.cancel(handover.flow)
+            self._interconnect.network.cancel(handover.flow)
         handover.source.let_go(request.request_id)
 
     def lost(self, request: Request) -> bool:
@@ -207,7 +204,7 @@ class Handovers:
             return False
         target = handover.target
         if handover.flow is not None:
-            self._network.cancel(handover.flow)
+            self._interconnect.network.cancel(handover.flow)
         if handover.source.core.find(request_id) is not None:
             handover.target = handover.flow = None
             self._door.stays(request_id, handover.source)
@@ -220,52 +217,11 @@ class Handovers:
         target.drop(request_id, partial(self._door.begin_again, request_id))
         return True
 
-    def reach(self, replica: Replica, *, is_reached: bool) -> None:
-        """The link to a replica is lost, what is on it stands still; or it is there again."""
-        if is_reached:
-            self._down.discard(replica.index)
-        else:
-            self._down.add(replica.index)
-        self._set_ports(replica.index)
-
-    def slow_links(self, replica: Replica, factor: float) -> None:
-        """What goes to a replica, or leaves it, takes `factor` times as long."""
-        self._slow[replica.index] = factor
-        self._set_ports(replica.index)
-
-    def _set_ports(self, replica: int) -> None:
-        for capacity, bytes_per_s in self.topology.ports(replica):
-            share = 0.0 if replica in self._down else 1 / self._slow.get(replica, 1.0)
-            self._network.set_capacity(capacity, bytes_per_s * share)
-
     def ready(self) -> None:
         """A decode replica has come: choose for those that wait for one."""
         held, self._held = self._held, {}
         for handover in held.values():
             self._choose(handover)
-
-    def records(self, end_s: float) -> tuple[LinkRecord, ...]:
-        """What each link has carried, and what it can carry if nothing is wrong with it."""
-        sound = {
-            capacity: bytes_per_s
-            for replica in {*self._down, *self._slow}
-            for capacity, bytes_per_s in self.topology.ports(replica)
-        }
-        return tuple(
-            LinkRecord(
-                name, sound.get(capacity, capacity.bytes_per_s), self._network.carried_bytes(capacity, end_s)
-            )
-            for name, capacity in self.topology.capacities.items()
-        )
-
-    def _route(self, source: int, target: int) -> Route:
-        """From one replica to another, as the troubles of both make it."""
-        is_new = not self.topology.has_route(source, target)
-        route = self.topology.route(source, target)
-        if is_new and (self._down or self._slow):
-            self._set_ports(source)
-            self._set_ports(target)
-        return route
 
     def _emit(self, handover: Handover, now: float) -> None:
         """The first token goes out."""

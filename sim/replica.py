@@ -34,6 +34,7 @@ from sim.signals import Counts, Signals
 
 if TYPE_CHECKING:
     from sim.handovers import Handovers
+    from sim.interconnect import Interconnect
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
@@ -73,6 +74,8 @@ class Surroundings:
     are_looked_into: bool = False
     handovers: Handovers | None = None
     """Who sees to what replicas of a prefill pool have computed; None: there is no such pool."""
+    interconnect: Interconnect | None = None
+    """What KV travels on between replicas; None: it does not."""
 
 
 class Replica:
@@ -109,6 +112,7 @@ class Replica:
         self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
         self._aborts: list[int] = []
         self._handovers = around.handovers
+        self._interconnect = around.interconnect
         self._hands_over = pool.role == "prefill"
         self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
         self._incoming: dict[int, float] = {}  # by request id: handed over to this one, when; no KV here yet
@@ -367,8 +371,8 @@ class Replica:
     def slow_links(self, factor: float) -> None:
         """Let copies take `factor` times as long: between memory tiers those that begin from now on."""
         self._links.slowdown = factor
-        if self._handovers is not None:
-            self._handovers.slow_links(self, factor)
+        if self._interconnect is not None:
+            self._interconnect.slow_links(self.index, factor)
 
     def busy_s(self, now: float) -> float:
         """Seconds with an iteration running, up to now: the same however the run was cut into leaps."""

@@ -303,6 +303,7 @@ class Scenario(PoolSettings):
             signal_age_s=self.signal_age_s,
             disaggregation=self.disaggregation(),
             predictor=deepcopy(self.prediction),
+            network=self.network,
         )
         return simulation.run(report)
 
@@ -313,7 +314,6 @@ class Scenario(PoolSettings):
         return Disaggregation(
             routing=deepcopy(self.decode_routing),
             handover=self.handover,
-            network=self.network,
             roles=deepcopy(self.roles),
         )
 

@@ -25,12 +25,14 @@ from sim.fleet import Fleet
 from sim.front_door import FrontDoor
 from sim.handovers import Disaggregation, Handovers
 from sim.incidents import Incidents
+from sim.interconnect import Interconnect
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import EngineRecord, Gaps, IterationLog, RequestLog, RunRecords
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
+from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
 from sim.workload.retries import Retries
@@ -51,7 +53,7 @@ class Simulation:
     admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
     long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
     slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
-    decode. predictor: for routers that ask how long answers will be.
+    decode. predictor: for routers that ask how long answers will be. network: between replicas.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
@@ -77,6 +79,7 @@ class Simulation:
         signal_age_s: float = 0.05,
         disaggregation: Disaggregation | None = None,
         predictor: LengthPredictor | None = None,
+        network: NetworkSettings | None = None,
     ) -> None:
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
@@ -109,9 +112,15 @@ class Simulation:
         )
         readers: list[object] = [admission, routing]
         reads_signals = scales
+        self._interconnect: Interconnect | None = None
         if disaggregation is not None:
+            self._interconnect = Interconnect(network or NetworkSettings(), self._clock)
             self._door.handovers = Handovers(
-                settings=disaggregation, clock=self._clock, requests=self._requests, door=self._door
+                settings=disaggregation,
+                clock=self._clock,
+                requests=self._requests,
+                door=self._door,
+                interconnect=self._interconnect,
             )
             readers.append(disaggregation.routing)
             switches = disaggregation.roles.interval_s is not None
@@ -128,6 +137,7 @@ class Simulation:
             signal_age_s=signal_age_s if reads_signals else None,
             are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
             handovers=self._door.handovers,
+            interconnect=self._interconnect,
         )
         self.fleet = self._door.fleet = Fleet(pools, around, self._door.fleet_changed)
         if disaggregation is not None and self._door.handovers is not None:
@@ -248,7 +258,7 @@ class Simulation:
             troubles=tuple(self._incidents.happened),
             num_resends=self._requests.num_resends,
             failures=dict(self._requests.failures),
-            links=() if self._door.handovers is None else self._door.handovers.records(end_s),
+            links=() if self._interconnect is None else self._interconnect.records(end_s),
         )
 
     @staticmethod

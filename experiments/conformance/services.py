@@ -131,10 +131,10 @@ class Service(World):
             disaggregation=Disaggregation(
                 routing=deepcopy(self.decode_routing),
                 handover=self.handover,
-                network=self.network,
                 roles=deepcopy(self.roles),
             ),
             predictor=deepcopy(self.prediction),
+            network=self.network,
         )
         return simulation, cores, source
 
