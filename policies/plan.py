@@ -46,6 +46,8 @@ whose >= 0: a place of policies/caching/content.py, shared by all sequences with
 class Transfer(NamedTuple):
     """KV of num_tokens tokens to be copied between "gpu", "host", "disk", and "remote", another engine's GPU.
 
+    "mirror": a copy of another engine's KV that was made in case it would crash.
+
     seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that
     it reads are used again by the very step before which it was asked for.
 

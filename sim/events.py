@@ -34,7 +34,7 @@ WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
 another tier, or its adapter is; the others: `policies.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
-TIERS = ("", "gpu", "host", "disk", "remote")
+TIERS = ("", "gpu", "host", "disk", "remote", "mirror")
 
 
 class Event(IntEnum):
@@ -270,7 +270,7 @@ class EventLog:
             self._rows += _PACK(now, -1, Event.store, tier, transfer.num_tokens, 0, 0, -1, *_NO_WAIT)
             return
         wait = self._waits[seq.request_id]
-        is_swapped = seq.num_swapped > 0 and transfer.source != "remote"
+        is_swapped = seq.num_swapped > 0 and transfer.source not in ("remote", "mirror")
         event = Event.swap_in if is_swapped else Event.load
         row = (
             now,

@@ -194,6 +194,8 @@ class Fleet:
         member.state = State.down
         member.down.append([now, inf])
         lost = member.replica.crash()
+        if self._around.mirrors is not None:
+            self._around.mirrors.crashed(member.replica, lost)
         if was is State.draining:
             self._leave(member, now)
         else:
@@ -253,6 +255,8 @@ class Fleet:
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)
+        if self._around.mirrors is not None:
+            self._around.mirrors.gone(member.replica)
         if self._around.interconnect is not None:
             self._around.interconnect.remove(member.replica.index)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING
 
 from simpy import Event
@@ -117,14 +118,14 @@ class Handovers:
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
 
-    def check(self, request: Request) -> None:
-        """Raise RejectedError for a prompt with which no decode replica could go on."""
-        if request.max_tokens == 1:
+    def check(self, request: Request, num_known: int) -> None:
+        """Raise RejectedError if nobody could decode a sequence of so many tokens and the next."""
+        if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
             return
         refusal = None
         for replica in self._door.fleet.decoding_all:
             try:
-                replica.core.check_migrant(request, request.prompt.num_tokens + 1)
+                replica.core.check_migrant(request, num_known + 1)
             except RejectedError as error:
                 refusal = error
             else:
@@ -141,6 +142,8 @@ class Handovers:
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
             self._emit(handover, now)
+        else:
+            self._requests.held_back.add(request_id)
         self._clock.at(now, Phase.arrive, partial(self._on_begun, handover))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
@@ -180,6 +183,7 @@ class Handovers:
             self._routed.remove(request.request_id)
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
+        self._requests.held_back.discard(request.request_id)
         handover = self._under_way.pop(request.request_id, None)
         if handover is None:
             return
@@ -224,9 +228,14 @@ class Handovers:
             self._choose(handover)
 
     def _emit(self, handover: Handover, now: float) -> None:
-        """The first token goes out."""
-        self._requests.first_token(handover.migrant.request.request_id, now)
-        self._door.first_token_of(handover.migrant.request.request_id)
+        """The token of the prefill goes out: the first, or that with which a resumed request goes on."""
+        request_id = handover.migrant.request.request_id
+        self._requests.held_back.discard(request_id)
+        if isnan(self._requests.first_token_s[request_id]):
+            self._requests.first_token(request_id, now)
+        else:
+            handover.source.iterations.add_gap(self._requests.next_token(request_id, now), now)
+        self._door.first_token_of(request_id)
 
     def _on_begun(self, handover: Handover, event: Event) -> None:
         if self._is_on(handover):
