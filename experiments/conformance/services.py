@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from experiments.conformance.clusters import draw_recovery
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
 from experiments.conformance.worlds import TOY, DiaryCore, Flown, Traffic, World, toy_network
 from policies.batching.decode_only import DecodeOnly
@@ -207,4 +208,5 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
         troubles=Troubles(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
         retries=draw(retries),
         max_resends=draw(st.integers(0, 2)),
+        recovery=draw(draw_recovery()),
     )
