@@ -275,7 +275,7 @@ def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
     assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
 
 
-@settings(random_worlds, max_examples=60)
+@settings(random_worlds, max_examples=40)
 @given(data=st.data())
 def test_leap_equals_step_and_nothing_is_lost_or_counted_twice(data, same_records):
     assert_all_adds_up(data.draw(draw_crashes()), same_records)
@@ -305,7 +305,7 @@ def assert_all_adds_up(world, same_records):
         assert (*left, replica.core.pool.num_used) == (0, 0, 0, 0)
 
 
-@settings(random_worlds, max_examples=40)
+@settings(random_worlds, max_examples=25)
 @given(data=st.data())
 def test_a_token_that_went_out_is_never_sampled_again(data):
     """Nobody runs out of resends or patience: with its tokens kept, every request loses none."""
