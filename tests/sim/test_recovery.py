@@ -296,10 +296,12 @@ def assert_all_adds_up(world, same_records):
     assert (records.links, records.recovery) == (stepped.records.links, stepped.records.recovery)
     check_conservation(records)
     assert records.iterations.sampled_seqs.sum() == requests.output_tokens.sum() + requests.lost_tokens.sum()
-    for row in requests[(requests.status == "finished") & (requests.reason == "")].itertuples():
-        asked = world.asks[row.request_id]
-        if not asked.sample_tokens:
-            assert row.output_tokens == asked.num_output_tokens * row.samples
+    if world.num_users is None:
+        by_id = sorted(world.asks, key=lambda ask: ask.arrival_s)
+        for row in requests[(requests.status == "finished") & (requests.reason == "")].itertuples():
+            asked = by_id[row.request_id]
+            if not asked.sample_tokens:
+                assert row.output_tokens == asked.num_output_tokens * row.samples
     for replica in leapt.fleet.replicas if world.until_s is None else ():
         left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
         assert (*left, replica.core.pool.num_used) == (0, 0, 0, 0)
