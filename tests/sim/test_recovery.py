@@ -269,6 +269,20 @@ def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
     assert gaps(leapt) == sorted([fourth - third, 10.25 - fourth, 1.0, 1.0] + ([1.0] if late else [3.0]))
 
 
+def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
+    """Computed by tick 1, on its way when the prefill replica crashes at 2: the mixed one makes all three."""
+    service = Service(
+        asks=(ask(0.0, 8, 3),),
+        num_mixed=1,
+        handover=HandoverSettings(transfer="at_end", first_token_at="decode"),
+        troubles=crashes((2, 0, 100)),
+        recovery=TOKENS,
+    )
+    (row,) = service.fly().records.requests.itertuples()
+    assert (row.first_token_s, row.finished_s) == (3 * TICK_S, 5 * TICK_S)
+    assert (row.replica, row.output_tokens, row.lost_tokens) == (2, 3, 0)
+
+
 def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
     told = trouble_use(fly(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV))
     names = ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes")
