@@ -15,6 +15,7 @@ WAITS = {
     "budget": "no token budget",
     "memory": "no KV memory",
     "policy": "policy",
+    "adapter": "no slot for its adapter",
     "load": "KV being loaded",
 }
 """Why a request waited, in words."""
