@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.scaling.forecast import HoltWinters, SeasonalNaive
@@ -21,7 +21,6 @@ def forecasters(season):
     ]
 
 
-@settings(deadline=None)
 @given(
     season=st.lists(st.integers(0, 100), min_size=2, max_size=12),
     slope=st.integers(-3, 3),
