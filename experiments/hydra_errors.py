@@ -21,6 +21,7 @@ from omegaconf.errors import (
 
 from experiments.compose import ConfigSource
 from experiments.config_groups import find_groups
+from experiments.convert import shown
 from experiments.errors import ConfigError, nearest, suggest
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
@@ -31,6 +32,9 @@ COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 
 OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.assembly.site.Lora, rank: 16, num_active: 8}"}
 """Nodes that are null in the config, and an example of what may stand there."""
+
+GROUP_OF = {"decode_routing": "routing"}
+"""Keys that are chosen from a group of another name: routing@decode_routing=power_of_two."""
 
 
 def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) -> ConfigError:
@@ -54,6 +58,9 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
     `~key` is refused where somebody does look: the commands read every key of the root.
     """
     groups = find_groups(source.dirs)
+    for key, group in GROUP_OF.items():
+        if key in cfg and not isinstance(cfg[key], DictConfig):
+            raise ConfigError(_chosen_elsewhere(key, shown(cfg[key]), group, source))
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0].partition("@")[0]
         if override.startswith("~") and not re.search("[./]", key) and key not in cfg:
@@ -129,10 +136,11 @@ def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], sou
         return f"no config file {choice}.yaml in {source.dirs[0]}"
     if not error.options:
         return _no_such_key(group, overrides, source)
-    message = f"{group}={choice}: no such choice; {suggest(choice, sorted(error.options))}"
     parent = re.match(r"In '([^']+)'", str(error))
-    written_by_user = any(o.lstrip("+").startswith(f"{group}=") for o in overrides)
-    return message if written_by_user or not parent else f"{parent[1]}.yaml: {message}"
+    written = [o.lstrip("+") for o in overrides if o.lstrip("+").partition("=")[2] == choice]
+    by_user = next((o for o in written if o.partition("=")[0].partition("@")[0] == group), None)
+    message = f"{by_user or f'{group}={choice}'}: no such choice; {suggest(choice, sorted(error.options))}"
+    return message if by_user or not parent else f"{parent[1]}.yaml: {message}"
 
 
 def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> str:
@@ -143,8 +151,9 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
         name, _, value = override.partition("=")
         if value.lstrip().startswith("{") and (key == name or key.startswith(f"{name}.")):
             return f"{key}: not there yet; what is new in a mapping is added with '++{override}'"
-    if key == "decode_routing":
-        return "decode_routing: is chosen from the choices of routing: routing@decode_routing=power_of_two"
+    if key in GROUP_OF:
+        value = (_override_of(key, overrides) or "").partition("=")[2]
+        return _chosen_elsewhere(key, value, GROUP_OF[key], source)
     groups = list(find_groups(source.dirs))
     written = [o.lstrip("+~").partition("=")[0] for o in overrides]
     key = next((name for name in written if name.startswith(f"{key}.")), key)
@@ -169,6 +178,14 @@ def _unused_group(group: str, overrides: Sequence[str], source: ConfigSource) ->
     parent, _, _ = group.rpartition("/")
     choice = _override_of(parent, overrides) if parent else None
     return f"{culprit}: not used by {choice or 'the present choice of ' + (parent or 'the root config')}"
+
+
+def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) -> str:
+    """A choice that was written to the key, or without its group."""
+    choices = _choices(group, source)
+    if value in choices:
+        return f"{key}={value}: must be written {group}@{key}={value}, as a choice of {group}"
+    return f"{key}={value}: no such choice; write {group}@{key}=...; {suggest(value, choices)}"
 
 
 def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from experiments.report import write_report
 from experiments.timeline import write_timeline
 from sim.events import events_table
-from sim.scenario import RunResult
+from sim.result import RunResult
 
 
 def write_result(

@@ -15,6 +15,7 @@ WAITS = {
     "budget": "no token budget",
     "memory": "no KV memory",
     "policy": "policy",
+    "adapter": "no slot for its adapter",
     "load": "KV being loaded",
 }
 """Why a request waited, in words."""
@@ -127,7 +128,11 @@ def pressure_lines(summary: dict[str, Any]) -> list[str]:
         _cache(summary),
         _preemption(summary),
         _waiting(summary),
-        _pipeline(summary),
+        _pipeline("Pipeline", summary.get("pipeline")),
+        *(
+            _pipeline(f"Pipeline of {name}", pool.get("pipeline"))
+            for name, pool in summary.get("by_pool", {}).items()
+        ),
         _kv_transfer(summary),
     )
     return [line for line in lines if line]
@@ -146,12 +151,11 @@ def _kv_transfer(summary: dict[str, Any]) -> str:
     )
 
 
-def _pipeline(summary: dict[str, Any]) -> str:
-    figures = summary.get("pipeline")
+def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
     if not figures:
         return ""
     return (
-        f"Pipeline: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches at once; "
+        f"{title}: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches at once; "
         f"bubbles {percent(figures['bubble_share'])} of the stages' time "
         f"({percent(figures['unequal_stages_share'])} unequal stages, "
         f"{percent(figures['few_micro_batches_share'])} too few micro-batches), "

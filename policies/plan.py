@@ -24,6 +24,7 @@ class Cause(IntEnum):
     budget = 2  # the step's token budget is spent
     memory = 3  # its KV finds no room
     policy = 4  # the policies do not want it yet
+    adapter = 5  # its LoRA adapter finds no slot, or it is not that one's turn
 
 
 class Migrant(NamedTuple):

@@ -33,6 +33,9 @@ class ReplicaNeeds:
                 raise ValueError(f"{name}={value}: must be >= 1 token")
         if self.min_seqs < 1:
             raise ValueError(f"min_seqs={self.min_seqs}: must be >= 1")
+        sizes = self.tensor_parallel_sizes
+        if not sizes or any(size < 1 or size & (size - 1) for size in sizes):
+            raise ValueError(f"tensor_parallel_sizes={[*sizes]}: must be some of 1, 2, 4, 8, ...")
 
 
 def pool_of(name: str, count: int, deployment: Deployment, slicing: TimeSlicing) -> Pool:

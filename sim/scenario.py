@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-import pandas as pd
-
 from hwmodels.energy import EnergySettings, PowerModel
-from hwmodels.iteration import IterationModel, IterationShape, UnknownIterationError
-from hwmodels.precision import precision_notes
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.admission import Admission
@@ -23,22 +19,22 @@ from policies.roles import Roles
 from policies.roles.fixed import Fixed
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
-from policies.scheduling.longest_prefix import LongestPrefix
 from sim.handovers import Disaggregation, HandoverSettings
-from sim.metrics.fleet import down_s_by_replica
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.pool import PoolSettings
-from sim.records import RunRecords, Status
+from sim.records import RunRecords
 from sim.recovery import Recovery
+from sim.result import RunResult
 from sim.role_check import check_kv, check_roles
+from sim.run_notes import pool_notes, workload_notes
 from sim.signals import check_age
 from sim.simulation import Simulation, check_fleet
 from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.answers import Answers
-from sim.workload.base import Source, Workload, WorkloadNotes
+from sim.workload.base import Source, Workload
 from sim.workload.retries import Retries
 
 
@@ -69,51 +65,6 @@ class MetricsSettings:
         for name in ("warmup_s", "cooldown_s"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 s")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunResult:
-    """A run's records, the figures computed from them, and what is needed to draw them."""
-
-    records: RunRecords
-    requests: pd.DataFrame
-    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
-    summary: dict[str, Any]
-    models: tuple[IterationModel, ...]
-    """By pool."""
-    slo: Slo | None
-
-    @property
-    def replicas(self) -> pd.DataFrame:
-        """One row a replica: what it was sent, what it did, and for how long it was busy.
-
-        A request that a prefill replica has handed over counts for both in `requests`, and its prompt for
-        that which computed it; how it ended and its answer, for the other.
-        """
-        iterations = self.records.iterations.groupby("replica")
-        requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
-        computed_by = self.requests["prefill_replica"]
-        handed_over = self.requests[computed_by >= 0].groupby("prefill_replica")
-        prompts = self.requests.assign(by=computed_by.where(computed_by >= 0, self.requests["replica"]))
-        table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
-        names = [self.records.pools[replica.pool].name for replica in self.records.replicas]
-        table["requests"] = requests.size().add(handed_over.size(), fill_value=0)
-        for status in Status:
-            mine = self.requests[self.requests["status"] == status.name]
-            table[status.name] = mine.groupby("replica").size()
-        table["prompt_tokens"] = prompts[prompts["by"] >= 0].groupby("by")["prompt_tokens"].sum()
-        table["output_tokens"] = requests["output_tokens"].sum()
-        table["preemptions"] = requests["preemptions"].sum()
-        table["iterations"] = iterations.size()
-        table = table.fillna(0).astype("int64")
-        table["busy_s"] = iterations["duration_s"].sum()
-        table["start_s"] = [replica.start_s for replica in self.records.replicas]
-        table["end_s"] = [replica.end_s for replica in self.records.replicas]
-        table["crashes"] = [len(replica.down) for replica in self.records.replicas]
-        table["down_s"] = down_s_by_replica(self.records)
-        table["busy_share"] = table["busy_s"] / (table["end_s"] - table["start_s"])
-        table.insert(0, "pool", names)
-        return table.fillna(0.0).reset_index()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,9 +329,11 @@ class Scenario(PoolSettings):
             summary["kv_transfer"] |= asdict(self.handover)
         summary["workload"] = asdict(source.notes)
         notes = (
-            note for pool, model in zip(pools, models, strict=True) for note in _notes(pool, model, self.slo)
+            note
+            for pool, model in zip(pools, models, strict=True)
+            for note in pool_notes(pool, model, self.slo)
         )
-        summary["notes"] = [*dict.fromkeys(notes), *_left_out(source.notes)]
+        summary["notes"] = [*dict.fromkeys(notes), *workload_notes(source.notes)]
         return RunResult(
             records=records,
             requests=request_metrics(records.requests, self.slo),
@@ -399,67 +352,3 @@ def _described(pool: PoolSettings) -> dict[str, Any]:
         "devices_per_replica": pool.layout.num_devices,
         "memory": asdict(pool.plan_memory()),
     }
-
-
-def _notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """What a reader must know of a pool's figures."""
-    yield pool.latency.basis(pool.replica)
-    yield from pool.layout_notes
-    yield from pool.model.notes
-    yield from precision_notes(pool.model, pool.hardware)
-    yield from _limits(pool, model, slo)
-    if pool.caching.changes_outputs:
-        yield (
-            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so answers "
-            "change; no figure here says how much worse they are."
-        )
-
-
-def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
-    """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
-    limits_s = slo.limits_s if slo else {}
-    for term, least_s in _lone_seconds(model).items():
-        if term in limits_s and limits_s[term] < least_s:
-            yield (
-                f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
-                f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
-            )
-    limit = pool.engine.max_num_seqs
-    for name in ("batch_size", "n_parallel"):
-        asked = getattr(pool.batching, name, None)
-        if isinstance(asked, int) and asked > limit:
-            yield (
-                f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
-                f"raise that for batches of {asked}."
-            )
-    kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
-    if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
-        yield (
-            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: nothing of a prompt is "
-            "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
-        )
-    num_tokens = kv_pool.max_tokens_per_seq
-    if num_tokens < pool.max_model_len:
-        yield (
-            f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
-            f"{pool.max_model_len:,}: longer prompts are rejected, longer answers end there."
-        )
-
-
-def _lone_seconds(model: IterationModel) -> dict[str, float]:
-    """The least TTFT and TPOT; none from a model that only replays and has not seen such an iteration."""
-    try:
-        ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
-        return {"ttft": ttft_s, "tpot": model.decode_seconds(1, 2, 1)[0]}
-    except UnknownIterationError:
-        return {}
-
-
-def _left_out(notes: WorkloadNotes) -> Iterator[str]:
-    """What the traffic is not: rows left out, requests shortened."""
-    for reason, count in notes.skipped.items():
-        yield f"{count:,} skipped: {reason}."
-    if notes.num_clipped:
-        yield f"{notes.num_clipped:,} requests were clipped to the model's context."
-    if notes.num_conversations_cut:
-        yield f"{notes.num_conversations_cut:,} conversations ended early: the context was full."

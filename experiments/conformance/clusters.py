@@ -148,7 +148,7 @@ def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
             Predictive,
             interval_s=st.just(4 * tick_s),
             season_s=st.just(40 * tick_s),
-            lead_s=st.just(8 * tick_s),
+            lead_s=st.sampled_from([None, 8 * tick_s]),
             capacity_per_s=st.sampled_from([0.1, 0.5]).map(lambda n: n / tick_s),
             stabilisation_s=a_while_s,
             **bounds,

@@ -46,6 +46,12 @@ class ModelSettings:
     value: float = 1.0
     """Of each of them."""
 
+    def __post_init__(self) -> None:
+        if self.demand is not None and not 0 <= self.demand < inf:
+            raise ValueError(f"demand={self.demand}: must be >= 0, or null for no limit (of {self.name})")
+        if not 0 <= self.value < inf:
+            raise ValueError(f"value={self.value}: must be >= 0 (of {self.name})")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSettings:
@@ -54,6 +60,10 @@ class GpuSettings:
     name: str
     """Of configs/hardware."""
     count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count={self.count}: must be >= 0 (of {self.name})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +93,11 @@ class PlaceSettings:
             if not parts:
                 raise ValueError(f"{key}=[]: must name one, say [{{name: ...}}]")
             names = [part.name for part in parts]
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"{key}={name}: must be named once")
+            for i, name in enumerate(names):
+                if (first := names.index(name)) < i:
+                    raise ValueError(f"{key}[{i}].name={name}: must be named once, {key}[{first}] has it")
+        if not any(gpu.count for gpu in self.gpus):
+            raise ValueError("gpus[0].count=0: must be >= 1, or that of another entry")
         if self.out is not None:
             check_output_file("out", self.out)
         if not 0 < self.time_slice_ms < inf:
@@ -170,15 +182,26 @@ def pose(settings: PlaceSettings, dirs: Sequence[Path]) -> tuple[Problem, list[s
     """Every model priced on every kind of GPU; and why some fit nowhere. Raises ConfigError."""
     models = {own.name: own for own in settings.models}
     simulate = ConfigSource(config_name="simulate", dirs=dirs)
-    specs = {name: _composed(simulate, "model", name, own.weights) for name, own in models.items()}
-    devices = {own.name: _composed(simulate, "hardware", own.name) for own in settings.gpus}
+    specs = {
+        own.name: _composed(simulate, "model", own.name, f"models[{i}]", own.weights)
+        for i, own in enumerate(settings.models)
+    }
+    devices = {
+        own.name: _composed(simulate, "hardware", own.name, f"gpus[{i}]")
+        for i, own in enumerate(settings.gpus)
+    }
     pools, hostings, refused = list[Pool](), list[Hosting](), dict[tuple[str, str], dict[int, str]]()
     try:
         for gpu, count in ((own.name, own.count) for own in settings.gpus):
             pool = None
-            for name in models:
+            for i, name in enumerate(models):
                 parts = {"model": specs[name]["model"], **devices[gpu]}
-                deployment = _deployment(settings, parts)
+                try:
+                    deployment = _deployment(settings, parts)
+                except ConfigError as error:
+                    raise _located(
+                        error, "model", f"models[{i}]", f"models[{i}].name={name} on {gpu}"
+                    ) from error
                 if pool is None:
                     slicing = TimeSlicing(slice_s=settings.time_slice_ms / 1e3)
                     pool = pool_of(gpu, count, deployment, slicing)
@@ -228,12 +251,26 @@ def _whole(pool: Pool, deployment: Deployment) -> Pool:
     )
 
 
-def _composed(source: ConfigSource, group: str, name: str, weights: str | None = None) -> dict[str, Any]:
+def _composed(
+    source: ConfigSource, group: str, name: str, entry: str, weights: str | None = None
+) -> dict[str, Any]:
     """The node of a choice, and, of hardware, of the calibration that comes with it."""
     overrides = [f"{group}={name}"] + ([f"model.weights={weights}"] if weights else [])
-    cfg = composed(source, overrides)
+    try:
+        cfg = composed(source, overrides)
+    except ConfigError as error:
+        raise _located(error, group, entry, f"{entry}.name={name}") from error
     keys = ("hardware", "calibration") if group == "hardware" else (group,)
     return {key: cfg[key] for key in keys}
+
+
+def _located(error: ConfigError, group: str, entry: str, whole: str) -> ConfigError:
+    """The same, where the user wrote it: model=x is models[0].name=x there. whole: of any other key."""
+    text = str(error)
+    for own, theirs in ((f"{group}=", f"{entry}.name="), ("model.weights=", f"{entry}.weights=")):
+        if text.startswith(own):
+            return ConfigError(f"{theirs}{text.removeprefix(own)}")
+    return ConfigError(f"{whole}: {text}")
 
 
 def _deployment(settings: PlaceSettings, parts: dict[str, Any]) -> Deployment:

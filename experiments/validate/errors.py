@@ -13,7 +13,8 @@ from experiments.validate.measured import Measured, of_records
 from experiments.validate.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.thresholds import Thresholds
 from hwmodels.iteration import IterationModel
-from sim.scenario import MetricsSettings, RunResult
+from sim.result import RunResult
+from sim.scenario import MetricsSettings
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""

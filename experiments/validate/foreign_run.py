@@ -29,7 +29,8 @@ from experiments.validate.settings import ValidateSettings, plain, split
 from hwmodels.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from sim.scenario import RunResult, Scenario
+from sim.result import RunResult
+from sim.scenario import Scenario
 from sim.workload.distributions import IntArray
 
 

@@ -20,7 +20,8 @@ from experiments.validate_engine.decomposition import Decomposition, decompose
 from experiments.validate_engine.from_recording import measured
 from experiments.validate_engine.recording import Recording
 from experiments.validate_engine.replay import Equivalence, replay
-from sim.scenario import RunResult, Scenario
+from sim.result import RunResult
+from sim.scenario import Scenario
 from sim.workload.base import Source
 
 

@@ -103,16 +103,18 @@ class Problem:
         if self.max_models_per_gpu < 1:
             raise ValueError(f"max_models_per_gpu={self.max_models_per_gpu}: must be >= 1")
         if not any(pool.count for pool in self.pools):
-            raise ValueError("gpus=[]: must name a GPU, say gpus=[{name:h100_sxm,count:2}]")
+            raise ValueError("gpus=[]: must name a GPU of which there is one, say [{name:h100_sxm,count:2}]")
         if not self.demands:
             raise ValueError("models=[]: must name a model, say models=[{name:llama3_1_8b}]")
         hosted = {hosting.model for hosting in self.hostings}
-        for demand in self.demands:
-            if self.objective is Objective.cost and demand.rate is None:
-                raise ValueError(f"models: demand=null of {demand.model}: objective=cost needs one, tokens/s")
-            if self.objective is Objective.cost and demand.rate and demand.model not in hosted:
+        for i, demand in enumerate(self.demands if self.objective is Objective.cost else ()):
+            if demand.rate is None:
                 raise ValueError(
-                    f"models: {demand.model} fits none of the GPUs; it needs larger ones, or more"
+                    f"models[{i}].demand=null: objective=cost needs one, tokens/s (of {demand.model})"
+                )
+            if demand.rate and demand.model not in hosted:
+                raise ValueError(
+                    f"models[{i}].name={demand.model}: fits none of the GPUs; it needs larger ones, or more"
                 )
 
     def pool(self, name: str) -> Pool:

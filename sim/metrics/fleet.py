@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.pipeline import pipeline_use_by_pool
 from sim.metrics.utilisation import PoolHardware, hardware_use_by_pool, rented_s
 from sim.metrics.window import Window
 from sim.records import ReplicaRecord, RunRecords
@@ -118,7 +119,7 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
 def pool_figures(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> dict[str, Any]:
-    """Of each pool by name: requests that it had last, use, and rent; nothing of a single pool.
+    """Of each pool by name: requests that it had last, use, rent, its pipeline; nothing of a single pool.
 
     Of a request whose prompt another pool has computed, both have had it.
 
@@ -134,12 +135,14 @@ def pool_figures(
     pools_of = [np.where(place >= 0, records.pool_by_replica[place], -1) for place in places]
     replica_s = rented_s(records, window).tolist()
     use = hardware_use_by_pool(records, window, inside_s, pools)
+    pipelines = pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools])
     return {
         pool.name: {
             "requests": int(np.logical_or.reduce([of_request == index for of_request in pools_of]).sum()),
             **use[index],
             "device_hours": pools[index].num_devices * replica_s[index] / 3600,
             "usd": pools[index].price_usd_per_hour * replica_s[index] / 3600,
+            "pipeline": pipelines[index],
         }
         for index, pool in enumerate(records.pools)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,8 +13,19 @@ from numpy.typing import NDArray
 from hwmodels.iteration import IterationModel
 from hwmodels.roofline import Roofline
 from sim.metrics.utilisation import iteration_shape
+from sim.records import RunRecords
 
 _ROWS_AT_ONCE = 1 << 16
+
+
+def pipeline_use_by_pool(
+    records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
+) -> list[dict[str, Any] | None]:
+    """`pipeline_use` of each pool, models by pool."""
+    return [
+        pipeline_use(records.iterations[of_pool], inside_s[of_pool], model)
+        for model, of_pool in zip(models, records.rows_by_pool(), strict=True)
+    ]
 
 
 def pipeline_use(

@@ -8,7 +8,7 @@ from experiments.build import build
 from experiments.compose import ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
-from experiments.hydra_errors import COMPOSE_ERRORS, check_edits, explain
+from experiments.hydra_errors import COMPOSE_ERRORS, check_edits, composed, explain
 from hwmodels.assembly.site import Lora
 
 CONFIGS = {
@@ -63,3 +63,33 @@ def test_a_part_of_what_is_null_is_answered_with_the_whole():
     assert start == "lora.rank: lora is null; set it as a whole: "
     (override,) = shlex.split(f"'{rest}")
     assert build(simulate.compose([override]).lora, "lora") == Lora(rank=16, num_active=8)
+
+
+@pytest.mark.parametrize(
+    ("override", "start"),
+    [
+        (
+            "decode_routing=x",
+            "decode_routing=x: no such choice; write routing@decode_routing=...; allowed: adapter_affinity, ",
+        ),
+        (
+            "decode_routing=powr_of_two",
+            "decode_routing=powr_of_two: no such choice; write routing@decode_routing=...; "
+            "nearest: power_of_two; allowed: ",
+        ),
+        (
+            "decode_routing=power_of_two",
+            "decode_routing=power_of_two: must be written routing@decode_routing=power_of_two, ",
+        ),
+        ("decode_routing=null", "decode_routing=null: no such choice; write routing@decode_routing=...; "),
+        (
+            "routing@decode_routing=x",
+            "routing@decode_routing=x: no such choice; allowed: adapter_affinity, cost_aware, ",
+        ),
+    ],
+)
+def test_a_group_that_is_chosen_twice_is_told_its_choices_for_either(override, start):
+    """And whoever forgot the group in front of the key is told how to write it."""
+    with pytest.raises(ConfigError) as error:
+        composed(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), [override])
+    assert str(error.value).startswith(start)

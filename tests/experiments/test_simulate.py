@@ -252,11 +252,14 @@ def test_bad_settings_exit_2_with_one_message(overrides, message, capsys, monkey
 
 
 def test_a_run_of_two_pools_tells_of_each_and_of_what_went_wrong(tmp_path, monkeypatch, capsys):
-    overrides = ("pools=two_gpus", "+pools.small.engine.max_num_seqs=64", "troubles=crash")
+    small = ("+pools.small.engine.max_num_seqs=64", "+pools.small.pipeline_parallel_size=2")
+    overrides = ("pools=two_gpus", *small, "troubles=crash")
     assert run(tmp_path, monkeypatch, *overrides, "troubles.events.0.at_s=2", "max_resends=1") == 0
     written = json.loads(next(tmp_path.rglob("summary.json")).read_text())
     assert set(written["by_pool"]) == {"large", "small"}
     assert written["by_pool"]["small"]["requests"] > 0
+    assert written["by_pool"]["small"]["pipeline"]["stages"] == 2
+    assert written["by_pool"]["large"]["pipeline"] is None
     assert written["troubles"]["crashes"] == 1
     replicas = pd.read_parquet(next(tmp_path.rglob("replicas.parquet")))
     assert replicas["pool"].tolist() == ["large", "small", "small", "small"]

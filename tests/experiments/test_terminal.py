@@ -272,3 +272,6 @@ def test_a_pipelines_bubbles_are_told_by_cause():
         "(6.0 % unequal stages, 4.0 % too few micro-batches), 2.0 % waiting for the host"
     )
     assert not any("Pipeline" in line for line in pressure(pipeline=None))
+    by_pool = {"prompts": {"pipeline": figures}, "answers": {"pipeline": None}}
+    (line,) = (line for line in pressure(pipeline=None, by_pool=by_pool) if "Pipeline" in line)
+    assert line.startswith("Pipeline of prompts: 4 stages, 3.5 micro-batches at once; bubbles 10.0 %")

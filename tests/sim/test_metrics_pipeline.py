@@ -1,5 +1,7 @@
 """Bubbles of a pipeline: how much of the stages' time nobody works, and why."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from hwmodels.layout import InFlight, ParallelLayout
 from hwmodels.stages import MicroBatch, Stages
 from sim.metrics import pipeline
-from sim.metrics.pipeline import pipeline_use
+from sim.metrics.pipeline import pipeline_use, pipeline_use_by_pool
 
 NAMES = (
     "decode_seqs",
@@ -96,3 +98,17 @@ def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, r
     assert sum(parts) == pytest.approx(1)
     assert min(parts) >= -1e-9
     assert np.mean(found["busy_share_by_stage"]) == pytest.approx(found["busy_share"])
+
+
+def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
+    """a: two stages, one micro-batch of two, half of it empty. b: one GPU. c: four stages, full."""
+    models = [Told(2, 4, 2.0), Told(1, 4, 1.0), Told(4, 8, 4.0)]
+    rows = [(0, 2.0, 1), (1, 1.0, 1), (2, 4.0, 4), (0, 2.0, 1)]
+    replica, duration, batches = (np.array(column) for column in zip(*rows, strict=True))
+    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(len(rows)))})
+    table = table.assign(duration_s=duration, decode_seqs=batches)
+    records = SimpleNamespace(iterations=table, rows_by_pool=lambda: [replica == pool for pool in range(3)])
+    found = pipeline_use_by_pool(records, duration, models)
+    assert found[0]["bubble_share"] == found[0]["few_micro_batches_share"] == pytest.approx(0.5)
+    assert found[1] is None
+    assert (found[2]["stages"], found[2]["bubble_share"]) == (4, pytest.approx(0))
