@@ -1,6 +1,5 @@
 """Splitwise's cluster designs: equal budgets, nine terms, and iterations priced as its authors do."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -138,7 +137,7 @@ def test_times_are_of_every_point():
 
 @pytest.mark.slow
 def test_machines_for_tokens_serve_more_where_a_batch_costs_as_much_as_one(tmp_path):
-    """What decides the paper's figure: the same two machines, a batch of decodes priced by its size or not."""
+    """What decides the paper's figure: two machines, a batch of decodes priced by its size or not."""
     lengths = pd.DataFrame({"ContextTokens": [1000], "GeneratedTokens": [200]})
     write_requests(tmp_path / "requests.csv", lengths, 2000, 0)
     apart = Design("Splitwise-AA", A100, 1, A100, 1)
