@@ -80,8 +80,8 @@ COMMON = [
     "workload=plain_csv",
 ]
 BASELINE_BATCHING = ["batching=prefill_first"]
-"""Whole prompts first, up to 2,048 tokens an iteration, as vLLM served in 2023. The paper's decode in the same
-iterations, for a tenth more time: `batching=orca` does that, without a limit."""
+"""Whole prompts first, up to 2,048 tokens an iteration, as vLLM served in 2023. The paper's decode in their
+iterations, for a tenth more: `batching=orca` does that, without a limit."""
 
 
 class Design(NamedTuple):
@@ -244,19 +244,30 @@ PRICES = {
 }
 
 
-def best_split(design: Design, rate: Callable[[Design], float]) -> tuple[Design, float]:
-    """The best way to share a design's machines out, from the given one a machine at a time."""
+def best_split(design: Design, rate: Callable[[Design], float], budget: str) -> tuple[Design, float]:
+    """The best number of machines for prompts, sought from the given one, and its rate; the rest decodes.
+
+    budget: cost or power, of the baseline on H100.
+    """
+    limit = getattr(_of(budget, "Baseline-H100"), budget)
+
+    def shared_out(num_prompt: int) -> Design:
+        prompts, one = (design._replace(num_prompt=num_prompt, num_token=n) for n in (0, 1))
+        spent = getattr(prompts, budget)
+        return prompts._replace(num_token=int((limit - spent) / (getattr(one, budget) - spent) + 1e-9))
+
     best = (design, rate(design))
-    if not design.token or design.prompt != design.token or design.is_capped:
-        return best
     for step in (1, -1):
         while True:
-            last, found = best
-            tried = last._replace(num_prompt=last.num_prompt + step, num_token=last.num_token - step)
-            if not (tried.num_prompt and tried.num_token) or (served := rate(tried)) <= found:
+            tried = shared_out(best[0].num_prompt + step)
+            if not (tried.num_prompt > 0 and tried.num_token > 0) or (served := rate(tried)) <= best[1]:
                 break
             best = (tried, served)
     return best
+
+
+def _of(budget: str, name: str) -> Design:
+    return next(design for design in BUDGETS[budget] if design.name == name)
 
 
 def main() -> None:
@@ -284,8 +295,8 @@ def main() -> None:
         for design in BUDGETS[given.budget]:
             if given.designs and design.name not in given.designs:
                 continue
-            if given.best_split:
-                design, _ = best_split(design, trials[0].rate)
+            if given.best_split and design.token:
+                design, _ = best_split(design, trials[0].rate, given.budget)
             rates: list[float] = []
             for trial in trials:
                 rates.append(trial.rate(design, start=rates[-1] if rates else START_RATE))

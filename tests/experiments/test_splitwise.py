@@ -91,16 +91,26 @@ def test_seeds_draw_lengths_of_the_trace_and_gaps_of_a_second(tmp_path):
     assert not first.equals(second)
 
 
-def test_a_better_split_is_found_a_machine_at_a_time():
-    """Six machines serve most as four and two; from one and five that is three steps away."""
-    start = Design("Splitwise-AA", A100, 1, A100, 5)
-    best, served = best_split(start, lambda design: -abs(design.num_prompt - 4))
-    assert (best.num_prompt, best.num_token, served) == (4, 2, 0)
+@pytest.mark.parametrize(
+    ("design", "found"),
+    [
+        (Design("Splitwise-AA", A100, 9, A100, 5), (4, 10)),
+        (Design("Splitwise-HA", H100, 6, A100, 3), (4, 7)),
+        (Design("Splitwise-HHcap", H100, 6, H100, 2, is_capped=True), (4, 5)),
+    ],
+)
+def test_a_better_split_is_found_a_machine_at_a_time(design, found):
+    """Four for prompts serve most; what 14 DGX-A100 draw beyond them is for tokens."""
+    best, served = best_split(design, lambda tried: -abs(tried.num_prompt - 4), "power")
+    assert (best.num_prompt, best.num_token, served) == (*found, 0)
 
 
-def test_machines_of_two_kinds_are_not_shared_out_anew():
-    mixed = Design("Splitwise-HA", H100, 5, A100, 5)
-    assert best_split(mixed, lambda design: float(design.num_token))[0] == mixed
+def test_a_split_leaves_both_phases_a_machine():
+    """However much more prompts would like."""
+    best, _ = best_split(
+        Design("Splitwise-HH", H100, 5, H100, 3), lambda tried: float(tried.num_prompt), "cost"
+    )
+    assert (best.num_prompt, best.num_token) == (7, 1)
 
 
 @pytest.mark.parametrize(("batch", "milliseconds"), [(1, 48.8), (48, (65.4 + 96.6) / 2), (96, 96.6 + 31.2)])
