@@ -64,20 +64,22 @@ class Placement(NamedTuple):
         return f"{self.num_prefill} x prefill {self.prefill}, {self.num_decode} x decode {self.decode}"
 
 
-def largest_rate(holds: Callable[[float], bool], start: float = 1.0, ratio: float = SEARCH_RATIO) -> float:
+def largest_rate(
+    holds: Callable[[float], bool], start: float = 1.0, ratio: float = SEARCH_RATIO, step: float = 2.0
+) -> float:
     """The largest rate that holds, to a factor of `ratio`, if all smaller ones do; 0 if it is below 1e-3.
 
-    Raises ValueError if MAX_RATE holds.
+    It is sought around `start`, and further away by factors of `step`. Raises ValueError if MAX_RATE holds.
     """
     low, high = 0.0, start
     while holds(high):
         if high > MAX_RATE:
             raise ValueError(f"{MAX_RATE:g} requests/s hold: the SLO bounds nothing; make it tighter")
-        low, high = high, high * 2
+        low, high = high, high * step
     while not low:
         if high < 1e-3:
             return 0.0
-        low, high = (high / 2, high) if holds(high / 2) else (0.0, high / 2)
+        low, high = (high / step, high) if holds(high / step) else (0.0, high / step)
     while high / low > ratio:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -15,7 +15,14 @@ from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.terminal import plain_table
-from sim.availability import FATAL, at_least_up, availability, simulated_at_least_up
+from sim.availability import (
+    FATAL,
+    at_least_up,
+    availability,
+    simulated_at_least_up,
+    simulated_mirrors_left,
+)
+from sim.recovery import Recovery
 from sim.troubles import Random, Troubles
 
 MINUTES_PER_YEAR = 365.25 * 24 * 60
@@ -28,6 +35,8 @@ class SparesSettings:
     """Settings of `windtunnel spares`."""
 
     troubles: Troubles
+    recovery: Recovery = Recovery()
+    """With way=kv it is also said how often a copy of the KV was left."""
     needed: int = 8
     wanted_share: float = 0.999
     most_spares: int = 3
@@ -135,3 +144,24 @@ def report(settings: SparesSettings, console: Console) -> None:
         told = f"{enough} are enough for {settings.wanted_share:.6g} of the time: {enough - k} to spare"
     basis = "in theory" if up_share is not None else f"at the lower end of {settings.replications:,} runs"
     console.print(f"{told}, {basis}", highlight=False)
+    if settings.recovery.way == "kv":
+        n = k + settings.most_spares if enough is None else enough
+        console.print(_mirrors_left(settings, n), highlight=False)
+
+
+def _mirrors_left(settings: SparesSettings, n: int) -> str:
+    """How often the KV of a replica that crashes is left with another one."""
+    found = simulated_mirrors_left(
+        settings.troubles,
+        n,
+        until_s=settings.moment_s,
+        num_replications=settings.replications,
+        seed=settings.seed,
+        confidence=settings.confidence,
+    )
+    if found is None:
+        return f"KV mirrored among {n}: none of them crashed"
+    return (
+        f"KV mirrored among {n}: a copy was left at {found.share:.3%} of {found.num_replications:,} crashes "
+        f"({settings.confidence:.0%} from {found.low:.3%} to {found.high:.3%})"
+    )

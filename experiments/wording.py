@@ -15,6 +15,7 @@ WAITS = {
     "budget": "no token budget",
     "memory": "no KV memory",
     "policy": "policy",
+    "adapter": "no slot for its adapter",
     "load": "KV being loaded",
 }
 """Why a request waited, in words."""
@@ -187,8 +188,22 @@ def _crashes(figures: dict[str, Any]) -> str:
         f"Troubles: {_plural(figures['crashes'], 'crash', 'crashes')}, replicas down for "
         f"{seconds(figures['replica_down_s'])} ({percent(figures['down_share'])} of their time); "
         f"{figures['lost_tokens']:,} output tokens lost, "
-        f"{_plural(figures['resends'], 'request', 'requests')} sent again by the service"
+        f"{_plural(figures['resends'], 'request', 'requests')} sent again by the service{_recovered(figures)}"
     )
+
+
+def _recovered(figures: dict[str, Any]) -> str:
+    """With what they were sent again; of figures that tell it."""
+    if not figures.get("resends"):
+        return ""
+    told = f" ({figures['resumed']:,} to go on where they were)" if figures["resumed"] else ""
+    told += f", {figures['recomputed_tokens']:,} tokens of KV computed again"
+    if figures["mirrored_bytes"]:
+        told += (
+            f", {figures['restored_tokens']:,} restored ({figures['restored_bytes'] / 1e9:,.3g} of "
+            f"{figures['mirrored_bytes'] / 1e9:,.3g} GB mirrored)"
+        )
+    return told
 
 
 def _retries(summary: dict[str, Any]) -> str:

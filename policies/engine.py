@@ -250,21 +250,22 @@ class EngineCore:
     def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
         """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
         self._limits.check_resident(num_known)
-        if num_known >= self._limits.of(request, stop_after).end_known:
+        if num_known >= self.bounds_of(request, stop_after).end_known:
             raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
 
-    def adopt(self, migrant: Migrant, stop_after: StopAfter = None) -> Sequence:
+    def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
         """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
 
         KV of it that a cache has here is not asked for. Found all of it, it begins to run without a transfer.
-        stop_after: as for `add`, counted from its first output token. Raises RejectedError if it can never be
-        served here.
+        What the migrant has not computed is computed here. stop_after: as for `add`, counted from its first
+        output token. tier: where its KV is, see Transfer. Raises RejectedError if it can never be served.
         """
         self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
         seq._known = migrant.num_known
-        seq._swapped = migrant.num_computed
-        seq._swap_tier = "remote"
+        if migrant.num_computed:
+            seq._swapped = migrant.num_computed
+            seq._swap_tier = tier
         return seq
 
     def plan(self, now: float) -> StepPlan | None:

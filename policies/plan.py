@@ -24,6 +24,7 @@ class Cause(IntEnum):
     budget = 2  # the step's token budget is spent
     memory = 3  # its KV finds no room
     policy = 4  # the policies do not want it yet
+    adapter = 5  # its LoRA adapter finds no slot, or it is not that one's turn
 
 
 class Migrant(NamedTuple):
@@ -45,6 +46,8 @@ whose >= 0: a place of policies/caching/content.py, shared by all sequences with
 
 class Transfer(NamedTuple):
     """KV of num_tokens tokens to be copied between "gpu", "host", "disk", and "remote", another engine's GPU.
+
+    "mirror": a copy of another engine's KV that was made in case it would crash.
 
     seq: waits for it, in state loading, until `EngineCore.loaded`. None: a store; the blocks on the GPU that
     it reads are used again by the very step before which it was asked for.

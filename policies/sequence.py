@@ -115,7 +115,7 @@ class Sequence:
         self._origin = 0  # while decoding: num_computed - clock of the decode set
         self._dropped = 0  # computed tokens whose KV was given up for good
         self._swapped = 0  # while waiting: computed tokens whose KV lies elsewhere ...
-        self._swap_tier = "host"  # ... in host memory, or in the memory of another engine: "remote"
+        self._swap_tier = "host"  # ... in host memory, or where Transfer says: "remote", "mirror"
         self._kv: Any = None  # what the KV pool remembers of it
         self._join = 0  # number of its last joining of the decode set
         self._growth: Growth  # while decoding: how its KV grows

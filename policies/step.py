@@ -195,7 +195,7 @@ class StepBuilder:
             return self._refuse(Cause.slot)
         residents = core.residents
         if residents is not None and not residents.may_start(seq):
-            return self._refuse(Cause.policy)
+            return self._refuse(Cause.adapter)
         if self._preempted or not core.can_admit(seq, num_cached):
             if not may_cut and num_cached and seq._known > self.tokens_left:
                 self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
@@ -356,7 +356,11 @@ class StepBuilder:
             return None
         if self._is_squeezed:
             return Cause.memory
-        return Cause.policy if self._refusal is None else self._refusal
+        if self._refusal is not None:
+            return self._refusal
+        residents = self._core.residents  # who is passed over for its adapter, nobody has tried to admit
+        is_passed_over = residents is not None and not residents.may_start(next(iter(self._core.waiting)))
+        return Cause.adapter if is_passed_over else Cause.policy
 
     def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""

@@ -32,7 +32,7 @@ class Autoscaler:
     ) -> None:
         self._policy = policy
         self._pool_index = pool_index
-        self._cold_start_s = cold_start_s
+        self.cold_start_s = cold_start_s
         self._clock = clock
         self._fleet = fleet
         self._on_start = on_start
@@ -123,7 +123,7 @@ class Autoscaler:
         self._busy_s = {member.replica.index: member.replica.busy_s(now) for member in present}
         for _ in range(wanted - len(present)):
             member = self._fleet.start(self._pool_index, now)
-            self._clock.at(now + self._cold_start_s, Phase.control, partial(self._ready, member))
+            self._clock.at(now + self.cold_start_s, Phase.control, partial(self._ready, member))
             self._on_start(member)
         for member in sorted(present, key=_last_to_go, reverse=True)[: max(0, len(present) - wanted)]:
             self._fleet.drain(member, now)

@@ -8,6 +8,8 @@ a = 0.99723; all of 8 are up 97.81 % of the time, 8 of 9 for 99.973 %.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from scipy import stats
 
@@ -87,6 +89,42 @@ def simulated_at_least_up(
         num_replications=num_replications,
         low=float(interval.low),
         high=float(interval.high),
+    )
+
+
+def simulated_mirrors_left(
+    troubles: Troubles,
+    n: int,
+    *,
+    until_s: float,
+    num_replications: int,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Estimate | None:
+    """Of the crashes of n replicas by until_s, at how many the replica that had a copy of the KV was up.
+
+    A copy is with the next replica that was up (`sim.mirrors`), and made anew at once when that goes down: so
+    only those that go down together lose it. None: there was no crash.
+    """
+    num_crashes = num_left = 0
+    for i in range(num_replications):
+        up_again_s = [0.0] * n
+        for at_s, together in groupby(troubles.schedule(seed + i, n, until_s), attrgetter("at_s")):
+            fatal = [trouble for trouble in together if trouble.kind in FATAL]
+            was_up = [replica for replica in range(n) if up_again_s[replica] <= at_s]
+            hit = {trouble.replica for trouble in fatal}
+            crashed = {trouble.replica for trouble in fatal if trouble.kind is not Kind.link_down}
+            for replica in crashed.intersection(was_up):
+                ring = sorted(was_up, key=lambda other: (other - replica) % n)
+                num_crashes += 1
+                num_left += len(ring) > 1 and ring[1] not in hit
+            for trouble in fatal:
+                up_again_s[trouble.replica] = max(up_again_s[trouble.replica], at_s + trouble.duration_s)
+    if not num_crashes:
+        return None
+    interval = stats.binomtest(num_left, num_crashes).proportion_ci(confidence, method="exact")
+    return Estimate(
+        num_true=num_left, num_replications=num_crashes, low=float(interval.low), high=float(interval.high)
     )
 
 

@@ -4,8 +4,8 @@ A wait begins on arrival or with a preemption and ends with work on the sequence
 by cause, in seconds:
 
     arrival    known to the engine    first plan that sees it        load begins      work begins
-       |-- frontend --|----- iteration -----|-- slot, budget, memory, policy --|--- load ---|
-                                   preempted |-- slot, budget, memory, policy --|--- load ---|
+       |-- frontend --|----- iteration -----|-- slot, ..., adapter --|--- load ---|
+                                   preempted |-- slot, ..., adapter --|--- load ---|
 
 Between two plans everybody in the queue waits for the cause that the first of the two plans names (`Cause`).
 So one clock a cause is enough: a wait is the difference of two readings, whatever the length of the queue. A
@@ -30,11 +30,11 @@ from policies.sequence import Sequence, SequenceState
 if TYPE_CHECKING:
     from sim.records import RunRecords
 
-WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "load")
+WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
 another tier, or its adapter is; the others: `policies.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
-TIERS = ("", "gpu", "host", "disk", "remote")
+TIERS = ("", "gpu", "host", "disk", "remote", "mirror")
 
 
 class Event(IntEnum):
@@ -75,7 +75,7 @@ ROW = np.dtype(
         *((name, "<f8") for name in WAIT_COLUMNS),
     ]
 )
-_PACK = Struct("<dqbbiiiq7d").pack
+_PACK = Struct(f"<dqbbiiiq{len(WAITS)}d").pack
 _NO_WAIT = (0.0,) * len(WAITS)
 _ADMIT = int(Event.admit)
 _ADOPT = int(Event.adopt)
@@ -200,7 +200,7 @@ class EventLog:
             frontend_s, iteration_s = 0.0, now - sent_s
         event = Event.lost if is_lost else Event.unserved
         row = (now, request.request_id, event, 0, 0, request.prompt.num_tokens, 0, -1)
-        self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self._rows += _PACK(*row, frontend_s, iteration_s, *_NO_WAIT[2:])
 
     def table(self) -> NDArray[np.void]:
         """What was logged, in that order: a structured array of `ROW`."""
@@ -221,7 +221,7 @@ class EventLog:
             if at_once and state is SequenceState.prefilling:
                 event = _ADOPT if is_adopted else _ADMIT
                 row = (now, seq.request_id, event, 0, seq.num_found, seq.num_known, 0, -1)
-                self._rows += _PACK(*row, frontend_s, iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
+                self._rows += _PACK(*row, frontend_s, iteration_s, *_NO_WAIT[2:])
             elif state is not SequenceState.ended:
                 if reading is None:
                     reading = self._read(now)
@@ -270,7 +270,7 @@ class EventLog:
             self._rows += _PACK(now, -1, Event.store, tier, transfer.num_tokens, 0, 0, -1, *_NO_WAIT)
             return
         wait = self._waits[seq.request_id]
-        is_swapped = seq.num_swapped > 0 and transfer.source != "remote"
+        is_swapped = seq.num_swapped > 0 and transfer.source not in ("remote", "mirror")
         event = Event.swap_in if is_swapped else Event.load
         row = (
             now,
@@ -299,12 +299,12 @@ class EventLog:
         """Seconds of a wait that ends now, in the order of `WAITS`."""
         begin = wait.reading
         if begin is None:
-            return (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, now - wait.start_s)
+            return (*_NO_WAIT[:-1], now - wait.start_s)
         if now == wait.start_s:
-            return (wait.frontend_s, wait.iteration_s, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return (wait.frontend_s, wait.iteration_s, *_NO_WAIT[2:])
         end = self._read(now)
-        _, slot_s, budget_s, memory_s, policy_s = (b - a for a, b in zip(begin, end, strict=True))
-        return (wait.frontend_s, wait.iteration_s, slot_s, budget_s, memory_s, policy_s, 0.0)
+        _, *by_cause_s = (b - a for a, b in zip(begin, end, strict=True))
+        return (wait.frontend_s, wait.iteration_s, *by_cause_s, 0.0)
 
     def _log(self, event: Event, seq: Sequence, now: float, waited_s: tuple[float, ...] = _NO_WAIT) -> None:
         """A row without counts."""

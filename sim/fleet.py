@@ -194,6 +194,8 @@ class Fleet:
         member.state = State.down
         member.down.append([now, inf])
         lost = member.replica.crash()
+        if self._around.mirrors is not None:
+            self._around.mirrors.crashed(member.replica, lost)
         if was is State.draining:
             self._leave(member, now)
         else:
@@ -210,8 +212,8 @@ class Fleet:
         """The link to a replica is lost, or there again."""
         if member.is_reached != is_reached:
             member.is_reached = is_reached
-            if self._around.handovers is not None:
-                self._around.handovers.reach(member.replica, is_reached=is_reached)
+            if self._around.interconnect is not None:
+                self._around.interconnect.reach(member.replica.index, is_reached=is_reached)
             if member.state is State.serving:
                 self._list_serving()
                 if is_reached:
@@ -235,12 +237,13 @@ class Fleet:
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
         replica = Replica(len(self.members), pool, self._around)
-        handovers = self._around.handovers
-        if handovers is not None:
+        interconnect = self._around.interconnect
+        if interconnect is not None:
             if pool.device is None:
-                raise ValueError(f"device=None: pool {pool.name} has a role, so its network must be known")
+                raise ValueError(f"device=None: pool {pool.name} sends KV, so its network must be known")
             site = None if instead_of is None else instead_of.replica.index
-            handovers.topology.place(replica.index, pool.device, pool.num_devices, instead_of=site)
+            host_bytes_per_s = pool.links().host_bytes_per_s
+            interconnect.place(replica.index, pool.device, pool.num_devices, host_bytes_per_s, site)
         member = Member(replica, pool_index, now, state)
         self.members.append(member)
         self._there[pool_index].append(member)
@@ -252,6 +255,10 @@ class Fleet:
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)
+        if self._around.mirrors is not None:
+            self._around.mirrors.gone(member.replica)
+        if self._around.interconnect is not None:
+            self._around.interconnect.remove(member.replica.index)
 
     def _list_serving(self) -> None:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]

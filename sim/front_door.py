@@ -22,6 +22,7 @@ from simpy import Event
 
 from policies.admission import Admission
 from policies.limits import RejectedError, StopAfter
+from policies.plan import Migrant
 from policies.prediction import LengthPredictor
 from policies.request import Request
 from policies.routing import Routing, chosen
@@ -30,7 +31,9 @@ from sim.clock import Clock, Phase
 from sim.fleet import Fleet
 from sim.handovers import Handovers
 from sim.metrics.slo import Slo
+from sim.mirrors import Mirrors
 from sim.records import RequestLog, Status
+from sim.recovery import Recovery
 from sim.replica import Replica
 from sim.workload.base import Arrival
 from sim.workload.retries import Retries
@@ -45,6 +48,7 @@ class Visit:
     __slots__ = (
         "arrival",
         "attempt",
+        "goes_on",
         "has_token",
         "held_since_s",
         "is_given_up",
@@ -62,6 +66,7 @@ class Visit:
         self.is_routed = False  # the router waits for its end on the replica that it chose
         self.held_since_s = now  # while no replica has it
         self.num_resends = 0
+        self.goes_on = False  # behind what a replica that crashed had got
         self.is_let_in = False
         self.has_token = False  # this attempt, from whichever replica
         # Its client has left, its replica was told to drop it; after a timeout it may be sent again.
@@ -71,8 +76,9 @@ class Visit:
 class FrontDoor:
     """on_end is called with every request that has ended. patience_s: see `Source`.
 
-    max_resends: how often the service itself sends a request again whose replica has crashed. slo: for
-    autoscalers, which see how many answers met it. predictor: for routers that ask how long answers will be.
+    max_resends: how often the service itself sends a request again whose replica has crashed; recovery: with
+    what. slo: for autoscalers, which see how many answers met it. predictor: for routers that ask how long
+    answers will be.
     """
 
     def __init__(
@@ -86,11 +92,13 @@ class FrontDoor:
         on_end: Callable[[Request], None],
         patience_s: float | None = None,
         max_resends: int = 0,
+        recovery: Recovery,
         slo: Slo | None = None,
         predictor: LengthPredictor | None = None,
     ) -> None:
         self.fleet: Fleet  # set by whoever makes both: its replicas report to this door
         self.handovers: Handovers | None = None  # the same, if there are prefill pools
+        self.mirrors: Mirrors | None = None  # the same, if KV is mirrored
         self._clock = clock
         self._requests = requests
         self._admission = admission
@@ -101,6 +109,7 @@ class FrontDoor:
         self._on_end = on_end
         self._patience_s = patience_s
         self._max_resends = max_resends
+        self._recovery = recovery
         self._slo = slo
         self._predictor = predictor
         self._visits: dict[int, Visit] = {}
@@ -188,7 +197,7 @@ class FrontDoor:
         self.fleet.ended(replica, is_good, self._clock.now)
         if visit.is_timed_out:
             replica.events.timed_out(seq, self._clock.now)
-            self._requests.lose(seq, in_crash=False)
+            self._requests.lose(seq.request_id, in_crash=False)
             self._requests.forget_handover(seq.request_id)
             self._fail(visit, "timed out")
         else:
@@ -223,18 +232,27 @@ class FrontDoor:
         if has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
             self.begin_again(request_id)
 
-    def begin_again(self, request_id: int) -> None:
-        """Nothing is left of a request."""
+    def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
+        """No replica has a request any more: it goes on behind the tokens that went out, or from scratch.
+
+        is_resend: a crash of its replica is why, not one of a mirror that it was to have KV from.
+        """
         visit = self._visits[request_id]
         self._take_back(visit)
         self._requests.forget_handover(request_id)
+        has_left = visit.is_given_up or visit.is_timed_out
+        is_sent = not has_left and (not is_resend or visit.num_resends < self._max_resends)
+        several = visit.arrival.request.branching is not None
+        visit.goes_on = is_sent and self._recovery.keeps_tokens and not several
+        if not visit.goes_on:
+            self._requests.lose(request_id, in_crash=True)
         if visit.is_given_up:
             self._abandon(visit)
         elif visit.is_timed_out:
             self._fail(visit, "timed out")
-        elif visit.num_resends < self._max_resends:
-            visit.num_resends += 1
-            self._requests.num_resends += 1
+        elif is_sent:
+            visit.num_resends += is_resend
+            self._requests.num_resends += is_resend
             self._go_on(visit)
         else:
             self._fail(visit, "its replica crashed")
@@ -250,7 +268,7 @@ class FrontDoor:
         visit.attempt += 1
         self._requests.tries[visit.arrival.request.request_id] += 1
         visit.num_resends = 0
-        visit.has_token = visit.is_timed_out = False
+        visit.has_token = visit.is_timed_out = visit.goes_on = False
         if self._retries.timeout_s is not None:
             time_out = partial(self._time_out, visit, visit.attempt)
             self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)
@@ -285,15 +303,53 @@ class FrontDoor:
         visit.replica, visit.is_routed = replica, True
         if now > arrival.at_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
+        migrant = self._migrant(visit, replica, request) if visit.goes_on else None
         try:
-            if replica.pool.role == "prefill":
-                assert self.handovers is not None
-                self.handovers.check(request)
-            replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens)
+            if migrant is None:
+                self._check_prefill(replica, request, request.prompt.num_tokens)
+            replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens, migrant)
         except RejectedError as error:
             self._take_back(visit)
             return self._fail(visit, str(error), inf)
+        if migrant is not None:
+            self._requests.num_resumed += 1
+            if migrant.num_computed:
+                assert self.mirrors is not None
+                self.mirrors.expect(request.request_id, replica)
         return True
+
+    def _migrant(self, visit: Visit, replica: Replica, request: Request) -> Migrant | None:
+        """With what a request goes on in a replica; None: it begins there, for want of anything, or of room.
+
+        At least two tokens are left to compute, so that it gets its next one as prompts do.
+        """
+        request_id, arrival = request.request_id, visit.arrival
+        num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
+        num_left = 0 if self.mirrors is None else self.mirrors.num_left(request_id)
+        num_computed = max(0, min(num_left, num_known - 2))
+        if num_known == request.prompt.num_tokens and not num_computed:
+            return None
+        try:
+            replica.core.check_migrant(request, num_known, arrival.num_output_tokens)
+            self._check_prefill(replica, request, num_known)
+        except RejectedError:
+            self._begin_from_scratch(visit)
+            return None
+        return Migrant(request, num_known, num_computed)
+
+    def _check_prefill(self, replica: Replica, request: Request, num_known: int) -> None:
+        """Raise RejectedError for what a prefill replica computes and nobody could decode."""
+        if replica.pool.role == "prefill":
+            assert self.handovers is not None
+            self.handovers.check(request, num_known)
+
+    def _begin_from_scratch(self, visit: Visit) -> None:
+        """Nothing is kept of a request that was to go on."""
+        request_id = visit.arrival.request.request_id
+        visit.goes_on = False
+        self._requests.lose(request_id, in_crash=True)
+        if self.mirrors is not None:
+            self.mirrors.ended(request_id)
 
     def _router(self, request: Request) -> _Router:
         """That of the request's model."""
@@ -329,10 +385,15 @@ class FrontDoor:
         visit.is_let_in = False
         if self.handovers is not None:
             self.handovers.ended(request, now)
+        if self.mirrors is not None:
+            self.mirrors.ended(request.request_id)
+        self._requests.lost_kv.pop(request.request_id, None)
 
     def _fail(self, visit: Visit, reason: str, retry_after_s: float | None = None) -> bool:
         """An attempt has failed: its client sends the request again, or it is over; whether it is not."""
         request_id, now = visit.arrival.request.request_id, self._clock.now
+        if visit.goes_on:
+            self._begin_from_scratch(visit)
         self._leave(visit)
         self._note_held(visit, now)
         self._requests.fail(UNSERVABLE if retry_after_s == inf else reason)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING
 
 from simpy import Event
@@ -30,9 +31,9 @@ from policies.roles import Roles
 from policies.routing import Routing, chosen
 from policies.sequence import Sequence
 from sim.clock import Clock, Phase
-from sim.network import Flow, Network, Route
-from sim.records import LinkRecord, RequestLog
-from sim.topology import NetworkSettings, Topology
+from sim.interconnect import Interconnect
+from sim.network import Flow
+from sim.records import RequestLog
 
 if TYPE_CHECKING:
     from sim.front_door import FrontDoor
@@ -71,7 +72,6 @@ class Disaggregation:
     routing: Routing
     """Chooses the decode replica."""
     handover: HandoverSettings
-    network: NetworkSettings
     roles: Roles
 
 
@@ -93,7 +93,7 @@ class Handover:
 
 
 class Handovers:
-    """Those under way, and the network that their KV takes."""
+    """Those under way."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class Handovers:
         clock: Clock,
         requests: RequestLog,
         door: FrontDoor,
+        interconnect: Interconnect,
     ) -> None:
-        self.topology = Topology(settings.network)
         self.overflow_tokens = settings.handover.overflow_tokens
         self._settings = settings.handover
         self._routing = settings.routing
@@ -113,21 +113,19 @@ class Handovers:
         self._clock = clock
         self._requests = requests
         self._door = door
-        self._network = Network(clock)
-        self._down: set[int] = set()  # replicas that cannot be reached
-        self._slow: dict[int, float] = {}  # and how slow the links of others are
+        self._interconnect = interconnect
         self._under_way: dict[int, Handover] = {}
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
 
-    def check(self, request: Request) -> None:
-        """Raise RejectedError for a prompt with which no decode replica could go on."""
-        if request.max_tokens == 1:
+    def check(self, request: Request, num_known: int) -> None:
+        """Raise RejectedError if nobody could decode a sequence of so many tokens and the next."""
+        if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
             return
         refusal = None
         for replica in self._door.fleet.decoding_all:
             try:
-                replica.core.check_migrant(request, request.prompt.num_tokens + 1)
+                replica.core.check_migrant(request, num_known + 1)
             except RejectedError as error:
                 refusal = error
             else:
@@ -144,6 +142,8 @@ class Handovers:
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
             self._emit(handover, now)
+        else:
+            self._requests.held_back.add(request_id)
         self._clock.at(now, Phase.arrive, partial(self._on_begun, handover))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
@@ -151,15 +151,15 @@ class Handovers:
         handover = self._under_way[request_id]
         source, target = handover.source, handover.target
         assert target is not None
-        route = self._route(source.index, target.index)
+        route = self._interconnect.route(source.index, target.index)
         handover.began_s = self._clock.now
         handover.num_bytes = num_tokens * target.kv_bytes_per_token
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = handover.num_bytes * (1 - 1 / source.pool.num_layers)
             ahead_bytes = min(all_but_last, route.bytes_per_s * handover.prefill_s)
-            self._network.note_carried(route, ahead_bytes)
-        handover.flow = self._network.send(
+            self._interconnect.network.note_carried(route, ahead_bytes)
+        handover.flow = self._interconnect.network.send(
             route, handover.num_bytes - ahead_bytes, partial(self._on_copied, handover)
         )
 
@@ -183,12 +183,13 @@ class Handovers:
             self._routed.remove(request.request_id)
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
+        self._requests.held_back.discard(request.request_id)
         handover = self._under_way.pop(request.request_id, None)
         if handover is None:
             return
         self._held.pop(request.request_id, None)
         if handover.flow is not None:
-            self._network.cancel(handover.flow)
+            self._interconnect.network.cancel(handover.flow)
         handover.source.let_go(request.request_id)
 
     def lost(self, request: Request) -> bool:
@@ -207,7 +208,7 @@ class Handovers:
             return False
         target = handover.target
         if handover.flow is not None:
-            self._network.cancel(handover.flow)
+            self._interconnect.network.cancel(handover.flow)
         if handover.source.core.find(request_id) is not None:
             handover.target = handover.flow = None
             self._door.stays(request_id, handover.source)
@@ -220,57 +221,21 @@ class Handovers:
         target.drop(request_id, partial(self._door.begin_again, request_id))
         return True
 
-    def reach(self, replica: Replica, *, is_reached: bool) -> None:
-        """The link to a replica is lost, what is on it stands still; or it is there again."""
-        if is_reached:
-            self._down.discard(replica.index)
-        else:
-            self._down.add(replica.index)
-        self._set_ports(replica.index)
-
-    def slow_links(self, replica: Replica, factor: float) -> None:
-        """What goes to a replica, or leaves it, takes `factor` times as long."""
-        self._slow[replica.index] = factor
-        self._set_ports(replica.index)
-
-    def _set_ports(self, replica: int) -> None:
-        for capacity, bytes_per_s in self.topology.ports(replica):
-            share = 0.0 if replica in self._down else 1 / self._slow.get(replica, 1.0)
-            self._network.set_capacity(capacity, bytes_per_s * share)
-
     def ready(self) -> None:
         """A decode replica has come: choose for those that wait for one."""
         held, self._held = self._held, {}
         for handover in held.values():
             self._choose(handover)
 
-    def records(self, end_s: float) -> tuple[LinkRecord, ...]:
-        """What each link has carried, and what it can carry if nothing is wrong with it."""
-        sound = {
-            capacity: bytes_per_s
-            for replica in {*self._down, *self._slow}
-            for capacity, bytes_per_s in self.topology.ports(replica)
-        }
-        return tuple(
-            LinkRecord(
-                name, sound.get(capacity, capacity.bytes_per_s), self._network.carried_bytes(capacity, end_s)
-            )
-            for name, capacity in self.topology.capacities.items()
-        )
-
-    def _route(self, source: int, target: int) -> Route:
-        """From one replica to another, as the troubles of both make it."""
-        is_new = not self.topology.has_route(source, target)
-        route = self.topology.route(source, target)
-        if is_new and (self._down or self._slow):
-            self._set_ports(source)
-            self._set_ports(target)
-        return route
-
     def _emit(self, handover: Handover, now: float) -> None:
-        """The first token goes out."""
-        self._requests.first_token(handover.migrant.request.request_id, now)
-        self._door.first_token_of(handover.migrant.request.request_id)
+        """The token of the prefill goes out: the first, or that with which a resumed request goes on."""
+        request_id = handover.migrant.request.request_id
+        self._requests.held_back.discard(request_id)
+        if isnan(self._requests.first_token_s[request_id]):
+            self._requests.first_token(request_id, now)
+        else:
+            handover.source.iterations.add_gap(self._requests.next_token(request_id, now), now)
+        self._door.first_token_of(request_id)
 
     def _on_begun(self, handover: Handover, event: Event) -> None:
         if self._is_on(handover):

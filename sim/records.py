@@ -85,12 +85,26 @@ class RequestLog:
         self.num_lost_first_tokens = 0
         self.num_crash_tokens = 0  # of the lost ones, those that were lost in crashes
         self.num_resends = 0
+        self.num_resumed = 0  # of these, those that went on where they were
+        self.num_recomputed_tokens = 0  # whose KV crashes had lost
+        self.lost_kv: dict[int, int] = {}  # by request id: tokens of it that have not been admitted again
+        self.held_back: set[int] = set()  # request ids: the newest token goes out with the KV, not before
         self.failures: Counter[str] = Counter()
 
     def schedule(self, seq: Sequence, now: float) -> None:
-        """A request is worked on for the first time."""
-        self.scheduled_s[seq.request_id] = now
-        self.cached_tokens[seq.request_id] = seq.num_found
+        """A request is worked on, perhaps for the first time."""
+        request_id = seq.request_id
+        if isnan(self.scheduled_s[request_id]):
+            self.scheduled_s[request_id] = now
+            self.cached_tokens[request_id] = seq.num_found
+        if self.lost_kv:
+            self.num_recomputed_tokens += max(0, self.lost_kv.pop(request_id, 0) - seq.num_found)
+
+    def lose_kv(self, request_id: int, num_tokens: int) -> None:
+        """A crash has lost the KV of so many tokens."""
+        num_tokens = max(num_tokens, self.lost_kv.get(request_id, 0))
+        if num_tokens:
+            self.lost_kv[request_id] = num_tokens
 
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
@@ -148,6 +162,14 @@ class RequestLog:
         self.first_token_s[request_id] = self.last_token_s[request_id] = now
         self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
+    def next_token(self, request_id: int, now: float) -> float:
+        """The same for a later one; returns the gap before it in seconds."""
+        gap_s = now - self.last_token_s[request_id]
+        self.last_token_s[request_id] = now
+        self.output_tokens[request_id] += 1
+        self.longest_tokens[request_id] += 1
+        return gap_s
+
     def send(self, request_id: int, replica: int) -> None:
         """A request goes to a replica."""
         self.replica[request_id] = replica
@@ -182,22 +204,21 @@ class RequestLog:
         self.finished_s[request_id] = now
 
     def forget_handover(self, request_id: int) -> None:
-        """Nothing is left of the KV that was handed over."""
+        """Nothing is left of the KV that was handed over, nor of a token that was to go out with it."""
+        self.held_back.discard(request_id)
         self.prefill_replica[request_id] = -1
         self.kv_transfer_s[request_id] = NAN
         self.kv_transfer_bytes[request_id] = 0.0
 
-    def lose(self, seq: Sequence, *, in_crash: bool) -> None:
+    def lose(self, request_id: int, *, in_crash: bool) -> None:
         """Forget what was answered: the engine crashed, or the client left, and the request begins anew."""
-        request_id = seq.request_id
         self.status[request_id] = Status.unfinished
         self.reason.pop(request_id, None)
         if not isnan(self.first_token_s[request_id]):
-            branching = seq.request.branching
-            self.num_lost_first_tokens += 1 if branching is None else branching.width
-            self.lost_tokens[request_id] += seq.num_emitted_tokens
+            self.num_lost_first_tokens += self.samples[request_id]
+            self.lost_tokens[request_id] += self.output_tokens[request_id]
             if in_crash:
-                self.num_crash_tokens += seq.num_emitted_tokens
+                self.num_crash_tokens += self.output_tokens[request_id]
         for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
             times_s[request_id] = NAN
         for counts in (
@@ -214,9 +235,10 @@ class RequestLog:
         request_id = seq.request_id
         self.preemptions[request_id] = seq.num_preemptions
         if not isnan(self.first_token_s[request_id]):
+            num_unseen = request_id in self.held_back
             self.last_token_s[request_id] = last_token_s
-            self.output_tokens[request_id] = seq.num_emitted_tokens
-            self.longest_tokens[request_id] = seq.num_output_tokens
+            self.output_tokens[request_id] = seq.num_emitted_tokens - num_unseen
+            self.longest_tokens[request_id] = seq.num_output_tokens - num_unseen
 
     def table(self) -> pd.DataFrame:
         """One row a request, by request id; times in seconds, NaN where it did not happen.
@@ -477,6 +499,18 @@ class ReplicaRecord(NamedTuple):
     """From when until when, after each crash."""
 
 
+class RecoveryRecord(NamedTuple):
+    """What was done to go on with requests whose replica had crashed. Tokens and bytes are those of KV."""
+
+    num_resumed: int = 0
+    """Times that a request went on where it was."""
+    num_recomputed_tokens: int = 0
+    """Lost in crashes, and computed a second time, whoever began again or went on."""
+    mirrored_bytes: float = 0.0
+    num_restored_tokens: int = 0
+    restored_bytes: float = 0.0
+
+
 class LinkRecord(NamedTuple):
     """What KV has travelled on: a port in one direction, or a switch."""
 
@@ -507,7 +541,7 @@ class RunRecords:
     the tokens lost, those lost in crashes. troubles: those that happened.
     num_resends: requests sent again by the service. failures: by reason, how often a client was refused or
     left alone with its request.
-    links: between replicas, those that KV was sent over.
+    recovery: of those whose replica crashed. links: between replicas, those that KV was sent over.
     adapters: what those of each replica did; empty where none are served.
     """
 
@@ -530,6 +564,7 @@ class RunRecords:
     troubles: tuple[Trouble, ...] = ()
     num_resends: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
+    recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
     links: tuple[LinkRecord, ...] = ()
     adapters: Iterable[AdapterCounts] = ()
 

@@ -34,6 +34,8 @@ from sim.signals import Counts, Signals
 
 if TYPE_CHECKING:
     from sim.handovers import Handovers
+    from sim.interconnect import Interconnect
+    from sim.mirrors import Mirrors
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
@@ -73,6 +75,10 @@ class Surroundings:
     are_looked_into: bool = False
     handovers: Handovers | None = None
     """Who sees to what replicas of a prefill pool have computed; None: there is no such pool."""
+    interconnect: Interconnect | None = None
+    """What KV travels on between replicas; None: it does not."""
+    mirrors: Mirrors | None = None
+    """Who copies KV in case a replica crashes; None: nobody."""
 
 
 class Replica:
@@ -109,6 +115,12 @@ class Replica:
         self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
         self._aborts: list[int] = []
         self._handovers = around.handovers
+        self._mirrors = around.mirrors
+        self._is_mirrored = around.mirrors is not None and pool.role != "prefill"
+        self._mirror_timer: Event | None = None  # the one that counts
+        self._resumed: set[int] = set()  # request ids: they go on, and have no token from here yet
+        self._num_mirrored = 0  # iterations after the last of which KV was copied
+        self._interconnect = around.interconnect
         self._hands_over = pool.role == "prefill"
         self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
         self._incoming: dict[int, float] = {}  # by request id: handed over to this one, when; no KV here yet
@@ -190,26 +202,31 @@ class Replica:
         """Whether an adapter is on its GPU, or on its way there."""
         return self.core.residents is not None and self.core.residents.is_resident(name)
 
-    def submit(self, request: Request, stop_after: StopAfter) -> None:
-        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
+    def submit(self, request: Request, stop_after: StopAfter, migrant: Migrant | None = None) -> None:
+        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError.
+
+        migrant: with what it goes on where a replica that crashed had got; `EngineCore.check_migrant` allows
+        it. What it has computed is with the mirrors.
+        """
         num_tokens = request.prompt.num_tokens
-        add = partial(self._add, request, stop_after)
+        num_queued = num_tokens if isnan(self._requests.first_token_s[request.request_id]) else 0
+        add = partial(self._add, request, stop_after, migrant)
         if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self._flight is not None
             boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
             self._note_sent(num_tokens)
-            self.num_queued_tokens += num_tokens
+            self.num_queued_tokens += num_queued
             self._on_the_way[request.request_id] = request
             self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
             return
         if not (self._frontend_s or self._plans_ahead):
-            self._add(request, stop_after)
+            self._add(request, stop_after, migrant)
             self._note_sent(num_tokens)
-            self.num_queued_tokens += num_tokens
+            self.num_queued_tokens += num_queued
             return
         self.core.bounds_of(request, stop_after)
         self._note_sent(num_tokens)
-        self.num_queued_tokens += num_tokens
+        self.num_queued_tokens += num_queued
         self._on_the_way[request.request_id] = request
         if self._frontend_s:
             known_s = self._clock.now + self._frontend_s
@@ -230,6 +247,12 @@ class Replica:
         """The KV of a sequence that was handed over is here."""
         del self._incoming[request_id]
         self._on_loaded(request_id)
+
+    def fetched(self, request_id: int) -> None:
+        """KV of a sequence that came from a replica that crashed is here."""
+        assert self._mirrors is not None
+        if self._mirrors.fetched(request_id):
+            self._on_loaded(request_id)
 
     def let_go(self, request_id: int) -> None:
         """A sequence that was handed over from here needs its KV no more: as `abort`."""
@@ -282,9 +305,16 @@ class Replica:
             self._given_up.remove(request_id)
             self._give_up(request_id, is_late=self._plans_ahead)
 
-    def _add(self, request: Request, stop_after: StopAfter, is_late: bool = False) -> None:
+    def _add(
+        self, request: Request, stop_after: StopAfter, migrant: Migrant | None, is_late: bool = False
+    ) -> None:
         self._settle(is_late)
-        self.events.enter(self.core.add(request, stop_after))
+        if migrant is None:
+            seq = self.core.add(request, stop_after)
+        else:
+            seq = self.core.adopt(migrant, stop_after, "mirror")
+            self._resumed.add(request.request_id)
+        self.events.enter(seq)
         self._num_entered += 1
         self._num_entered_tokens += request.prompt.num_tokens
         self._look_up(is_late)
@@ -327,6 +357,7 @@ class Replica:
         """
         now = self._clock.now
         flight, self._flight, self._timer = self._flight, None, None
+        self._mirror_timer = None
         if flight is not None:
             num_ended = bisect_right(flight.ends_s, now)
             if num_ended:
@@ -336,7 +367,9 @@ class Replica:
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
             if seq.request_id not in self._incoming:  # else its first token and its KV are safe
-                self._requests.lose(seq, in_crash=True)
+                self._requests.note(seq, self._last_token_s(seq))
+                if seq.state is not SequenceState.loading:
+                    self._requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
         for request in self._on_the_way.values():
             sent_s = self._incoming.get(request.request_id)
@@ -353,6 +386,7 @@ class Replica:
         self._new_incoming.clear()
         self._prefill_s.clear()
         self._fresh.clear()
+        self._resumed.clear()
         self._branched_s.clear()
         self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
         self._num_sent = self._num_sent_tokens = self._num_entered = self._num_entered_tokens = 0
@@ -367,8 +401,8 @@ class Replica:
     def slow_links(self, factor: float) -> None:
         """Let copies take `factor` times as long: between memory tiers those that begin from now on."""
         self._links.slowdown = factor
-        if self._handovers is not None:
-            self._handovers.slow_links(self, factor)
+        if self._interconnect is not None:
+            self._interconnect.slow_links(self.index, factor)
 
     def busy_s(self, now: float) -> float:
         """Seconds with an iteration running, up to now: the same however the run was cut into leaps."""
@@ -473,6 +507,7 @@ class Replica:
     def _plan(self, now: float) -> None:
         """Decide what comes next and set out, if there is anything to do."""
         core = self.core
+        self._mirror_timer = None
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
@@ -494,8 +529,10 @@ class Replica:
         if self._on_plan_made is not None:
             self._on_plan_made(plan)
         for seq in plan.admitted:
-            if isnan(self._requests.scheduled_s[seq.request_id]):
+            if isnan(self._requests.scheduled_s[seq.request_id]) or self._requests.lost_kv:
                 self._requests.schedule(seq, now)
+            if self._mirrors is not None:
+                self._mirrors.admitted(seq.request_id)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
                 self._fresh[seq] = self._requests.last_token_s[seq.request_id]
         ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
@@ -518,6 +555,42 @@ class Replica:
         if self._signals is not None:
             self._signals.planned(flight, self._num_entered, self._num_entered_tokens, now)
         self._leave_after(flight, len(ends_s))
+        if self._is_mirrored:
+            self._expect_mirroring(flight)
+
+    def _expect_mirroring(self, flight: Flight) -> None:
+        """Wait for the next iteration of a flight after which KV is to be copied, if there is one."""
+        assert self._mirrors is not None
+        every, num_before = self._mirrors.every_tokens, self.core.num_iterations
+        due = (max(num_before, self._num_mirrored) // every + 1) * every - num_before
+        if due <= flight.num_iterations:
+            mirror = partial(self._mirror, flight, due)
+            self._mirror_timer = self._clock.at(flight.ends_s[due - 1], Phase.mirror + self.index, mirror)
+
+    def _mirror(self, flight: Flight, num_iterations: int, event: Event) -> None:
+        """So many iterations of a flight are over: copy what is new. In a leap the engine has not heard."""
+        if event is not self._mirror_timer:
+            return
+        assert self._mirrors is not None
+        num_ahead = num_iterations if self._flight is flight else 0
+        self._num_mirrored = self.core.num_iterations + num_ahead
+        self._mirrors.copy(self, self._computed_after(flight.plan, num_ahead))
+        if num_ahead:
+            self._expect_mirroring(flight)
+
+    def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
+        """Tokens of each sequence that have their KV here once a plan under way has been run so often."""
+        computed = {
+            seq.request_id: seq.num_computed
+            for seq in self.core.running.values()
+            if seq.state is not SequenceState.loading and seq.request.branching is None
+        }
+        if num_iterations:
+            for seq in plan.decodes:
+                computed[seq.request_id] += num_iterations
+            for chunk in plan.chunks:
+                computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens
+        return computed
 
     def _begin(self, transfers: list[Transfer]) -> float:
         """Start copies between tiers; returns for how long the step waits for those out of its blocks."""
@@ -525,6 +598,9 @@ class Replica:
         for transfer in transfers:
             if transfer.source == "remote":
                 self._fetch(transfer)
+                continue
+            if transfer.source == "mirror":
+                self._fetch_mirrored(transfer)
                 continue
             done_s = self._links.begin(transfer, now)
             if transfer.seq is not None:
@@ -541,6 +617,15 @@ class Replica:
         had_room_at_once = request_id in self._new_incoming
         self._handovers.fetch(request_id, transfer.num_tokens, had_room_at_once=had_room_at_once)
 
+    def _fetch_mirrored(self, transfer: Transfer) -> None:
+        """Let KV be copied that a replica had before it crashed, perhaps from this one's own host."""
+        assert self._mirrors is not None
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        if not self._mirrors.fetch(request_id, transfer.num_tokens):
+            done_s = self._links.begin(transfer._replace(source="host"), self._clock.now)
+            self._later(done_s, Phase.arrive, partial(self.fetched, request_id))
+
     def _find_incoming(self, plan: StepPlan | None) -> None:
         """A plan was made: who was handed over and is run by it has found all its KV in the cache here."""
         assert self._handovers is not None
@@ -555,7 +640,9 @@ class Replica:
         assert self._handovers is not None
         migrant = self.core.hand_over(seq.request_id)
         assert migrant is not None, f"{seq!r} cannot be handed over"
-        self.num_queued_tokens -= seq.num_prompt_tokens
+        if seq.num_output_tokens == 1:
+            self.num_queued_tokens -= seq.num_prompt_tokens
+        self._resumed.discard(seq.request_id)
         self.events.hand_over(seq, now)
         self._handovers.begin(self, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
 
@@ -654,12 +741,17 @@ class Replica:
                 for _ in range(num_new):
                     self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
                 self.events.prefilled(seq, end_s)
+                if seq.request_id in self._resumed:
+                    self._resumed.remove(seq.request_id)
+                    if self._on_first_token is not None:
+                        self._on_first_token(seq)
             if seq.request.branching is None:
                 self._fresh[seq] = end_s
             else:
                 self._branched_s[seq.request_id] = end_s
         for seq in progress.finished:
             self._fresh.pop(seq, None)
+            self._resumed.discard(seq.request_id)
             self._branched_s.pop(seq.request_id, None)
             self._prefill_s.pop(seq.request_id, None)
             requests.end(seq, Status.finished, end_s, end_s)
@@ -699,6 +791,7 @@ class Replica:
         then = self._drops.pop(request_id, None)
         self.events.leave(seq, self._clock.now, is_lost=then is not None)
         self._fresh.pop(seq, None)
+        self._resumed.discard(request_id)
         self._branched_s.pop(request_id, None)
         self._prefill_s.pop(request_id, None)
         is_unseen = isnan(self._requests.first_token_s[request_id])

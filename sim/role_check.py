@@ -30,7 +30,7 @@ def check_roles(pools: Mapping[str, PoolSettings], network: NetworkSettings, rol
             name = by_role[role][0] if role in by_role else ""
             where = f"pools.{name}.role={role}" if name else f"role={role}"
             raise ValueError(f"{where}: needs a pool with role={other}, too, in `pools`")
-    _check_kv(pools)
+    check_kv(pools)
     for pool in pools.values():
         network.check(pool.hardware)
     if roles.interval_s is not None:
@@ -52,18 +52,19 @@ def _check_batching(where: str, pool: PoolSettings) -> None:
         )
 
 
-def _check_kv(pools: Mapping[str, PoolSettings]) -> None:
-    """KV that one pool computes must be good for another."""
+def check_kv(pools: Mapping[str, PoolSettings]) -> None:
+    """Raise ValueError where KV that one replica computes is no good for another."""
     first_name, first = next(iter(pools.items()))
     for name, pool in pools.items():
+        where = f"pools.{name}." if name else ""
         if pool.model != first.model:
             raise ValueError(
-                f"pools.{name}.model={pool.model.name}: must be that of pools.{first_name}, "
+                f"{where}model={pool.model.name}: must be that of pools.{first_name}, "
                 f"{first.model.name}: its KV goes from one to the other"
             )
         if pool.caching.changes_outputs:
             raise ValueError(
-                f"pools.{name}.caching={type(pool.caching).__name__}: keeps a part of the KV only, so nobody "
+                f"{where}caching={type(pool.caching).__name__}: keeps a part of the KV only, so nobody "
                 "can go on with it; choose caching=paged, prefix or radix"
             )
 

@@ -25,8 +25,9 @@ from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.pool import PoolSettings
 from sim.records import RunRecords
+from sim.recovery import Recovery
 from sim.result import RunResult
-from sim.role_check import check_roles
+from sim.role_check import check_kv, check_roles
 from sim.run_notes import pool_notes, workload_notes
 from sim.signals import check_age
 from sim.simulation import Simulation, check_fleet
@@ -92,6 +93,8 @@ class Scenario(PoolSettings):
     """What goes wrong."""
     max_resends: int = 1
     """How often the service sends a request again whose replica has crashed; then its client has to."""
+    recovery: Recovery = Recovery()
+    """With what it is sent again."""
     signal_age_s: float = 0.05
     """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
     decode_routing: Routing = LeastOutstanding()
@@ -129,6 +132,7 @@ class Scenario(PoolSettings):
                 )
         PoolSettings.__post_init__(self)  # super() does not know classes with slots
         check_roles(self.pools_by_name, self.network, self.roles)
+        self._check_recovery()
         self._check_adapters()
         self._check_models()
         self._check_branching()
@@ -142,6 +146,30 @@ class Scenario(PoolSettings):
             self.troubles.check(self.num_replicas, pools)
         except ValueError as error:
             raise ValueError(f"troubles.{error}") from None
+
+    def _check_recovery(self) -> None:
+        """Raise ValueError where requests could not go on as they should after a crash."""
+        key = f"recovery.way={self.recovery.way}"
+        if self.recovery.way == "scratch":
+            return
+        answers = getattr(self.workload, "branching", None)
+        if isinstance(answers, Answers) and answers.width > 1:
+            raise ValueError(
+                f"{key}, workload.branching.width={answers.width}: a request with several answers cannot go "
+                "on elsewhere; choose recovery=scratch, or ask for one answer"
+            )
+        for name, pool in self.pools_by_name.items():
+            if pool.role == "prefill" and pool.adapters is not None:
+                raise ValueError(
+                    f"{key}, pools.{name}.role=prefill: a request with an adapter goes on in mixed replicas "
+                    f"only; choose recovery=scratch, or pools.{name}.adapters=none"
+                )
+        if self.recovery.way == "kv":
+            if self.num_replicas == 1 and all(pool.scaling is None for pool in self.pools_by_name.values()):
+                raise ValueError(f"{key}, replicas=1: must be >= 2, KV is copied to another replica's host")
+            check_kv(self.pools_by_name)
+            for pool in self.pools_by_name.values():
+                self.network.check(pool.hardware)
 
     def _check_adapters(self) -> None:
         """Raise ValueError where the traffic's adapters cannot be served."""
@@ -255,6 +283,7 @@ class Scenario(PoolSettings):
             retries=deepcopy(self.retries),
             troubles=self.troubles,
             max_resends=self.max_resends,
+            recovery=self.recovery,
             slo=self.slo,
             leap=self.sim.leap,
             until_s=self.sim.until_s,
@@ -263,6 +292,7 @@ class Scenario(PoolSettings):
             signal_age_s=self.signal_age_s,
             disaggregation=self.disaggregation(),
             predictor=deepcopy(self.prediction),
+            network=self.network,
         )
         return simulation.run(report)
 
@@ -273,7 +303,6 @@ class Scenario(PoolSettings):
         return Disaggregation(
             routing=deepcopy(self.decode_routing),
             handover=self.handover,
-            network=self.network,
             roles=deepcopy(self.roles),
         )
 

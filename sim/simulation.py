@@ -25,13 +25,17 @@ from sim.fleet import Fleet
 from sim.front_door import FrontDoor
 from sim.handovers import Disaggregation, Handovers
 from sim.incidents import Incidents
+from sim.interconnect import Interconnect
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
+from sim.mirrors import Mirrors
 from sim.overload import OverloadWatch
 from sim.pool import Pool
-from sim.records import EngineRecord, Gaps, IterationLog, RequestLog, RunRecords
+from sim.records import EngineRecord, Gaps, IterationLog, RecoveryRecord, RequestLog, RunRecords
+from sim.recovery import Recovery
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
+from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, Source
 from sim.workload.retries import Retries
@@ -53,7 +57,8 @@ class Simulation:
     long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
     stop_overloaded: end the run once the backlog grows without bound, see `sim.overload`.
     slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
-    decode. predictor: for routers that ask how long answers will be.
+    decode. predictor: for routers that ask how long answers will be. network: between replicas. recovery:
+    with what a request is sent again; None: from scratch.
 
     leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
     simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
@@ -80,6 +85,8 @@ class Simulation:
         signal_age_s: float = 0.05,
         disaggregation: Disaggregation | None = None,
         predictor: LengthPredictor | None = None,
+        network: NetworkSettings | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
@@ -98,6 +105,7 @@ class Simulation:
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         scales = any(pool.scaling is not None for pool in pools)
         admission = AdmitAll() if admission is None else admission
+        recovery = Recovery() if recovery is None else recovery
         self._door = FrontDoor(
             clock=self._clock,
             requests=self._requests,
@@ -107,14 +115,26 @@ class Simulation:
             on_end=self._follow_up,
             patience_s=source.patience_s,
             max_resends=max_resends,
+            recovery=recovery,
             slo=slo if scales else None,
             predictor=predictor,
         )
         readers: list[object] = [admission, routing]
         reads_signals = scales
+        self._interconnect: Interconnect | None = None
+        if disaggregation is not None or recovery.every_tokens is not None:
+            self._interconnect = Interconnect(network or NetworkSettings(), self._clock)
+        if recovery.every_tokens is not None:
+            assert self._interconnect is not None
+            self._door.mirrors = Mirrors(recovery.every_tokens, self._door, self._interconnect)
         if disaggregation is not None:
+            assert self._interconnect is not None
             self._door.handovers = Handovers(
-                settings=disaggregation, clock=self._clock, requests=self._requests, door=self._door
+                settings=disaggregation,
+                clock=self._clock,
+                requests=self._requests,
+                door=self._door,
+                interconnect=self._interconnect,
             )
             readers.append(disaggregation.routing)
             switches = disaggregation.roles.interval_s is not None
@@ -131,6 +151,8 @@ class Simulation:
             signal_age_s=signal_age_s if reads_signals else None,
             are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
             handovers=self._door.handovers,
+            interconnect=self._interconnect,
+            mirrors=self._door.mirrors,
         )
         self.fleet = self._door.fleet = Fleet(pools, around, self._door.fleet_changed)
         if disaggregation is not None and self._door.handovers is not None:
@@ -260,8 +282,20 @@ class Simulation:
             num_crash_tokens=self._requests.num_crash_tokens,
             troubles=tuple(self._incidents.happened),
             num_resends=self._requests.num_resends,
+            recovery=self._recovered(),
             failures=dict(self._requests.failures),
-            links=() if self._door.handovers is None else self._door.handovers.records(end_s),
+            links=() if self._interconnect is None else self._interconnect.records(end_s),
+        )
+
+    def _recovered(self) -> RecoveryRecord:
+        log, mirrors = self._requests, self._door.mirrors
+        record = RecoveryRecord(log.num_resumed, log.num_recomputed_tokens)
+        if mirrors is None:
+            return record
+        return record._replace(
+            mirrored_bytes=mirrors.mirrored_bytes,
+            num_restored_tokens=mirrors.num_restored_tokens,
+            restored_bytes=mirrors.restored_bytes,
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ A port of a replica is as wide as those of its devices together: each sends the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from hwmodels.checks import check_finite, check_whole
@@ -97,6 +97,8 @@ class _Site:
     device: Device
     num_devices: int
     nodes: range
+    host_bytes_per_s: float
+    """Between its GPUs and its host's memory."""
 
 
 class Topology:
@@ -110,17 +112,35 @@ class Topology:
         self._begun: Device | None = None  # what they are
         self._capacities: dict[str, Capacity] = {}
         self._ports: dict[int, list[tuple[Capacity, float]]] = {}  # by replica
-        self._routes: dict[tuple[int, int], Route] = {}
+        self._routes: dict[tuple[int, int, int | None], Route] = {}
+        self._free: list[_Site] = []  # left by replicas that have gone
 
     @property
     def capacities(self) -> dict[str, Capacity]:
         """Those in use so far, by name."""
         return self._capacities
 
-    def place(self, replica: int, device: Device, num_devices: int, instead_of: int | None = None) -> None:
-        """A replica comes; it takes the next free devices, or those of another one that has gone."""
+    def place(
+        self,
+        replica: int,
+        device: Device,
+        num_devices: int,
+        host_bytes_per_s: float = inf,
+        instead_of: int | None = None,
+    ) -> None:
+        """A replica comes, to devices that one like it has left, or else to the next free ones.
+
+        instead_of: to those of another one that is just going.
+        """
         if instead_of is not None:
-            self._sites[replica] = self._sites[instead_of]
+            self._sites[replica] = self._sites.pop(instead_of)
+            return
+        left = next(
+            (site for site in self._free if (site.device, site.num_devices) == (device, num_devices)), None
+        )
+        if left is not None:
+            self._free.remove(left)
+            self._sites[replica] = replace(left, host_bytes_per_s=host_bytes_per_s)
             return
         self.settings.check(device)
         if device != self._begun or num_devices > self._num_left:
@@ -132,24 +152,38 @@ class Topology:
         else:
             nodes = range(self._next_node - 1, self._next_node)
             self._num_left -= num_devices
-        self._sites[replica] = _Site(device, num_devices, nodes)
+        self._sites[replica] = _Site(device, num_devices, nodes, host_bytes_per_s)
+
+    def remove(self, replica: int) -> list[tuple[Capacity, float]]:
+        """A replica has gone, its devices are free; returns the ports that it had, as `ports`."""
+        site = self._sites.pop(replica, None)
+        if site is not None:  # else another one has taken its place
+            self._free.append(site)
+        ports = self._ports.pop(replica, [])
+        for capacity, _ in ports:
+            del self._capacities[capacity.name]
+        self._routes = {ends: route for ends, route in self._routes.items() if replica not in ends[:2]}
+        return ports
 
     def ports(self, replica: int) -> list[tuple[Capacity, float]]:
         """Those of a replica that are in use so far, and what passes them when nothing is wrong."""
         return self._ports.get(replica, [])
 
-    def has_route(self, source: int, target: int) -> bool:
+    def has_route(self, source: int, target: int, host: int | None = None) -> bool:
         """Whether there is one already."""
-        return (source, target) in self._routes
+        return (source, target, host) in self._routes
 
-    def route(self, source: int, target: int) -> Route:
-        """From one replica's GPUs to another's. Raises KeyError for a replica that was not placed."""
-        route = self._routes.get((source, target))
+    def route(self, source: int, target: int, *, host: int | None = None) -> Route:
+        """From one replica's GPUs to another's. Raises KeyError for a replica that was not placed.
+
+        host: that one of the two whose host's memory is meant instead.
+        """
+        route = self._routes.get((source, target, host))
         if route is None:
-            route = self._routes[source, target] = self._make_route(source, target)
+            route = self._routes[source, target, host] = self._make_route(source, target, host)
         return route
 
-    def _make_route(self, source: int, target: int) -> Route:
+    def _make_route(self, source: int, target: int, host: int | None) -> Route:
         sites = (self._sites[source], self._sites[target])
         is_same_node = sites[0].nodes == sites[1].nodes and len(sites[0].nodes) == 1
         links = [self.settings.link_of(site.device, is_same_node=is_same_node) for site in sites]
@@ -166,14 +200,24 @@ class Topology:
         if is_shared:
             capacities.append(self._node_port(sites[1], "in", links[1]))
         capacities.append(self._port(target, "in", sites[1], carriers[1]))
+        if host is not None and self._sites[host].host_bytes_per_s < inf:
+            capacities.append(self._host_port(host, "out" if host == source else "in"))
         return Route(capacities, max(link.latency_s for link in links))
+
+    def _host_port(self, replica: int, way: str) -> Capacity:
+        """All that is read from, or written to, its host's memory for others."""
+        bytes_per_s = self._sites[replica].host_bytes_per_s
+        return self._own(replica, f"replica {replica} host {way}", bytes_per_s)
 
     def _port(self, replica: int, way: str, site: _Site, link: Link) -> Capacity:
         """All that leaves, or reaches, a replica over one kind of link."""
         bytes_per_s = link.bandwidth_bytes_per_s * site.num_devices * self.settings.reached_share
-        name = f"replica {replica} {way}, {link.name}"
+        return self._own(replica, f"replica {replica} {way}, {link.name}", bytes_per_s, is_bounded=True)
+
+    def _own(self, replica: int, name: str, bytes_per_s: float, *, is_bounded: bool = False) -> Capacity:
+        """A port of a replica."""
         is_new = name not in self._capacities
-        port = self._capacity(name, bytes_per_s, is_bounded=True)
+        port = self._capacity(name, bytes_per_s, is_bounded=is_bounded)
         if is_new:
             self._ports.setdefault(replica, []).append((port, bytes_per_s))
         return port

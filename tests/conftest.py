@@ -1,6 +1,7 @@
 """How property tests search, and what needs PyTorch.
 
-`make test` draws the same examples every time, `make test-all` new ones.
+`make test` draws the same examples every time, `make test-all` new ones. No example has to be fast: what a
+world costs depends on what is drawn, and machines are shared.
 Kernels run in Triton's interpreter, which must be chosen before Triton is imported by anybody.
 """
 
@@ -8,10 +9,11 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("same", derandomize=True)
-settings.register_profile("new", derandomize=False, print_blob=True)
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", patient, derandomize=True)
+settings.register_profile("new", patient, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 MISSING = [name for name in ("torch", "triton") if find_spec(name) is None]

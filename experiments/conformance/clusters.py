@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_routing, draw_worlds
-from experiments.conformance.worlds import ToyModel, World, WorldPool
+from experiments.conformance.worlds import ToyModel, World, WorldPool, toy_network
 from policies.admission.deadline_feasible import DeadlineFeasible
 from policies.admission.none import AdmitAll
 from policies.admission.queue_bound import QueueBound
@@ -21,6 +21,7 @@ from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
 from sim.metrics.slo import Slo
+from sim.recovery import Recovery
 from sim.troubles import BadRelease, Kind, Random, Scripted, Troubles
 from sim.workload.retries import JITTERS, Retries
 
@@ -147,7 +148,7 @@ def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
             Predictive,
             interval_s=st.just(4 * tick_s),
             season_s=st.just(40 * tick_s),
-            lead_s=st.just(8 * tick_s),
+            lead_s=st.sampled_from([None, 8 * tick_s]),
             capacity_per_s=st.sampled_from([0.1, 0.5]).map(lambda n: n / tick_s),
             stabilisation_s=a_while_s,
             **bounds,
@@ -191,7 +192,52 @@ def draw_clusters(draw: st.DrawFn) -> World:
         retries=draw(st.none() | draw_retries(tick_s)),
         troubles=Troubles(events=tuple(draw(st.lists(event, max_size=3)))),
         max_resends=draw(st.integers(0, 2)),
+        recovery=draw(draw_recovery(keeps_kv=not world.caching.changes_outputs)),
         slo=draw(
             st.sampled_from([None, 3, 20]).map(lambda n: None if n is None else Slo(ttft_ms=n * tick_s * 1e3))
+        ),
+    )
+
+
+def draw_recovery(*, keeps_kv: bool = True) -> st.SearchStrategy[Recovery]:
+    """Strategy: any way to go on after a crash; keeps_kv: KV can be used elsewhere."""
+    ways = st.sampled_from(["scratch", "tokens"]).map(lambda way: Recovery(way=way))
+    mirrored = st.integers(1, 6).map(lambda every: Recovery(way="kv", every_tokens=every))
+    return ways | mirrored if keeps_kv else ways
+
+
+@st.composite
+def draw_crashes(draw: st.DrawFn) -> World:
+    """Any world whose replicas crash while there is work, with links that are wide or narrow."""
+    world = draw(draw_worlds())
+    tick_s, num_replicas = world.model.tick_s, draw(st.integers(2, 4))
+    links = world.links
+    crash = st.builds(
+        Scripted,
+        kind=st.just(Kind.crash),
+        at_s=st.integers(1, 120).map(lambda n: n * tick_s / 2),
+        duration_s=st.integers(1, 40).map(lambda n: n * tick_s / 2),
+        replicas=st.integers(0, num_replicas - 1).map(lambda replica: (replica,)),
+    )
+    others = draw_event(num_replicas, 1, tick_s)
+    return replace(
+        world,
+        num_replicas=num_replicas,
+        routing=draw(draw_routing(num_replicas, tick_s)),
+        retries=draw(st.none() | draw_retries(tick_s)),
+        troubles=Troubles(
+            events=(
+                *draw(st.lists(crash, min_size=1, max_size=4)),
+                *draw(st.lists(others, max_size=1)),
+            )
+        ),
+        max_resends=draw(st.integers(1, 3)),
+        recovery=draw(draw_recovery(keeps_kv=not world.caching.changes_outputs)),
+        links=lambda: replace(links(), bytes_per_token=1.0),
+        network=toy_network(
+            draw(st.sampled_from([1.0, 8.0, 1000.0])),
+            tick_s,
+            latency_s=draw(st.sampled_from([0.0, 0.5])) * tick_s,
+            max_transfers=draw(st.none() | st.just(1)),
         ),
     )

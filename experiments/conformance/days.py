@@ -22,6 +22,7 @@ class FluidPool:
     capacity_per_s: float
     service_s: float
     num_draining: int = 0
+    cold_start_s: float = 0.0
     ready_s: list[float] = field(default_factory=list)
     """When those that start are up."""
     waiting: float = 0.0
@@ -130,7 +131,10 @@ class Day:
         """Ask after every interval, and do as is said."""
         scaling = deepcopy(self.scaling)
         pool = FluidPool(
-            num_replicas=self.num_replicas, capacity_per_s=self.capacity_per_s, service_s=self.service_s
+            num_replicas=self.num_replicas,
+            capacity_per_s=self.capacity_per_s,
+            service_s=self.service_s,
+            cold_start_s=self.cold_start_s,
         )
         asked: list[Asked] = []
         for index in range(self.num_intervals):

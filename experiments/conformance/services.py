@@ -9,10 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from experiments.conformance.clusters import draw_recovery
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
-from experiments.conformance.worlds import TICK_S, DiaryCore, Flown, Traffic, World
-from hwmodels.device import Device
-from hwmodels.interconnect import Link
+from experiments.conformance.worlds import TOY, DiaryCore, Flown, Traffic, World, toy_network
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from policies.caching.pool import KvMemory
@@ -24,30 +23,8 @@ from sim.handovers import Disaggregation, HandoverSettings
 from sim.links import Links
 from sim.pool import Pool
 from sim.simulation import Simulation
-from sim.topology import NetworkSettings
 from sim.troubles import Kind, Scripted, Troubles
 from sim.workload.retries import Retries
-
-TOY = Device(
-    name="toy",
-    memory_bytes=1.0,
-    memory_bandwidth_bytes_per_s=1.0,
-    peak_flops_per_s={"bf16": 1.0},
-    num_sms=1,
-    l2_bytes=1.0,
-    tdp_w=2.0,
-    idle_w=1.0,
-    pcie=Link(name="PCIe", bandwidth_bytes_per_s=1e9, latency_s=0.0),
-    price_usd_per_hour=1.0,
-    price_source="none",
-    source="none",
-)
-
-
-def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
-    """Ports of so many tokens a tick, a token of KV being a byte."""
-    usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
-    return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +41,6 @@ class Service(World):
     decode_routing: Any = field(default_factory=RoundRobin)
     roles: Any = field(default_factory=Fixed)
     handover: HandoverSettings = field(default_factory=lambda: HandoverSettings(transfer="at_end"))
-    network: NetworkSettings = field(default_factory=lambda: toy_network(4))
     num_layers: int = 4
     max_resends: int = 1
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
@@ -131,10 +107,11 @@ class Service(World):
             disaggregation=Disaggregation(
                 routing=deepcopy(self.decode_routing),
                 handover=self.handover,
-                network=self.network,
                 roles=deepcopy(self.roles),
             ),
             predictor=deepcopy(self.prediction),
+            network=self.network,
+            recovery=self.recovery,
         )
         return simulation, cores, source
 
@@ -181,7 +158,7 @@ def draw_services(draw: st.DrawFn) -> Service:
     )
     own = {f.name: getattr(world, f.name) for f in fields(World)}
     return Service(
-        **own | {"routing": draw(draw_routing(num_replicas, tick_s))},
+        **own | {"routing": draw(draw_routing(num_replicas, tick_s)), "network": draw(network)},
         num_prefill=num_prefill,
         num_decode=num_decode,
         num_mixed=num_mixed,
@@ -195,7 +172,6 @@ def draw_services(draw: st.DrawFn) -> Service:
             first_token_at=draw(st.sampled_from(["prefill", "decode"])),
             overflow_tokens=draw(st.sampled_from([0, 10, 10_000])),
         ),
-        network=draw(network),
         num_layers=draw(st.integers(1, 5)),
     )
 
@@ -232,4 +208,5 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
         troubles=Troubles(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
         retries=draw(retries),
         max_resends=draw(st.integers(0, 2)),
+        recovery=draw(draw_recovery()),
     )

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hwmodels.device import Device
+from hwmodels.interconnect import Link
 from hwmodels.iteration import COMPONENTS
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.admission.none import AdmitAll
@@ -29,7 +31,9 @@ from sim.links import Links
 from sim.metrics.slo import Slo
 from sim.pool import Pool
 from sim.records import RunRecords
+from sim.recovery import Recovery
 from sim.simulation import Simulation
+from sim.topology import NetworkSettings
 from sim.troubles import Troubles
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.retries import Retries
@@ -40,6 +44,28 @@ UNEVEN_S = 0.1 / np.pi
 """Sums are rounded, and depend on the order in which they are formed."""
 MAX_PLANS = 20_000
 """After which a run is taken for one that never ends: these worlds take hundreds, or thousands."""
+
+
+TOY = Device(
+    name="toy",
+    memory_bytes=1.0,
+    memory_bandwidth_bytes_per_s=1.0,
+    peak_flops_per_s={"bf16": 1.0},
+    num_sms=1,
+    l2_bytes=1.0,
+    tdp_w=2.0,
+    idle_w=1.0,
+    pcie=Link(name="PCIe", bandwidth_bytes_per_s=1e9, latency_s=0.0),
+    price_usd_per_hour=1.0,
+    price_source="none",
+    source="none",
+)
+
+
+def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
+    """Ports of so many tokens a tick, a token of KV being a byte."""
+    usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
+    return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
 
 
 class ToyModel:
@@ -282,6 +308,9 @@ class World:
     retries: Retries | None = None
     troubles: Troubles | None = None
     max_resends: int = 0
+    recovery: Recovery | None = None
+    network: NetworkSettings = field(default_factory=lambda: toy_network(4))
+    """For KV that is mirrored."""
     slo: Slo | None = None
     """For autoscalers that look at it."""
     model: Any = field(default_factory=lambda: ToyModel(flat=True))
@@ -316,6 +345,8 @@ class World:
             retries=deepcopy(self.retries),
             troubles=self.troubles,
             max_resends=self.max_resends,
+            recovery=self.recovery,
+            network=self.network,
             slo=self.slo,
             predictor=deepcopy(self.prediction),
             leap=leap,
@@ -339,6 +370,7 @@ class World:
                 links=self.links,
                 scaling=deepcopy(pool.scaling),
                 cold_start_s=pool.cold_start_s,
+                device=TOY,
             )
             for place, pool in enumerate(self.pools or (WorldPool(replicas=self.num_replicas),))
         ]

@@ -35,6 +35,8 @@ def heading(story: RequestStory) -> str:
     status = request["status"]
     reason = f" ({request['reason']})" if request.get("reason") else ""
     where = f" on replica {request['replica']}" if status != "rejected" else ""
+    if request.get("prefill_replica", -1) >= 0:
+        where = f", its prompt on replica {request['prefill_replica']}, its answer{where}"
     return (
         f"Request {request['request_id']}{where}: {status}{reason}. {request['prompt_tokens']:,} prompt "
         f"tokens, {request['output_tokens']:,} output tokens, arrived at {request['arrival_s']:.6g} s."
@@ -102,6 +104,10 @@ def _dominant(story: RequestStory, term: str) -> str:
 
 def _phase(phase: Phase, story: RequestStory) -> str:
     text = DOING[phase.name]
+    if phase.began.event == "hand_over" and phase.ended is not None:
+        text = f"{text} for replica {phase.ended.replica}"
+    if phase.name == "loading" and phase.began.tier == "remote":
+        return _sending(phase, story)
     if phase.name in QUEUED and phase.waited_s:
         parts = sorted(phase.waited_s.items(), key=lambda part: -part[1])
         causes = [
@@ -117,9 +123,20 @@ def _phase(phase: Phase, story: RequestStory) -> str:
     return text
 
 
+def _sending(phase: Phase, story: RequestStory) -> str:
+    """KV on its way from the replica that computed it; then it waits for the end of an iteration."""
+    there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
+    if not there_s or there_s[0] > phase.end_s:
+        return "KV being sent"
+    sent, waited = wording.milliseconds(there_s[0] - phase.start_s), phase.end_s - there_s[0]
+    after = f", then iteration under way {wording.milliseconds(waited)} ms" if waited > 0 else ""
+    return f"KV being sent {sent} ms{after}"
+
+
 def _event(row: Any, story: RequestStory) -> str:
     """An event in words; empty where a phase says it all."""
     event, of = row.event, f"{row.of_tokens:,} tokens"
+    at = f" on replica {row.replica}" if story.num_replicas > 1 else ""
     if event in ("preempt", "preempt_swap"):
         kept = "moved to host memory" if event == "preempt_swap" else "given up"
         if row.by < 0:
@@ -130,23 +147,29 @@ def _event(row: Any, story: RequestStory) -> str:
             why = f"KV memory for request {row.by}"
         return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
     if event == "load" and not row.tier:
-        return "got a slot; its adapter is on its way"
+        return f"got a slot{at}; its adapter is on its way"
+    if event == "load" and row.tier == "remote":
+        sources = [r.replica for r in story.rows if r.event == "hand_over" and r.time_s <= row.time_s]
+        return f"got a slot{at}; KV of {row.tokens:,} of {of} is sent there from replica {sources[-1]}"
     if event in ("load", "swap_in"):
         what = "swapped KV comes back" if event == "swap_in" else "KV found"
-        return f"got a slot; {what}, {row.tokens:,} of {of} from {row.tier}"
+        return f"got a slot{at}; {what}, {row.tokens:,} of {of} from {row.tier}"
     if event == "end":
         status = story.request["status"]
         return f"rejected: {story.request['reason']}" if status == "rejected" else status
     if event in ("lost", "timed_out"):
         why = "its replica crashed" if event == "lost" else "timed out"
+        why += at
         return f"{why}; {row.tokens:,} tokens of the answer are lost" if row.tokens else why
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",
         "loaded": "what it waited for is there",
-        "admit": f"admitted: {row.tokens:,} of {of} found in the cache",
-        "resume": f"admitted again: {row.tokens:,} of {of} found in the cache",
-        "resume_swapped": f"goes on: {row.tokens:,} of {of} swapped in",
+        "hand_over": f"prompt computed{at}; KV of {row.tokens:,} of {of} is kept until it is handed over",
+        "adopt": f"goes on{at}: KV of {row.tokens:,} of {of} is there",
+        "admit": f"admitted{at}: {row.tokens:,} of {of} found in the cache",
+        "resume": f"admitted again{at}: {row.tokens:,} of {of} found in the cache",
+        "resume_swapped": f"goes on{at}: {row.tokens:,} of {of} swapped in",
         "prefilled": "first token after its preemption",
         "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
     }.get(event, "")

@@ -24,6 +24,11 @@ class RequestStory:
     limits_s: dict[str, float]
     end_s: float
 
+    @property
+    def num_replicas(self) -> int:
+        """That had it, one after the other."""
+        return len({row.replica for row in self.rows if row.replica >= 0})
+
 
 def read_request(folder: Path, request_id: int) -> RequestStory:
     """A request of the run that left `folder`."""

@@ -32,7 +32,8 @@ GLOSSARY = {
     "E2E": "arrival to the last token",
     "queue": "arrival to the start of the first iteration that works on the request",
     "waiting": "all time in the queue, after preemptions too, by what the first in the queue lacked: a slot, "
-    "token budget, KV memory, or the policy's consent; before that the iteration under way",
+    "token budget, KV memory, a slot for its adapter, or the policy's consent; before that the iteration "
+    "under way",
     "tokens found": "tokens whose KV a cache or another tier had when the request was admitted",
     "goodput": "requests a second that finished within every limit of the SLO",
     "GPU busy": "share of the time with an iteration running, which nvidia-smi calls utilisation",

@@ -33,7 +33,8 @@ class Sizes(NamedTuple):
         """tensor 4 x pipeline 2; one device: no cut."""
         cuts = [f"{name} {size}" for name, size in zip(SHORT_NAMES, self[:4], strict=True) if size > 1]
         experts = f", expert {self.expert_parallel_size}" if self.expert_parallel_size > 1 else ""
-        return " x ".join(cuts) + experts if cuts else "no cut"
+        sequence = ", sequence parallel" if self.sequence_parallel else ""
+        return " x ".join(cuts) + experts + sequence if cuts else "no cut"
 
 
 ALONE = Sizes()

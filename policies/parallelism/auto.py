@@ -8,7 +8,9 @@ in place of simulated runs: every request alike, n of them at once.
 
 Sane: tensor parallel inside a node; attention data parallel for mixtures of experts and for latent attention,
 whose KV all tensor parallel ranks keep; context parallel where each device gets MIN_RING_TOKENS of a prompt;
-experts cut with the other matrices or held whole, beside data parallel attention always whole.
+experts cut with the other matrices or held whole, beside data parallel attention always whole; every tensor
+parallel cut with and without sequence parallelism, whose two messages and smaller norms replace an all-reduce
+(Korthikanti et al., MLSys 2023).
 """
 
 from __future__ import annotations
@@ -103,7 +105,10 @@ class Auto:
                 for pipeline in divisors(total // tensor):
                     for context in divisors(total // tensor // pipeline):
                         data = total // tensor // pipeline // context
-                        yield from self._with_experts(Sizes(tensor, pipeline, context, data), facts)
+                        for sizes in self._with_experts(Sizes(tensor, pipeline, context, data), facts):
+                            yield sizes
+                            if tensor > 1:
+                                yield sizes._replace(sequence_parallel=True)
 
     def _with_experts(self, sizes: Sizes, facts: Facts) -> Iterator[Sizes]:
         tensor, _, context, data, *_ = sizes
@@ -197,8 +202,18 @@ class Auto:
         )
         shares = [f"{name} {share:.0%}" for name, share in best.figures.bounds(best.num_seqs).items()]
         yield f"layout=auto: a decode iteration of {best.num_seqs} is bound by {', '.join(shares[:3])}."
-        if others:
-            yield f"layout=auto: the runner-up is {others[0].sizes}: {self._said(others[0])}."
+        twin = best.sizes._replace(sequence_parallel=not best.sizes.sequence_parallel)
+        cuts = [other for other in others if other.sizes != twin]
+        if cuts:
+            yield f"layout=auto: the runner-up is {cuts[0].sizes}: {self._said(cuts[0])}."
+        for other in others:
+            if other.sizes == twin:
+                is_split = twin.sequence_parallel
+                yield (
+                    f"layout=auto: {'with' if is_split else 'without'} sequence parallelism "
+                    f"{self._said(other)}: a reduce-scatter and an all-gather in place of each all-reduce, "
+                    f"norms cut over tokens, {'do not gain anything' if is_split else 'gain the difference'}."
+                )
         if refused:
             sizes, why = next(iter(refused.items()))
             yield f"layout=auto: {len(refused)} left out, such as {sizes}: {why}."

@@ -27,6 +27,11 @@ class PoolView(Protocol):
         ...
 
     @property
+    def cold_start_s(self) -> float:
+        """From the order of a replica until it serves."""
+        ...
+
+    @property
     def max_concurrency(self) -> int | None:
         """Sequences that one replica runs at once; None if nobody knows."""
         ...

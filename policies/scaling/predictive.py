@@ -33,8 +33,8 @@ class Predictive(Paced):
     interval_s: float = 60.0
     season_s: float = 86_400.0
     """After which traffic repeats; a whole number of intervals."""
-    lead_s: float = 300.0
-    """How far ahead it looks: the time that a replica takes to start."""
+    lead_s: float | None = None
+    """How far ahead it looks; None: for as long as a replica of the pool takes to start."""
     method: str = "seasonal_naive"
     alpha: float = 0.1
     beta: float = 0.01
@@ -59,7 +59,9 @@ class Predictive(Paced):
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
-        require_positive(self, "season_s", "lead_s", unit="s")
+        require_positive(self, "season_s", unit="s")
+        if self.lead_s is not None:
+            require_positive(self, "lead_s", unit="s")
         require_positive(self, "capacity_per_s")
         require_share(self, "alpha", "beta", "gamma", "target_share")
         if self.method not in METHODS:
@@ -95,7 +97,8 @@ class Predictive(Paced):
             self._note_sustained(pool, elapsed_s)
         self._asked_s, self._num_counted = now, num_counted
         self._forecaster.observe(rate_per_s)
-        forecast = self._forecaster.forecast(ceil(self.lead_s / self.interval_s) + 1)
+        lead_s = pool.cold_start_s if self.lead_s is None else self.lead_s
+        forecast = self._forecaster.forecast(ceil(lead_s / self.interval_s) + 1)
         peak_per_s = max(rate_per_s, float(forecast.max()))
         capacity_per_s = max(self.capacity_per_s, self._learnt_per_s)
         wanted = ceil(peak_per_s / (capacity_per_s * self.target_share) - 1e-9)

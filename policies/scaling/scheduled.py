@@ -24,8 +24,8 @@ class Scheduled(Bounded):
     entries: tuple[dict[str, str | int], ...] = ({"at": "00:00", "replicas": 1},)
     """{at: HH:MM, replicas: n}, in order of time."""
     day_s: float = 86_400.0
-    lead_s: float = 0.0
-    """How much earlier more replicas are asked for: the time that a replica takes to start."""
+    lead_s: float | None = 0.0
+    """How much earlier more replicas are asked for; None: by the time that one of the pool takes to start."""
     offset_s: float = 0.0
     """Time of day at which the run begins, in seconds of this day."""
     _starts_s: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -34,9 +34,11 @@ class Scheduled(Bounded):
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
         require_positive(self, "day_s", unit="s")
-        require_not_negative(self, "lead_s", "offset_s", unit="s")
-        if not self.lead_s < self.day_s:
-            raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
+        require_not_negative(self, "offset_s", unit="s")
+        if self.lead_s is not None:
+            require_not_negative(self, "lead_s", unit="s")
+            if not self.lead_s < self.day_s:
+                raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
         if not self.entries:
             raise ValueError("entries=[]: must name a time, say {at: '08:00', replicas: 4}")
         for index, entry in enumerate(self.entries):
@@ -45,10 +47,11 @@ class Scheduled(Bounded):
     def target(self, pool: PoolView, now: float) -> int:
         """The most that the schedule wants from now until lead_s later."""
         first = now + self.offset_s
+        lead_s = pool.cold_start_s if self.lead_s is None else self.lead_s
         upcoming = [
             replicas
             for start_s, replicas in zip(self._starts_s, self._replicas, strict=True)
-            if (start_s - first) % self.day_s <= self.lead_s
+            if (start_s - first) % self.day_s <= lead_s
         ]
         return self.bounded(max([self._at(first), *upcoming]))
 

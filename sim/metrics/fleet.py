@@ -28,8 +28,10 @@ def down_s_by_replica(records: RunRecords) -> list[float]:
 def trouble_use(records: RunRecords) -> dict[str, Any]:
     """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again.
 
-    by_kind: of all troubles, how many there were, and for how long.
+    by_kind: of all troubles, how many there were, and for how long. lost_tokens: of answers that began again;
+    resumed: those that went on where they were. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
     """
+    recovery = records.recovery
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
     by_kind: dict[str, dict[str, float]] = {}
     for trouble in records.troubles:
@@ -43,6 +45,11 @@ def trouble_use(records: RunRecords) -> dict[str, Any]:
         "down_share": down_s / paid_s if paid_s > 0 else float("nan"),
         "lost_tokens": records.num_crash_tokens,
         "resends": records.num_resends,
+        "resumed": recovery.num_resumed,
+        "recomputed_tokens": recovery.num_recomputed_tokens,
+        "restored_tokens": recovery.num_restored_tokens,
+        "restored_bytes": recovery.restored_bytes,
+        "mirrored_bytes": recovery.mirrored_bytes,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -78,6 +79,34 @@ def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
     text = explain(folder, late.index[0])
     assert f"ms, missed by {ttft_ms - 30:,.0f} ms (limit 30.0 ms);" in text
     assert "% of it waiting (no KV memory)" in text
+
+
+def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_path, explain):
+    """Copies of the whole KV at the end, and another iteration under way when it comes."""
+    slow = ("handover.transfer=at_end", "workload.num_requests=20", "workload.arrivals.rate_per_s=10")
+    requests = simulate(tmp_path, "pools=disaggregated", *slow)
+    request_id = requests.index[requests["kv_transfer_s"] > 0][5]
+    mine = requests.loc[request_id]
+    events = pd.read_parquet(tmp_path / "events.parquet").query("request_id == @request_id")
+    time_s = events.drop_duplicates("event").set_index("event")["time_s"]
+    sent_ms, waited_ms = ((b - a) * 1e3 for a, b in pairwise(time_s[["load", "loaded", "adopt"]]))
+    assert sent_ms == pytest.approx(mine["kv_transfer_s"] * 1e3) != 0
+    text = " ".join(explain(tmp_path, request_id).split())
+    source, target = mine["prefill_replica"], mine["replica"]
+    in_order = [
+        f"Request {request_id}, its prompt on replica {source}, its answer on replica {target}: finished",
+        f"admitted on replica {source}: 0 of 512 tokens",
+        "prefill in 1 iteration",
+        f"prompt computed on replica {source}; KV of 512 of 513 tokens is kept until it is handed over",
+        f"waiting for replica {target}: ",
+        f"got a slot on replica {target}; KV of 512 of 513 tokens is sent there from replica {source}",
+        f"KV being sent {sent_ms:.3g} ms, then iteration under way {waited_ms:.3g} ms",
+        f"goes on on replica {target}: KV of 512 of 513 tokens is there",
+        "decoding",
+    ]
+    places = [text.find(line) for line in in_order]
+    assert places == sorted(places), text
+    assert places[0] >= 0, text
 
 
 def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.site import Lora
@@ -125,7 +125,6 @@ def test_rejects_impossible_settings(models, devices, given, message):
         plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], **given)
 
 
-@settings(deadline=None)
 @given(
     share=st.floats(0.5, 1),
     extra_gib=st.integers(0, 100),

@@ -34,7 +34,7 @@ alike = st.tuples(
 ).filter(lambda counts: counts[0] + counts[2] > 0)
 """(decodes, context of each, chunks, new tokens of each, cached tokens of each)."""
 
-few = settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 """Examples for each of the kinds of models and layouts."""
 
 

@@ -12,7 +12,7 @@ from kernels.activation import gelu_tanh_mul, gelu_tanh_mul_reference, silu_mul,
 PAIRS = [(silu_mul, silu_mul_reference), (gelu_tanh_mul, gelu_tanh_mul_reference)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     pair=st.sampled_from(PAIRS),
     num_tokens=st.integers(1, 3),

@@ -26,7 +26,7 @@ drawn = given(
     count=st.integers(0, 4),
     seed=st.integers(0, 99),
 )
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 
 
 def make_caches(shape, dtype, num_tensors, random, guarded):

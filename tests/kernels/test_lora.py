@@ -19,7 +19,7 @@ def segments_of(lengths, adapters):
     return int32([0, *lengths]).cumsum(0).to(torch.int32), int32(adapters)
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(
     segments=st.lists(
         st.tuples(st.sampled_from([0, 1, 2, 15, 17, 34]), st.integers(-1, 2)), min_size=1, max_size=4

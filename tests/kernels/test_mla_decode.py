@@ -11,7 +11,7 @@ from kernels.mla_decode import mla_decode, mla_decode_reference
 from tests.kernels.paged_kv import paged, plain
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(
     lens=st.lists(st.sampled_from([1, 15, 16, 17, 33, 70]), min_size=1, max_size=2),
     num_heads=st.sampled_from([1, 5, 16, 20]),

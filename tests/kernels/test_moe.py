@@ -23,7 +23,7 @@ from kernels.moe import (
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     tokens=st.sampled_from([1, 4, 5, 9]),
     experts=st.sampled_from([1, 3, 8, 60]),
@@ -63,7 +63,7 @@ def ordered(alignment):
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     tokens=st.integers(1, 40),
     experts=st.sampled_from([1, 3, 8, 20]),
@@ -95,7 +95,7 @@ def test_all_entries_at_one_expert_fit(experts):
     assert ordered(moe_align(chosen, experts, 16))[-1] == list(range(33))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     tokens=st.sampled_from([1, 5, 18]),
     choices=st.integers(1, 2),

@@ -18,7 +18,7 @@ DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 SIZES = st.sampled_from([1, 2, 63, 64, 65, 100, 576])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(num_tokens=st.integers(1, 4), hidden=SIZES, dtype=DTYPES, seed=st.integers(0, 99))
 def test_rms_norm_matches_reference(num_tokens, hidden, dtype, seed, generator, guarded, assert_close):
     random = generator(seed)
@@ -27,7 +27,7 @@ def test_rms_norm_matches_reference(num_tokens, hidden, dtype, seed, generator, 
     assert_close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     num_tokens=st.integers(1, 4), hidden=SIZES, dtype=DTYPES, seed=st.integers(0, 99), in_place=st.booleans()
 )
@@ -57,7 +57,7 @@ def test_rms_norm_keeps_a_zero_row_zero_and_reads_rows_apart(guarded):
     assert rms_norm(x, torch.ones(2), 1e-6).tolist() == [[0.0, 0.0], pytest.approx([1.0, 1.0])]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     num_tokens=st.integers(1, 3),
     groups=st.sampled_from([1, 3, 7]),

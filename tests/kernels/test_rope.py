@@ -59,7 +59,7 @@ class Step:
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_tokens=st.integers(1, 5),
     heads=st.sampled_from([(1, 1), (4, 1), (9, 3), (6, 2), (32, 8)]),
@@ -82,7 +82,7 @@ def test_rope_and_write_matches_reference(
         assert_close(cache.nan_to_num(), reference.nan_to_num(), terms=2)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     num_tokens=st.integers(1, 4),
     heads=st.sampled_from([(2, 1), (6, 2), (9, 3)]),

@@ -65,7 +65,7 @@ def guard_all(values, guarded):
     return replace(values, **{field.name: guarded(getattr(values, field.name)) for field in fields(values)})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     vocab=VOCABS,
     dtype=DTYPES,
@@ -106,7 +106,7 @@ def test_sample_matches_reference(vocab, dtype, choices, penalised, seed, genera
     assert out.tolist() == expected.tolist()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(vocab=VOCABS, dtype=DTYPES, seed=st.integers(0, 99))
 def test_greedy_takes_the_first_of_the_largest(vocab, dtype, seed, generator, guarded):
     logits = guarded(torch.randint(-3, 4, (3, vocab), generator=generator(seed)).to(dtype))  # many ties

@@ -99,7 +99,7 @@ def test_gptq_inputs_in_another_order(generator, assert_close):
         )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     m=st.sampled_from([1, 2, 15, 16, 17, 33, 65]),
     n=st.sampled_from([8, 31, 32, 72]),

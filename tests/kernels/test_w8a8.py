@@ -20,7 +20,7 @@ from kernels.w8a8 import (
 KINDS = [FP8, torch.int8]
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(
     m=st.sampled_from([1, 3, 16, 17, 40, 70]),
     n=st.sampled_from([1, 31, 32, 65]),

@@ -308,7 +308,7 @@ def test_a_wanted_adapter_is_evicted_last():
     assert [name for name, _ in machine.log] == ["a", "b"]  # b, used later, had to go
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     asks=st.lists(
         st.tuples(st.sampled_from([None, *"abcd"]), st.integers(1, 20), st.integers(1, 20)),

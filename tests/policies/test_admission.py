@@ -91,7 +91,6 @@ class TestTokenBucket:
             policy.refusal(ask(tenant="regular"), ONE, 10.0 + i)
         assert policy._buckets == OrderedDict(regular=(0.0, 1009.0))
 
-    @settings(deadline=None)
     @given(
         rate_per_s=st.sampled_from([0.1, 1.0, 3.0, 1e4]),
         burst=st.sampled_from([1.0, 7.5, 40.0]),
@@ -331,7 +330,7 @@ class TestTenantQuotas:
         assert policy._uses == {}
         assert policy._total == (0, 0)
 
-    @settings(deadline=None, max_examples=300)
+    @settings(max_examples=300)
     @given(
         outstanding=uses_of_tenants,
         tenant=st.sampled_from("abcde"),
@@ -361,7 +360,6 @@ class TestTenantQuotas:
             assert would_be, "DRF's sharing incentive"
         assert admitted(policy, [ask(99, num_tokens, tenant=tenant)]) == [would_be]
 
-    @settings(deadline=None)
     @given(
         calls=st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=120),
         limit=st.integers(3, 12),

@@ -195,7 +195,7 @@ def test_a_sequence_may_be_as_long_as_the_longest_region():
     assert seq.num_known == 17, "the last token needs no place"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(["first_fit", "best_fit", "buddy"]),

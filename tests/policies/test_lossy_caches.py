@@ -186,7 +186,7 @@ def test_an_idle_or_paused_sequence_holds_its_window():
     assert core.pool.num_free == 64
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1, 3, 4, 8, 16]),

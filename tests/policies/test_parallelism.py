@@ -1,5 +1,6 @@
 """Layout policies: which candidates there are, which one is taken, and what is said about it."""
 
+import re
 from math import prod
 
 import pytest
@@ -67,6 +68,7 @@ def test_sizes_are_told_in_words():
     assert str(Sizes()) == "no cut"
     assert str(Sizes(4, 2)) == "tensor 4 x pipeline 2"
     assert str(Sizes(1, 1, 1, 8, 8)) == "attention data 8, expert 8"
+    assert str(Sizes(4, sequence_parallel=True)) == "tensor 4, sequence parallel"
     assert Sizes(2, 3, 1, 4, 8).num_devices == 24
 
 
@@ -88,12 +90,37 @@ def test_candidates_are_sane(devices, node, has_experts, shares_kv, prompt):
         assert sizes.attention_data_parallel_size == 1 or has_experts or shares_kv
         assert sizes.expert_parallel_size in (1, sizes.num_devices // sizes.pipeline_parallel_size)
         assert sizes.expert_parallel_size == 1 or has_experts
+        assert not sizes.sequence_parallel or sizes.tensor_parallel_size > 1
+        twin = sizes._replace(sequence_parallel=not sizes.sequence_parallel)
+        assert (twin in asked.sizes) == (sizes.tensor_parallel_size > 1)
 
 
-def test_a_dense_model_on_8_gpus_has_4_candidates():
+def test_a_dense_model_on_8_gpus_has_4_cuts_of_which_3_may_split_the_sequence():
     asked = Asked()
     Auto(devices=8).choose(facts(), asked)
-    assert asked.sizes == [Sizes(1, 8), Sizes(2, 4), Sizes(4, 2), Sizes(8, 1)]
+    cuts = [Sizes(1, 8), Sizes(2, 4), Sizes(4, 2), Sizes(8, 1)]
+    assert [sizes for sizes in asked.sizes if not sizes.sequence_parallel] == cuts
+    assert [sizes[:2] for sizes in asked.sizes if sizes.sequence_parallel] == [(2, 4), (4, 2), (8, 1)]
+
+
+@pytest.mark.parametrize(
+    ("split_s", "is_taken", "told"),
+    [
+        (0.009, True, r"without sequence parallelism 2.66 s: .* gain the difference"),
+        (0.010, False, r"with sequence parallelism 2.66 s: .* do not gain anything"),
+        (0.011, False, r"with sequence parallelism 2.92 s: .* do not gain anything"),
+    ],
+)
+def test_the_sequence_is_split_where_that_is_faster_and_the_notes_say_by_how_much(split_s, is_taken, told):
+    """0.1 s of prompt, 256 steps of 10 ms, or of split_s with sequence parallelism."""
+
+    def price(sizes):
+        return figures(decode_s=lambda n: split_s if sizes.sequence_parallel else 0.01)
+
+    found = Auto(devices=2).choose(facts(), Asked(price))
+    assert found.sizes == Sizes(2, sequence_parallel=is_taken)
+    assert re.search(told, found.notes[3])
+    assert "runner-up is pipeline 2" in found.notes[2]
 
 
 def test_cost_and_slo_may_leave_gpus_out():
@@ -170,7 +197,7 @@ def test_what_does_not_fit_is_left_out_and_told():
     assert found.sizes == Sizes(2, 4)
     assert found.notes[1].endswith("is bound by memory 70%, communication 30%.")
     assert "runner-up is pipeline 8" in found.notes[2]
-    assert "2 left out, such as tensor 4 x pipeline 2" in found.notes[3]
+    assert "4 left out, such as tensor 4 x pipeline 2" in found.notes[4]
 
 
 # Bad input

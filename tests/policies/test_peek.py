@@ -61,7 +61,7 @@ def found_by(pool, requests):
     ],
     ids=str,
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(served=st.lists(prompts, max_size=8), asked=st.lists(prompts, min_size=1, max_size=3))
 def test_a_peek_finds_what_an_admission_would_and_changes_nothing(caching, served, asked):
     pool = caching.pool(KvMemory(40 // caching.block_size))

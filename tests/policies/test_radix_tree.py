@@ -277,7 +277,7 @@ class TreeAgainstAList(RuleBasedStateMachine):
         assert self.tree.num_locked == self.page_size * len(locked)
 
 
-TreeAgainstAList.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TreeAgainstAList.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestTreeAgainstAList = TreeAgainstAList.TestCase
 
 

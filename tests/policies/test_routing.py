@@ -77,7 +77,6 @@ def test_weights_are_shares_in_turns(make_request):
     assert choices(Weighted(), idle(3), make_request, 6) == [0, 1, 2, 0, 1, 2]
 
 
-@settings(deadline=None)
 @given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=8), num_requests=st.integers(1, 300))
 def test_weighted_replicas_get_their_shares_at_any_time(weights, num_requests):
     """At virtual time V replica i was due floor(w_i V) times, so of m requests it has about w_i V, and
@@ -146,7 +145,6 @@ def test_one_replica_more_moves_few_sessions_and_only_to_itself():
     assert len(moved) == pytest.approx(100, abs=50)
 
 
-@settings(deadline=None)
 @given(loads=st.lists(st.integers(0, 30), min_size=1, max_size=6), session=st.integers(0, 50))
 def test_no_replica_above_its_bound_is_chosen_and_the_first_below_it_is(loads, session):
     """The order on the ring, by brute force: the replicas as they are reached with everybody before full."""
@@ -208,7 +206,7 @@ def longest_prefix(prompt, known):
     return next((n for n in range(len(path), 0, -1) if path[n - 1] in known), 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sent=st.lists(st.tuples(pieces, st.integers(0, 2)), max_size=12), asked=pieces)
 def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
     tree, known = PrefixTree(10**6), [set(), set(), set()]
@@ -226,7 +224,7 @@ def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
         assert match.replica is None or longest[match.replica] == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     sent=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=20),
     asked=pieces,

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.plan import StepOutcome
@@ -280,7 +280,6 @@ asks_of_two_tenants = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(asks=asks_of_two_tenants, max_num_seqs=st.integers(1, 4))
 def test_two_backlogged_tenants_differ_in_service_by_a_bound(make_core, make_request, asks, max_num_seqs):
     """|W_a - W_b| <= 2 max(w_p L_input, w_q M), M: max_num_seqs x the most tokens of a sequence."""

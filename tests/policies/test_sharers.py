@@ -298,7 +298,7 @@ def draw_requests(rng):
     return requests
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @pytest.mark.parametrize("cache", CACHES)
 @given(st.integers(0, 2**32))
 def test_whoever_is_preempted_after_an_admission_everybody_computes_on_kv_that_is_there(cache, seed):

@@ -36,7 +36,6 @@ def in_worlds_of(policy, num_worlds, check):
         derandomize=True,
         report_multiple_bugs=False,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,),
     )

@@ -83,6 +83,26 @@ def test_a_switch_of_merged_weights_takes_the_copy_and_the_merge(make_world, ask
     assert ticks(flown.records.requests.finished_s) == [16 + 3 + 2, 21 + 3 + 2, 30 + 8 + 3 + 2]
 
 
+def test_who_finds_no_slot_for_its_adapter_is_told_to_wait_for_that(make_world, ask):
+    """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk.
+    Who needs no adapter passes it by."""
+    asks = named(ask, "a"), named(ask, "b"), named(ask, None, at=17, num_output=3)
+    requests = fly(make_world, *asks, serving=FixedSlots(max_loras=1)).records.requests
+    assert ticks(requests.wait_adapter_s) == [0, 18, 0]
+    assert ticks(requests.wait_load_s) == [16, 8, 0]
+    assert requests.filter(regex="wait_(slot|budget|memory|policy)_s").to_numpy().sum() == 0
+
+
+def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
+    """Merged weights: b until a, of 16 + 3 ticks, has answered in 2; then 8 + 3 and 2 of its own."""
+    asks = named(ask, "a"), named(ask, "b")
+    flown = fly(make_world, *asks, serving=Merged(), links=links(merge_s=3 * TICK_S))
+    requests = flown.records.requests
+    assert ticks(requests.finished_s) == [21, 34]
+    assert requests.wait_policy_s.sum() == 0
+    assert ticks(requests.wait_adapter_s + requests.wait_load_s) == [19, 32]
+
+
 def test_a_run_tells_what_its_adapters_did(make_world, ask):
     flown = fly(make_world, named(ask, "a"), named(ask, "b"), named(ask, None), named(ask, "a", at=30))
     iterations = flown.records.iterations

@@ -4,7 +4,13 @@ from math import exp
 
 import pytest
 
-from sim.availability import at_least_up, availability, replicas_for, simulated_at_least_up
+from sim.availability import (
+    at_least_up,
+    availability,
+    replicas_for,
+    simulated_at_least_up,
+    simulated_mirrors_left,
+)
 from sim.troubles import Kind, Random, Scripted, Troubles
 
 
@@ -75,6 +81,24 @@ def test_slow_replicas_are_up_and_lost_ones_are_not():
 
     assert share(Kind.straggler, factor=2) == share(Kind.link_slow, factor=2) == 1
     assert share(Kind.crash) == share(Kind.link_down) == share(Kind.host_out_of_memory) == 0
+
+
+def test_a_mirror_is_left_unless_it_goes_at_the_same_time():
+    """Of 4: 0 crashes, its mirror 1 stays. 1 and 2 together: 1's is 2, gone; 2's is 3. 3, alone now, has
+    none. Replica 2 is out of reach at 5 when 1, up again at 4, crashes: its mirror is 3."""
+
+    def at(at_s, duration_s, *replicas, kind=Kind.crash):
+        return Scripted(kind=kind, at_s=at_s, duration_s=duration_s, replicas=replicas)
+
+    def left(*events):
+        found = simulated_mirrors_left(Troubles(events=events), 4, until_s=100, num_replications=1)
+        return found and (found.num_true, found.num_replications)
+
+    assert left(at(1, 50, 0)) == (1, 1)
+    assert left(at(1, 50, 0), at(2, 50, 1, 2)) == (2, 3)
+    assert left(at(1, 50, 0), at(2, 50, 1, 2), at(3, 50, 3)) == (2, 4)
+    assert left(at(1, 3, 1), at(4.5, 9, 2, kind=Kind.link_down), at(5, 9, 1)) == (2, 2)
+    assert left(at(1, 3, 1, kind=Kind.link_down)) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.conformance.clusters import draw_clusters
@@ -15,7 +15,6 @@ from sim.fleet import State
 from sim.metrics.summary import check_conservation
 from sim.troubles import Kind, Scripted, Troubles
 
-random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NEVER_S = 1e6  # long after every world has ended
 
 
@@ -34,14 +33,14 @@ def assert_leap_equals_step(world, same_records):
     return leapt
 
 
-@settings(random_worlds, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_leap_equals_step(data, clusters, same_records):
     assert_leap_equals_step(data.draw(clusters), same_records)
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=5000)
+@settings(max_examples=5000)
 @given(data=st.data())
 def test_leap_equals_step_in_many_clusters(data, clusters, same_records):
     assert_leap_equals_step(data.draw(clusters), same_records)
@@ -74,14 +73,14 @@ def outstanding_of(policy):
     return [value for f in fields(policy) if isinstance(value := getattr(policy, f.name), Outstanding)]
 
 
-@settings(random_worlds, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=3000)
+@settings(max_examples=3000)
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost_in_many_clusters(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
@@ -108,13 +107,13 @@ def check_what_is_sent(simulation):
     fleet.sent = sent
 
 
-@settings(random_worlds, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters):
     replace(data.draw(clusters), watch=check_what_is_sent).fly()
 
 
-@settings(random_worlds, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     world = data.draw(clusters)
@@ -128,7 +127,7 @@ def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     assert list(tables()) == list(tables())
 
 
-@settings(random_worlds, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data(), kind=st.sampled_from(Kind))
 def test_a_trouble_that_never_happens_changes_nothing(data, kind, clusters, same_records):
     world = data.draw(clusters)

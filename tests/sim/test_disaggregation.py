@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from experiments.conformance.same_run import assert_same_decisions
 from experiments.conformance.services import Service, draw_services, draw_troubled_services, toy_network
@@ -20,8 +20,6 @@ from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transfer_use
 from sim.troubles import Kind, Scripted, Troubles
 
-random_services = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 def assert_leap_equals_step(service, same_records):
     """And requests and tokens add up, and engines are empty at the end."""
@@ -34,27 +32,27 @@ def assert_leap_equals_step(service, same_records):
     return leapt
 
 
-@settings(random_services, max_examples=25)
+@settings(max_examples=25)
 @given(service=draw_services())
 def test_leap_equals_step(service, same_records):
     assert_leap_equals_step(service, same_records)
 
 
-@settings(random_services, max_examples=25)
+@settings(max_examples=25)
 @given(service=draw_troubled_services())
 def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service, same_records):
     assert_leap_equals_step(service, same_records)
 
 
 @pytest.mark.slow
-@settings(random_services, max_examples=3000)
+@settings(max_examples=3000)
 @given(service=draw_services())
 def test_leap_equals_step_in_many_services(service, same_records):
     assert_leap_equals_step(service, same_records)
 
 
 @pytest.mark.slow
-@settings(random_services, max_examples=3000)
+@settings(max_examples=3000)
 @given(service=draw_troubled_services())
 def test_leap_equals_step_in_many_services_under_trouble(service, same_records):
     assert_leap_equals_step(service, same_records)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import instantiate
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -25,8 +25,6 @@ from sim.replica import MAX_LEAP
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
 
-random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 def assert_leap_equals_step(world, same_records):
     leapt, stepped = world.fly(leap=True), world.fly(leap=False)
@@ -36,47 +34,47 @@ def assert_leap_equals_step(world, same_records):
     return leapt
 
 
-@settings(random_worlds, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_leap_equals_step(data, worlds, same_records):
     """Times too are equal to the last bit: 1e-9 is promised, but there is no reason for any difference."""
     assert_leap_equals_step(data.draw(worlds), same_records)
 
 
-@settings(random_worlds, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_leap_equals_step_with_branches(data, branching_worlds, same_records):
     assert_leap_equals_step(data.draw(branching_worlds), same_records)
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=3000)
+@settings(max_examples=3000)
 @given(data=st.data())
 def test_leap_equals_step_in_many_worlds_with_branches(data, branching_worlds, same_records):
     assert_leap_equals_step(data.draw(branching_worlds), same_records)
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=5000)
+@settings(max_examples=5000)
 @given(data=st.data())
 def test_leap_equals_step_in_many_worlds(data, worlds, same_records):
     assert_leap_equals_step(data.draw(worlds), same_records)
 
 
-@settings(random_worlds, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_leap_equals_step_with_adapters(data, adapter_worlds, same_records):
     assert_leap_equals_step(data.draw(adapter_worlds), same_records)
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=3000)
+@settings(max_examples=3000)
 @given(data=st.data())
 def test_leap_equals_step_in_many_worlds_with_adapters(data, adapter_worlds, same_records):
     assert_leap_equals_step(data.draw(adapter_worlds), same_records)
 
 
-@settings(random_worlds, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data(), boundary=st.integers(0), early_or_late=st.sampled_from([-inf, None, inf]))
 def test_leap_equals_step_when_requests_arrive_on_a_boundary_or_a_hair_beside_it(
     data, worlds, ask, same_records, boundary, early_or_late
@@ -97,7 +95,7 @@ def add_requests(world, *asks):
     return type(world)(**(vars(world) | {"asks": world.asks + asks}))
 
 
-@settings(random_worlds, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_leap_equals_step_on_a_roofline(data, worlds, same_records, roofline):
     """Durations of a real hardware model, its arithmetic on single numbers and on arrays included."""
@@ -127,7 +125,7 @@ class LongestContextFirst:
                 break
 
 
-@settings(random_worlds, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_leap_equals_step_for_a_policy_that_promises_nothing(data, worlds, same_records):
     world = data.draw(worlds)

@@ -31,6 +31,11 @@ def scaled(make_world, ask):
     return make_world(*asks, pools=(pool,), routing=LeastOutstanding()).fly().records
 
 
+NOTHING_KEPT = dict.fromkeys(
+    ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes"), 0
+)
+
+
 def test_a_crash_is_told_with_what_it_cost(make_world, ask):
     """Down from 3.5 to the end at 13.5, of two replicas for 13.5 ticks each."""
     world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
@@ -41,13 +46,15 @@ def test_a_crash_is_told_with_what_it_cost(make_world, ask):
         "down_share": pytest.approx(10 / 27),
         "lost_tokens": 3,
         "resends": 1,
+        **NOTHING_KEPT,
+        "recomputed_tokens": 4 + 3 - 1,
     }
 
 
 def test_a_run_without_troubles_has_none(make_world, ask):
     records = make_world(ask(0.0, 4, 10)).fly().records
     nothing = {"crashes": 0, "replica_down_s": 0, "down_share": 0, "lost_tokens": 0, "resends": 0}
-    assert trouble_use(records) == {"by_kind": {}, **nothing}
+    assert trouble_use(records) == {"by_kind": {}, **nothing, **NOTHING_KEPT}
     figures = retry_use(records)
     alone = {"attempts": 1, "retries": 0, "attempts_per_request": 1, "failed_attempts": {}}
     assert figures == {**alone, "lost_tokens": 0}

@@ -98,7 +98,7 @@ def place_seconds_one_by_one(records, inside_s):
     return total
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_shares_add_up_and_none_is_negative(worlds, data):
     """Whatever the cache, the traffic and the window."""

@@ -194,7 +194,7 @@ def scale(wire, capacity, factor):
     wire.network.set_capacity(capacity, capacity.bytes_per_s * factor)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(traffic=draw_traffic())
 def test_rates_are_max_min_fair_at_every_instant(traffic):
     """Each flow has a bottleneck: a capacity in full use on which nobody gets more (the definition)."""
@@ -227,7 +227,7 @@ def check_fairness(network, capacities):
         ), "a flow without a bottleneck could get more"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(traffic=draw_traffic())
 def test_arrivals_agree_with_a_simulation_in_small_steps(traffic):
     step_s = TICK_S / 128

@@ -7,7 +7,7 @@ from math import inf
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_routing
@@ -21,8 +21,6 @@ from policies.scheduling.fcfs import Fcfs
 from sim.signals import Signals
 
 TICK_S = 0.125
-
-random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 DIARY = []
 """What `Spy` has read: (now, replica, reading)."""
@@ -74,7 +72,7 @@ def draw_spied(draw, worlds):
     )
 
 
-@settings(random_worlds, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_time(data, worlds):
     """The truth is the table of iterations, written without any thought of signals: one row an iteration."""
@@ -110,7 +108,7 @@ def refreshed_s(age_s, now):
     return period * age_s
 
 
-@settings(random_worlds, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_leaping_or_reading_more_changes_no_reading(data, worlds):
     """Any engine; with and without a look into the caches, which cuts leaps."""
@@ -127,7 +125,7 @@ def test_leaping_or_reading_more_changes_no_reading(data, worlds):
         assert unread.requests.equals(records.requests)
 
 
-@settings(random_worlds, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_leap_equals_step_for_routers_of_caches_under_pressure(data, worlds):
     world = data.draw(worlds)
@@ -145,7 +143,7 @@ def test_leap_equals_step_for_routers_of_caches_under_pressure(data, worlds):
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=3000)
+@settings(max_examples=3000)
 @given(data=st.data())
 def test_leap_equals_step_for_any_router_in_many_worlds(data, worlds):
     world = data.draw(worlds)

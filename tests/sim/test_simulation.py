@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
@@ -20,8 +20,6 @@ from policies.scheduling.fcfs import Fcfs
 TICK_S = 0.125
 STATUSES = {"finished", "rejected", "aborted", "unfinished"}
 
-random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 def assert_tokens_are_conserved(records):
     """Every token that an iteration produced is in somebody's answer, and all but its first ended a gap."""
@@ -33,7 +31,7 @@ def assert_tokens_are_conserved(records):
     assert np.dot(records.gap_s, records.gap_count) == pytest.approx(spans_s, rel=1e-9, abs=1e-9)
 
 
-@settings(random_worlds, max_examples=80)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost(data, worlds):
     world = data.draw(worlds)
@@ -51,7 +49,7 @@ def test_no_request_and_no_token_is_lost(data, worlds):
     assert_tokens_are_conserved(records)
 
 
-@settings(random_worlds, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_times_of_a_request_are_in_order(data, worlds):
     records = data.draw(worlds).fly().records
@@ -67,7 +65,7 @@ def test_times_of_a_request_are_in_order(data, worlds):
     assert (requests.finished_s.isna() == (requests.status == "unfinished")).all()
 
 
-@settings(random_worlds, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_iterations_follow_each_other_within_the_limits(data, worlds):
     world = data.draw(worlds)
@@ -86,7 +84,7 @@ def test_iterations_follow_each_other_within_the_limits(data, worlds):
             assert (rows.decode_seqs + rows.prefill_tokens <= world.batching.max_num_batched_tokens).all()
 
 
-@settings(random_worlds, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_nobody_starves_and_every_answer_has_its_length(data):
     """First come, first served, without time limit or impatience: all that can be served are, to the end."""
@@ -106,7 +104,7 @@ def test_nobody_starves_and_every_answer_has_its_length(data):
         assert row.reason == ("length" if ask.num_output_tokens > limit else "")
 
 
-@settings(random_worlds, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_the_same_world_gives_the_same_bytes(data, worlds, tmp_path_factory):
     world = data.draw(worlds)

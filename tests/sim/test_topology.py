@@ -136,3 +136,43 @@ def test_refuses_bad_settings(settings, message):
 def test_every_preset_joins_two_h100(h100, path):
     topology = placed(instantiate(OmegaConf.load(path)), (h100, 8), (h100, 8))
     assert 1e9 < topology.route(0, 1).bytes_per_s < 1e13
+
+
+def test_who_is_gone_leaves_no_port_and_its_devices_to_the_next_like_it(h100, l4):
+    settings = NetworkSettings(kind="ethernet", bandwidth_bytes_per_s=1e9, latency_s=0.0)
+    topology = placed(settings, *[(h100, 4)] * 4, (l4, 1))
+    routes = [topology.route(0, 2), topology.route(2, 1), topology.route(3, 1)]
+    assert [capacity.name for capacity, _ in topology.remove(2)] == [
+        "replica 2 in, PCIe 5.0 x16",
+        "replica 2 out, PCIe 5.0 x16",
+    ]
+    assert not topology.ports(2)
+    assert [topology.has_route(*ends) for ends in ((0, 2), (2, 1), (3, 1))] == [False, False, True]
+    assert not any("replica 2" in name for name in topology.capacities)
+    topology.place(5, l4, 1)  # beside the other one
+    topology.place(6, h100, 4)
+    topology.place(7, h100, 4)
+    assert topology.route(0, 6).capacities[1:3] == routes[0].capacities[1:3]  # node 1, as replica 2
+    assert topology.route(0, 7).capacities[2].name == "node 3 in, ethernet"
+
+
+def test_devices_that_have_changed_hands_are_not_free(h100):
+    topology = placed(NetworkSettings(), (h100, 4), (h100, 4))
+    topology.place(2, h100, 4, instead_of=1)
+    topology.remove(1)
+    topology.place(3, h100, 4)
+    assert topology.route(0, 2).capacities[0].name == "replica 0 out, nvlink"
+    assert topology.route(0, 3).capacities[0].name == "replica 0 out, infiniband"
+
+
+def test_a_hosts_memory_is_read_and_written_through_a_port_of_its_own(h100):
+    topology = Topology(NetworkSettings(kind="infiniband", reached_share=1.0))
+    for index in range(2):
+        topology.place(index, h100, 1, host_bytes_per_s=3e9)
+    assert described(topology.route(0, 1, host=1))[0] == [
+        ("replica 0 out, infiniband", 50e9),
+        ("replica 1 in, infiniband", 50e9),
+        ("replica 1 host in", 3e9),
+    ]
+    assert described(topology.route(1, 0, host=1))[0][-1] == ("replica 1 host out", 3e9)
+    assert len(topology.route(0, 1).capacities) == 2

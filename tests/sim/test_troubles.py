@@ -5,7 +5,7 @@ from math import exp, inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
@@ -60,7 +60,6 @@ events = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(events=events, num_replicas=st.integers(1, 6), seed=st.integers(0, 9))
 def test_a_schedule_is_in_order_and_a_replica_more_changes_nobody_elses(events, num_replicas, seed):
     fewer = schedule(*events, seed=seed, num_replicas=num_replicas)

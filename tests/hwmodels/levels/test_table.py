@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.host import CudaGraphs, HostOverhead
@@ -221,7 +221,6 @@ shapes = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(shapes, min_size=1, max_size=6),
     st.sampled_from([(GEMM, NORM, LM_HEAD, ATTENTION, MIXED), (GEMM, APART), (GEMM, NORM)]),
@@ -235,7 +234,6 @@ def test_arrays_equal_their_elements_to_the_last_bit(batch, tables):
     assert together.tolist() == one_by_one
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 3_000), st.integers(1, 80), st.booleans())
 def test_a_leap_of_decodes_equals_its_steps(num_seqs, kv, num_iterations, complete):
     table = make_table(*((GEMM, NORM, LM_HEAD, ATTENTION) if complete else (GEMM, NORM)), host=HostOverhead())
@@ -243,7 +241,6 @@ def test_a_leap_of_decodes_equals_its_steps(num_seqs, kv, num_iterations, comple
     assert table.decode_seconds(num_seqs, num_seqs * kv, num_iterations) == steps
 
 
-@settings(deadline=None)
 @given(shapes)
 def test_breakdown_sums_to_seconds(shape):
     table = make_table(GEMM, NORM, LM_HEAD, ATTENTION, MIXED, host=HostOverhead(), cuda_graphs=CudaGraphs())
@@ -265,7 +262,6 @@ def test_a_corner_that_was_not_measured_stays_unknown():
     assert np.isnan(fill_holes([np.array([1.0, 2.0])] * 2, values)[1, 1])
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.5, 40), min_size=3, max_size=3))
 def test_grid_gives_arrays_what_it_gives_numbers(sizes):
     axes = [np.array([1.0, 4.0, 9.0]), np.array([0.0, 2.0]), np.array([3.0, 5.0, 7.0, 30.0])]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.operators.moe import (
@@ -159,7 +159,6 @@ def test_busiest_rank_of_zipf_has_the_most_popular_of_each_round():
     assert expected_active_experts(1, lone, ZIPF) == pytest.approx(1)  # some rank has work
 
 
-@settings(deadline=None)
 @given(layer=layers, weights=formats, exponent=st.sampled_from([0, 0.25, 0.5, 0.8]))
 def test_one_token_more_never_jumps(devices, layer, weights, exponent):
     """A share of 1/m more tokens raises the price by that share at most, and by 1 % where tiles fill up."""
@@ -238,7 +237,6 @@ def test_busiest_rank_matches_draws():
     assert rank_loads(512, layer, SKEWED).assignments == pytest.approx(fullest, rel=0.1)
 
 
-@settings(deadline=None)
 @given(num_tokens=token_counts, more=st.integers(1, 5000), layer=layers, routing=routings, weights=formats)
 def test_more_tokens_are_never_cheaper(devices, num_tokens, more, layer, routing, weights):
     few, many = seconds(
@@ -251,7 +249,6 @@ def test_more_tokens_are_never_cheaper(devices, num_tokens, more, layer, routing
     assert many >= few * (1 - 1e-9)
 
 
-@settings(deadline=None)
 @given(num_tokens=token_counts, layer=layers, routing=routings, weights=formats)
 def test_no_price_is_below_what_the_data_sheet_allows(devices, num_tokens, layer, routing, weights):
     device, fmt = devices["h100_sxm"], WEIGHT_FORMATS[weights]
@@ -261,7 +258,6 @@ def test_no_price_is_below_what_the_data_sheet_allows(devices, num_tokens, layer
     assert t > moe_flops(num_tokens, layer) / layer.ep_size / peak
 
 
-@settings(deadline=None)
 @given(num_tokens=token_counts, layer=layers, routing=routings)
 def test_more_bandwidth_is_never_slower(devices, num_tokens, layer, routing):
     h100 = devices["h100_sxm"]

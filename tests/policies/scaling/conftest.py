@@ -7,6 +7,7 @@ import pytest
 IDLE = {
     "num_starting": 0,
     "num_draining": 0,
+    "cold_start_s": 0.0,
     "max_concurrency": 10,
     "num_outstanding": 0,
     "num_outstanding_tokens": 0,

@@ -1,8 +1,10 @@
 """Autoscalers that know what comes: the schedule, the forecast."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.scaling.forecast import HoltWinters, SeasonalNaive
@@ -19,7 +21,6 @@ def forecasters(season):
     ]
 
 
-@settings(deadline=None)
 @given(
     season=st.lists(st.integers(0, 100), min_size=2, max_size=12),
     slope=st.integers(-3, 3),
@@ -68,6 +69,18 @@ def test_replicas_are_asked_for_earlier_and_let_go_on_time(make_pool):
     policy = Scheduled(entries=DAY, lead_s=600)
     minutes = {349: 2, 350: 4, 1099: 4, 1100: 6, 1319: 6, 1320: 2, 1440 + 350: 4}
     assert {m: policy.target(make_pool(1), 60 * m) for m in minutes} == minutes
+
+
+def test_without_a_lead_of_their_own_they_look_as_far_ahead_as_a_replica_takes_to_start(make_pool):
+    """600 s before 06:00 and 18:30; and a forecast of 2 x 60 s, which reaches the rise 3 intervals ahead."""
+    policy = Scheduled(entries=DAY, lead_s=None)
+    minutes = {349: 2, 350: 4, 1099: 4, 1100: 6, 1320: 2}
+    assert {m: policy.target(make_pool(1, cold_start_s=600), 60 * m) for m in minutes} == minutes
+    given, derived = make_predictive(lead_s=120), make_predictive(lead_s=None)
+    slow = partial(make_pool, cold_start_s=120)
+    assert ask_through(derived, SEASON * 3, slow) == ask_through(given, SEASON * 3, make_pool)
+    at_once = ask_through(make_predictive(lead_s=None), SEASON * 3, make_pool)
+    assert at_once[20:] == [2, 2, 2, 6, 6, 6, 2, 2, 2, 2]
 
 
 def test_a_compressed_day_keeps_its_clock_and_a_run_may_begin_at_noon(make_pool):

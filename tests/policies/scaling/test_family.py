@@ -21,7 +21,7 @@ def shipped(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     rates_per_s=st.lists(st.floats(0, 30), min_size=1, max_size=8),
     bounds=st.tuples(st.integers(1, 6), st.integers(0, 6)),
@@ -36,7 +36,7 @@ def test_targets_stay_within_bounds(name, rates_per_s, bounds, num_replicas):
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "scheduled"])
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     rate_per_s=st.floats(0.05, 12),
     num_replicas=st.integers(1, 8),
