@@ -40,11 +40,6 @@ def build_arms(
 def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
     with open_dict(cfg):
         cfg.sim.stop_overloaded, cfg.seed, cfg.load = True, settings.seeds[0], 1.0
-        if settings.requests is not None:
-            for key in LIMITS:
-                if key in cfg.workload:
-                    asked = cfg.workload[key]
-                    cfg.workload[key] = min(asked or settings.requests, settings.requests)
     scenario, traffic, _ = build_run(cfg)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
@@ -64,4 +59,6 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
         num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
         warmup_share=settings.warmup_share,
         slo_scales=settings.slo_scales,
+        limit_key=next((key for key in LIMITS if key in cfg.workload), None),
+        num_requests=traffic.num_requests,
     )

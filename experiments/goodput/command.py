@@ -19,9 +19,9 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.goodput.arms import build_arms
 from experiments.goodput.page import write_goodput
 from experiments.goodput.results import Highest, highest_of, runs_table
-from experiments.goodput.search import Arm, Bracket, Found, RoughSearch, Search, work
+from experiments.goodput.search import Arm, Bracket, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
-from experiments.goodput.tables import print_goodput, sentences, to_json
+from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
 from experiments.outputs import write_table
 from experiments.workers import Report, in_turn, progress_of
 from sim.interrupt import ctrl_c_noted
@@ -44,6 +44,8 @@ class Outcome:
     scale_rate: float | None
     highest: Sequence[Highest]
     interrupted: bool
+    short: Sequence[str]
+    """Arms whose workload has too few requests for runs that last."""
 
 
 def check(cfg: DictConfig, composition: Composition) -> None:
@@ -70,7 +72,7 @@ def main(cfg: DictConfig) -> None:
         raise KeyboardInterrupt  # before an arm was searched
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     _write(folder, outcome, config)
-    print_goodput(outcome.highest, settings, console)
+    print_goodput(outcome.highest, caveats(settings, outcome.short), console)
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
     if outcome.interrupted:
@@ -81,28 +83,33 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
     """All arms with all seeds; None if Ctrl-C came before a whole arm was searched."""
     rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
     with ctrl_c_noted() as interrupt:
-        rough: dict[str, Bracket] = {}
-        rough_tasks = [RoughSearch(arm=arm, seed=rough_seed) for arm in arms]
-        for index, bracket in in_turn(work, rough_tasks, settings.num_processes, interrupt):
-            rough[arms[index].name] = bracket
+        rough: dict[str, Rough] = {}
+        rough_tasks = [
+            RoughSearch(arm=arm, seed=rough_seed, num_requests=settings.requests or arm.num_requests)
+            for arm in arms
+        ]
+        for index, about in in_turn(RoughSearch.run, rough_tasks, settings.num_processes, interrupt):
+            rough[arms[index].name] = about
             report(len(rough), total)
         if len(rough) < len(arms):
             return None
-        scale_rate = settings.scale_rate or min((b.low for b in rough.values() if b.low), default=None)
+        lows = [one.bracket.low for one in rough.values()]
+        scale_rate = settings.scale_rate or min(filter(None, lows), default=None)
         tasks = [
             Search(
                 arm=arm,
                 seed=seed,
-                rates=_rates(settings, rough[arm.name]),
+                rates=_rates(settings, rough[arm.name].bracket),
                 scale_rate=scale_rate,
                 start=arm.base_rate,
                 precision=settings.precision,
+                num_requests=max(one.num_requests for one in rough.values()),
             )
             for seed in settings.seeds
             for arm in arms
         ]
         done: dict[int, Found] = {}
-        for index, found in in_turn(work, tasks, settings.num_processes, interrupt):
+        for index, found in in_turn(Search.run, tasks, settings.num_processes, interrupt):
             done[index] = found
             report(len(arms) + len(done), total)
     by_arm = {arm.name: [done[i] for i in sorted(done) if tasks[i].arm is arm] for arm in arms}
@@ -115,6 +122,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
         found=by_arm,
         scale_rate=scale_rate,
         highest=highest_of(searched, by_arm),
+        short=tuple(name for name, one in rough.items() if not one.is_long),
         interrupted=len(done) < len(tasks),
     )
 
@@ -138,10 +146,11 @@ def _write(folder: Path, outcome: Outcome, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     write_table(runs_table(outcome.arms, outcome.settings.seeds, outcome.found), folder / "runs.parquet")
-    record = {
+    record: dict[str, Any] = {
         "interrupted": outcome.interrupted,
         "scale_rate": outcome.scale_rate,
         "verdicts": sentences(outcome.highest),
+        "caveats": caveats(outcome.settings, outcome.short),
         "arms": to_json(outcome.highest),
         "notes": {
             arm.name: list(outcome.found[arm.name][0].at_rates[0].notes)

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, NamedTuple
 
 from experiments.workers import fly
 from sim.metrics.slo import Slo
 from sim.result import RunResult
 
+ANSWERS = 10
+"""Traffic lasts so many times as long as nine in ten answers take: else it is over before the service is full."""
 FACTOR = 2.0
 MAX_STEPS = 14
 """Doublings or halvings until a search for the two sides of the target gives up: a factor of 16,384."""
@@ -37,6 +40,7 @@ class Measured(NamedTuple):
 FIGURES = (
     "ttft.p90_s",
     "tpot.p90_s",
+    "e2e.p90_s",
     "throughput.output_tokens_per_s",
     "cost.usd_per_million_output_tokens",
     "cost.usd_per_1000_requests",
@@ -57,11 +61,17 @@ class Arm:
     num_devices: int
     warmup_share: float
     slo_scales: tuple[float, ...]
+    limit_key: str | None
+    """Of the workload, that says how many requests there are; None: always all."""
+    num_requests: int
+    """That there are at most."""
 
-    def measure(self, seed: int, rate: float) -> Measured:
+    def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
         """A run at that rate."""
         config = deepcopy(dict(self.config))
         config |= {"seed": seed, "load": rate / self.base_rate}
+        if self.limit_key is not None:
+            config["workload"][self.limit_key] = num_requests
         return self._measured(fly(config), rate)
 
     def _measured(self, result: RunResult, rate: float) -> Measured:
@@ -132,23 +142,44 @@ def bisected(keeps: Callable[[float], bool], bracket: Bracket, precision: float)
     return Bracket(low, high)
 
 
+class Rough(NamedTuple):
+    """About where an arm's highest rate is, and how many requests a run there needs."""
+
+    bracket: Bracket
+    num_requests: int
+    is_long: bool
+    """Whether the workload has so many."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoughSearch:
-    """A task: about where an arm's highest rate is, by one seed."""
+    """A task: by one seed. num_requests: of a run, at least; more where it would not last for `ANSWERS`."""
 
     arm: Arm
     seed: int
+    num_requests: int
     precision: float = 0.15
 
     @property
     def name(self) -> str:
         return f"arm {self.arm.name}, seed {self.seed}"
 
-    def run(self) -> Bracket:
-        def keeps(rate: float) -> bool:
-            return self.arm.keeps(self.arm.measure(self.seed, rate))
+    def run(self) -> Rough:
+        arm, start = self.arm, self.arm.base_rate
+        num_requests = min(self.num_requests, arm.num_requests)
+        while True:
+            runs: dict[float, Measured] = {}
 
-        return bisected(keeps, bracketed(keeps, self.arm.base_rate), self.precision)
+            def keeps(rate: float, runs: dict[float, Measured] = runs, num: int = num_requests) -> bool:
+                runs[rate] = arm.measure(self.seed, rate, num)
+                return arm.keeps(runs[rate])
+
+            bracket = bisected(keeps, bracketed(keeps, start), self.precision)
+            e2e_s = runs[bracket.low].figures["e2e.p90_s"] if bracket.low else None
+            needed = 0 if e2e_s is None else ceil(ANSWERS * e2e_s * bracket.low)
+            if needed <= num_requests or num_requests == arm.num_requests:
+                return Rough(bracket, num_requests, needed <= num_requests)
+            num_requests, start = min(max(needed, 2 * num_requests), arm.num_requests), bracket.low
 
 
 class Found(NamedTuple):
@@ -170,6 +201,7 @@ class Search:
     scale_rate: float | None
     start: float
     precision: float
+    num_requests: int
 
     @property
     def name(self) -> str:
@@ -180,7 +212,7 @@ class Search:
 
         def at(rate: float) -> Measured:
             if rate not in runs:
-                runs[rate] = self.arm.measure(self.seed, rate)
+                runs[rate] = self.arm.measure(self.seed, rate, self.num_requests)
             return runs[rate]
 
         def keeps(rate: float) -> bool:
@@ -203,14 +235,9 @@ class Search:
         )
 
 
-def work(task: RoughSearch | Search) -> Bracket | Found:
-    """For `workers.in_turn`."""
-    return task.run()
-
-
 def scaled(slo: Slo, scale: float) -> Slo:
     """All limits so many times as large."""
-    limits = {f"{term}_ms": scale * 1e3 * limit_s for term, limit_s in slo.limits_s.items()}
+    limits: dict[str, Any] = {f"{term}_ms": scale * 1e3 * limit_s for term, limit_s in slo.limits_s.items()}
     return replace(slo, **limits)
 
 

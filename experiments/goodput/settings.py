@@ -24,8 +24,9 @@ class GoodputSettings:
     """Share of the arrivals that must be within the SLO; None: slo.attainment_target."""
     precision: float = 0.02
     """Relative, of the highest rate of each seed."""
-    requests: int | None = 2000
-    """Of each run, at most; None: as many as the workload has."""
+    requests: int | None = 1000
+    """Of each run, at least, and enough for it to last; None: as many as the workload has, which is also the
+    most that there are."""
     warmup_share: float = 0.1
     """Of each run's arrivals, the first, which find the service idle: not counted."""
     slo_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)

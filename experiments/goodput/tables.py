@@ -11,6 +11,7 @@ from rich.text import Text
 
 from experiments.compare.sentences import LEVEL
 from experiments.goodput.results import Highest
+from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
 from experiments.terminal import plain_table
 from experiments.wording import LATENCIES, MISSING, number
@@ -30,13 +31,26 @@ HEADINGS = (
 )
 
 
-def print_goodput(highest: Sequence[Highest], settings: GoodputSettings, console: Console) -> None:
-    """The verdicts, then the table."""
+def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: Console) -> None:
+    """The verdicts, what a reader must know, the table."""
     for sentence in sentences(highest):
         console.print(Text(sentence), soft_wrap=True)
-    if len(settings.seeds) < 2:
-        console.print(Text("  One seed has no interval: give two or more.", style="yellow"))
+    for warning in warnings:
+        console.print(Text(f"  {warning}", style="yellow"))
     console.print(plain_table(rows(highest), (0, len(HEADINGS) - 1)))
+
+
+def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
+    """What a reader must know first. short: arms whose runs did not last."""
+    found = []
+    if len(settings.seeds) < 2:
+        found.append("One seed has no interval: give two or more.")
+    if short:
+        found.append(
+            f"The traffic of {', '.join(short)} is over in less than {ANSWERS} answers' time: the highest "
+            "rate is overestimated. Give the workload more requests."
+        )
+    return found
 
 
 def rows(highest: Sequence[Highest]) -> list[list[str]]:
