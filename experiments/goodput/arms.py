@@ -16,7 +16,6 @@ from experiments.hydra_errors import composed
 from experiments.simulate import build_run
 
 NODE = "goodput"
-ONLY_ARM = "as set"
 LIMITS = ("num_requests", "max_requests")
 """Keys of workloads that say how many requests there are."""
 
@@ -29,11 +28,11 @@ def build_arms(
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
     arms = []
-    for name, own in (settings.arms or {ONLY_ARM: ()}).items():
+    for i, (name, own) in enumerate(settings.overrides_by_arm.items()):
         try:
             arms.append(_arm(name, composed(simulate, [*base, *own]), settings))
         except ConfigError as error:
-            raise ConfigError(f"{NODE}.arms.{name}: {error}" if settings.arms else str(error)) from error
+            raise ConfigError(f"{NODE}.arms[{i}]: {error}" if settings.arms else str(error)) from error
     return settings, arms
 
 

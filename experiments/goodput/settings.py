@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 MAX_RUNS = 10_000
+ONLY_ARM = "as set"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputSettings:
     """The node `goodput` of configs/goodput.yaml; what is simulated is in the rest of it."""
 
-    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name -> overrides of the settings as they are; none: only these."""
+    arms: tuple[str, ...] = ()
+    """Configurations beside each other: overrides of the settings as they are, separated by blanks; with a name
+    before a colon, or else called by what they override. None: only the settings as they are."""
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] | None = None
     """Requests/s of the curves; None: `num_rates` around each arm's highest."""
@@ -60,14 +62,26 @@ class GoodputSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}; null for no limit of ours")
-        for arm, overrides in self.arms.items():
+        if len(self.overrides_by_arm) < len(self.arms):
+            raise ValueError(f"arms={list(self.arms)}: must have different names")
+        for i, overrides in enumerate(self.overrides_by_arm.values()):
             for override in overrides:
                 if "=" not in override and not override.startswith("~"):
-                    raise ValueError(f"arms.{arm}={override}: must be key=value")
+                    raise ValueError(f"arms[{i}]={override}: must be key=value, several with a blank between")
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:
             raise ValueError(f"num_rates={num_rates}: {num_runs:,} runs; must be <= {MAX_RUNS:,}")
+
+    @property
+    def overrides_by_arm(self) -> Mapping[str, tuple[str, ...]]:
+        """Name -> overrides; without arms, one that overrides nothing."""
+        found = {}
+        for arm in self.arms or (f"{ONLY_ARM}:",):
+            name, colon, overrides = arm.partition(":")
+            is_named = colon and "=" not in name
+            found[name.strip() if is_named else arm] = tuple((overrides if is_named else arm).split())
+        return found
 
     @property
     def num_processes(self) -> int:
