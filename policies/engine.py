@@ -250,7 +250,7 @@ class EngineCore:
     def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
         """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
         self._limits.check_resident(num_known)
-        if num_known >= self._limits.of(request, stop_after).end_known:
+        if num_known >= self.bounds_of(request, stop_after).end_known:
             raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter = None) -> Sequence:
