@@ -358,9 +358,12 @@ class StepBuilder:
             return Cause.memory
         if self._refusal is not None:
             return self._refusal
-        residents = self._core.residents  # who is passed over for its adapter, nobody has tried to admit
-        is_passed_over = residents is not None and not residents.may_start(next(iter(self._core.waiting)))
-        return Cause.adapter if is_passed_over else Cause.policy
+        residents = self._core.residents
+        if residents is not None:  # who is passed over for its adapter, nobody has tried to admit
+            first = next(iter(self._core.waiting), None)  # of a queue that may offer nobody
+            if first is not None and not residents.may_start(first):
+                return Cause.adapter
+        return Cause.policy
 
     def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""

@@ -279,7 +279,7 @@ class FrontDoor:
         request, now = visit.arrival.request, self._clock.now
         serving = self.fleet.of_model(request.model)
         if not serving:
-            if self.fleet.is_growing(request.model):
+            if self.fleet.calls_for(request.model):
                 self._held[request.request_id] = visit
                 return True
             return self._fail(visit, "no replica takes requests")

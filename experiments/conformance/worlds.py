@@ -15,6 +15,7 @@ from hwmodels.device import Device
 from hwmodels.interconnect import Link
 from hwmodels.iteration import COMPONENTS
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.branch_set import tokens_in_own_name
@@ -378,10 +379,6 @@ class World:
     def _core(self, pool: WorldPool, cores: list[DiaryCore]) -> DiaryCore:
         num_blocks = self.num_blocks if pool.num_blocks is None else pool.num_blocks
         kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
-        residents = None
-        if self.adapters is not None:  # a rank takes as much as a token of KV
-            memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
-            residents = self.adapters.residents(Registry(self.served, "toy", memory), kv_pool)
         core = DiaryCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
@@ -390,7 +387,15 @@ class World:
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
-            residents=residents,
+            residents=self._residents(kv_pool),
         )
         cores.append(core)
         return core
+
+    def _residents(self, kv_pool: BlockPool) -> Residents | None:
+        """An engine's adapters; a rank takes as much as a token of KV."""
+        if self.adapters is None:
+            return None
+        memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
+        residents: Residents = self.adapters.residents(Registry(self.served, "toy", memory), kv_pool)
+        return residents
