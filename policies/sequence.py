@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from policies.request import Request
 
@@ -43,7 +43,7 @@ class Sequence:
         0            num_computed        num_known
         |-- in KV ---|-- num_uncomputed -|
 
-    Policies read the public properties; the underscored fields belong to EngineCore. A decoding sequence
+    Policies read what is public; the underscored fields belong to EngineCore. A decoding sequence
     advances with its DecodeSet's clock and is not touched itself, so that an iteration costs the same for
     one sequence as for a thousand.
     """
@@ -76,12 +76,13 @@ class Sequence:
         "_origin",
         "_predicted",
         "_rank",
-        "_request",
         "_slot",
         "_state",
         "_steady_from",
         "_swap_tier",
         "_swapped",
+        "request",
+        "request_id",
     )
 
     def __init__(
@@ -93,7 +94,9 @@ class Sequence:
         max_known: int,
         predicted: int | None = None,
     ) -> None:
-        self._request = request
+        self.request: Final = request
+        """What the client asked for."""
+        self.request_id: Final = request.request_id
         self._rank: tuple[float, ...] = ()  # given by the scheduling policy
         self._state = SequenceState.waiting
         self._slot: int | None = None
@@ -128,16 +131,6 @@ class Sequence:
         self._num_beside = 0  # while waiting: blocks that its adapter would take; see EngineCore.can_admit
 
     @property
-    def request(self) -> Request:
-        """What the client asked for."""
-        return self._request
-
-    @property
-    def request_id(self) -> int:
-        """The request's number."""
-        return self._request.request_id
-
-    @property
     def state(self) -> SequenceState:
         """Where it stands."""
         return self._state
@@ -162,7 +155,7 @@ class Sequence:
         """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
         if self._branches is not None:
             return self._branches.width
-        branching = self._request.branching
+        branching = self.request.branching
         return 1 if branching is None else branching.width
 
     @property
@@ -193,7 +186,7 @@ class Sequence:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
-        return self._request.prompt.num_tokens
+        return self.request.prompt.num_tokens
 
     @property
     def max_num_tokens(self) -> int:
@@ -243,7 +236,7 @@ class Sequence:
         """Tokens produced so far; of the longest branch, if it has several."""
         if self._branches is not None:
             return self._branches.depth
-        return self.num_known - self._request.prompt.num_tokens
+        return self.num_known - self.request.prompt.num_tokens
 
     @property
     def num_emitted_tokens(self) -> int:

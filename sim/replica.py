@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from simpy import Event
 
-from policies.limits import StopAfter
+from policies.limits import Bounds, StopAfter
 from policies.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence, SequenceState
@@ -193,7 +193,8 @@ class Replica:
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         num_tokens = request.prompt.num_tokens
-        add = partial(self._add, request, stop_after)
+        bounds = self.core.bounds_of(request, stop_after)
+        add = partial(self._add, request, stop_after, bounds)
         if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self._flight is not None
             boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
@@ -203,11 +204,10 @@ class Replica:
             self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
             return
         if not (self._frontend_s or self._plans_ahead):
-            self._add(request, stop_after)
+            add(False)
             self._note_sent(num_tokens)
             self.num_queued_tokens += num_tokens
             return
-        self.core.bounds_of(request, stop_after)
         self._note_sent(num_tokens)
         self.num_queued_tokens += num_tokens
         self._on_the_way[request.request_id] = request
@@ -282,9 +282,9 @@ class Replica:
             self._given_up.remove(request_id)
             self._give_up(request_id, is_late=self._plans_ahead)
 
-    def _add(self, request: Request, stop_after: StopAfter, is_late: bool = False) -> None:
+    def _add(self, request: Request, stop_after: StopAfter, bounds: Bounds, is_late: bool) -> None:
         self._settle(is_late)
-        self.events.enter(self.core.add(request, stop_after))
+        self.events.enter(self.core.add(request, stop_after, bounds))
         self._num_entered += 1
         self._num_entered_tokens += request.prompt.num_tokens
         self._look_up(is_late)
@@ -476,9 +476,10 @@ class Replica:
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
-        for load in core.take_adapter_loads():
-            done_s = self._links.load(load, now)
-            self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
+        if core.residents is not None:
+            for load in core.take_adapter_loads():
+                done_s = self._links.load(load, now)
+                self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
         if plan is None or transfers or self.events.is_news(core, plan):
             self.events.planned(core, plan, transfers, now)
         if self._incoming:
