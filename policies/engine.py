@@ -145,15 +145,13 @@ class EngineCore:
         """The sequence of a request that has not ended here."""
         return self._sequences.get(request_id)
 
-    def add(
-        self, request: Request, stop_after: StopAfter = None, bounds: Bounds | None = None
-    ) -> Sequence:
+    def add(self, request: Request, stop_after: StopAfter = None, bounds: Bounds | None = None) -> Sequence:
         """Take a request in.
 
         stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
         oracle does, an engine does not); of one with branches, for all or for each. It bounds
-        horizons and ends the sequence; policies never see it. bounds: what `bounds_of` has said of both, if it
-        was asked before.
+        horizons and ends the sequence; policies never see it. bounds: what `bounds_of` has said of both, if
+        it was asked before.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
         if request.request_id in self._sequences:

@@ -76,12 +76,12 @@ class Sequence:
         "_origin",
         "_predicted",
         "_rank",
+        "_request",
         "_slot",
         "_state",
         "_steady_from",
         "_swap_tier",
         "_swapped",
-        "request",
         "request_id",
     )
 
@@ -94,9 +94,9 @@ class Sequence:
         max_known: int,
         predicted: int | None = None,
     ) -> None:
-        self.request: Final = request
-        """What the client asked for."""
+        self._request = request
         self.request_id: Final = request.request_id
+        """The request's number; an attribute, as nothing is read more often."""
         self._rank: tuple[float, ...] = ()  # given by the scheduling policy
         self._state = SequenceState.waiting
         self._slot: int | None = None
@@ -131,6 +131,11 @@ class Sequence:
         self._num_beside = 0  # while waiting: blocks that its adapter would take; see EngineCore.can_admit
 
     @property
+    def request(self) -> Request:
+        """What the client asked for."""
+        return self._request
+
+    @property
     def state(self) -> SequenceState:
         """Where it stands."""
         return self._state
@@ -155,7 +160,7 @@ class Sequence:
         """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
         if self._branches is not None:
             return self._branches.width
-        branching = self.request.branching
+        branching = self._request.branching
         return 1 if branching is None else branching.width
 
     @property
@@ -186,7 +191,7 @@ class Sequence:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
-        return self.request.prompt.num_tokens
+        return self._request.prompt.num_tokens
 
     @property
     def max_num_tokens(self) -> int:
@@ -236,7 +241,7 @@ class Sequence:
         """Tokens produced so far; of the longest branch, if it has several."""
         if self._branches is not None:
             return self._branches.depth
-        return self.num_known - self.request.prompt.num_tokens
+        return self.num_known - self._request.prompt.num_tokens
 
     @property
     def num_emitted_tokens(self) -> int:

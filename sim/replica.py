@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from simpy import Event
 
+from hwmodels.iteration import IterationShape
 from policies.limits import Bounds, StopAfter
 from policies.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.request import Request
@@ -40,9 +41,13 @@ MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations."""
+    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations.
+
+    shape: of its first iteration, if it has prompt chunks.
+    """
 
     plan: StepPlan
+    shape: IterationShape | None
     start_s: float
     ends_s: list[float]
     num_iterations: int
@@ -298,6 +303,12 @@ class Replica:
         self._num_entered_tokens += seq.num_prompt_tokens
         self._look_up(is_late)
 
+    def take_iterations(self) -> IterationLog:
+        """The log of its iterations; it is given up, as all of them are large."""
+        log = self.iterations
+        self.iterations = IterationLog(self.index, log.block_size, log.serves_adapters)
+        return log
+
     def abort(self, request_id: int) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
         if request_id in self._on_the_way:
@@ -499,11 +510,14 @@ class Replica:
                 self._requests.schedule(seq, now)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
                 self._fresh[seq] = self._requests.last_token_s[seq.request_id]
-        ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
+        shape = shape_of(plan, 0) if plan.chunks else None
+        num_iterations = 1 if delay_s else min(plan.horizon, self._max_leap)
+        ends_s = self._ends_s(plan, shape, num_iterations, now + delay_s)
         if plan.until_s < ends_s[-1]:
             del ends_s[bisect_left(ends_s, plan.until_s) + 1 :]
         flight = Flight(
             plan,
+            shape,
             now,
             ends_s,
             len(ends_s),
@@ -594,17 +608,19 @@ class Replica:
         self.core.adapter_loaded(name)
         self._look_up()
 
-    def _ends_s(self, plan: StepPlan, num_iterations: int, start_s: float) -> list[float]:
+    def _ends_s(
+        self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
+    ) -> list[float]:
         """When each of the plan's iterations ends: added up one after the other, as stepping does.
 
         Up to the first that the model cannot price, if there is one: the leap may be cut before it.
         """
-        if not plan.chunks and plan.num_widening == plan.num_decodes and plan.adapters is None:
+        if shape is None and plan.num_widening == plan.num_decodes and plan.adapters is None:
             durations_s = self._model.decode_seconds(
                 plan.num_decodes, plan.num_decode_context_tokens, num_iterations
             )
         elif num_iterations == 1:
-            return [start_s + self._slowdown * float(self._model.seconds(shape_of(plan, 0)))]
+            return [start_s + self._slowdown * float(self._model.seconds(shape or shape_of(plan, 0)))]
         else:
             seconds = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations))))
             durations_s = np.broadcast_to(seconds, num_iterations).tolist()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
+
 from policies.request import Request, Segment
 
 ENDLESS = 1 << 40
