@@ -464,8 +464,9 @@ class FrontDoor:
 
     def _note_held(self, visit: Visit, now: float) -> None:
         """No replica has had a request until now."""
-        self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
-        visit.held_since_s = now
+        if now > visit.held_since_s:
+            self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
+            visit.held_since_s = now
 
 
 class _Hooks(NamedTuple):

@@ -22,6 +22,7 @@ from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
 from policies.engine import EngineCore
+from policies.limits import Bounds
 from policies.plan import Progress, StepOutcome, StepPlan
 from policies.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
@@ -206,8 +207,8 @@ class DiaryCore(EngineCore):
         """Request ids, in the order in which they first got a slot."""
         self._num_plans = 0
 
-    def add(self, request: Request, stop_after: Any = None) -> TokenSequence:
-        seq = super().add(request, stop_after)
+    def add(self, request: Request, stop_after: Any = None, bounds: Bounds | None = None) -> TokenSequence:
+        seq = super().add(request, stop_after, bounds)
         self.arrival_s[request.request_id] = request.arrival_s
         return seq
 
