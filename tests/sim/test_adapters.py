@@ -106,7 +106,7 @@ def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
 
 @pytest.mark.parametrize("leap", [True, False])
 def test_the_door_closes_when_only_others_wait_however_long_the_leap_is(make_world, ask, leap):
-    """5 tokens of plain prompt, one a tick. From the first on only a waits, so its turn is before the plain one
+    """5 tokens of plain prompt, one a tick. From the first on only a waits, so it is before the plain one
     that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once."""
     asks = named(ask, None, num_prompt=5, num_output=1), named(ask, "a"), named(ask, None, 2.5)
     few = Chunked(max_num_batched_tokens=1)
