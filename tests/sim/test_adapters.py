@@ -13,6 +13,7 @@ from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
+from policies.batching.chunked import Chunked
 from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
@@ -101,6 +102,16 @@ def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
     assert ticks(requests.finished_s) == [21, 34]
     assert requests.wait_policy_s.sum() == 0
     assert ticks(requests.wait_adapter_s + requests.wait_load_s) == [19, 32]
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_the_door_closes_when_only_others_wait_however_long_the_leap_is(make_world, ask, leap):
+    """5 tokens of plain prompt, one a tick. From the first on only a waits, so it is before the plain one
+    that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once."""
+    asks = named(ask, None, num_prompt=5, num_output=1), named(ask, "a"), named(ask, None, 2.5)
+    few = Chunked(max_num_batched_tokens=1)
+    flown = fly(make_world, *asks, serving=Merged(), leap=leap, batching=few)
+    assert ticks(flown.records.requests.finished_s) == [5, 26, 31]
 
 
 def test_a_run_tells_what_its_adapters_did(make_world, ask):
