@@ -290,7 +290,7 @@ class EngineCore:
         while self._sequences:
             step = StepBuilder(self)
             if self.residents is not None:
-                self.residents.before_step(step, now)
+                self.residents.before_step(self.view, step, now)
             if self._hooks.before_step:
                 self.scheduling.before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)

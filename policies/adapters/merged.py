@@ -23,6 +23,7 @@ from policies.sequence import Sequence
 
 if TYPE_CHECKING:
     from policies.step import StepBuilder
+    from policies.view import StepView
 
 PLAIN = ""
 """Weights without an adapter, among the adapters' names."""
@@ -82,7 +83,7 @@ class MergedResidents(Residents):
         elif self._current not in self._waiting:
             self._is_closing = True
 
-    def before_step(self, step: StepBuilder, now: float) -> None:
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Close the door when its time is over, and switch when the last one has left."""
         others = next((name for name in self._waiting if name != self._current), None)
         if others is None:
