@@ -201,7 +201,7 @@ def test_what_does_not_go_together_is_refused(scenario, changes, message):
 
 def test_prefetched_adapters_leave_running_sequences_their_next_block(make_world, ask):
     """Ten blocks of a token: the first request, alone in its slot, will need all of them, and adapters that
-    the others need come meanwhile. On its way in the last block, one would push the first out again and again.
+    the others need come meanwhile. On its way in the last block, one would push the first out for ever.
     """
     flown = fly(
         make_world,
