@@ -7,7 +7,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from experiments.build import build_as
 from experiments.compose import Composition, recomposed
@@ -16,7 +15,7 @@ from experiments.errors import ConfigError
 from experiments.layout import with_layout
 from experiments.outputs import write_result
 from experiments.progress import simulated_time
-from experiments.terminal import print_summary
+from experiments.terminal import print_summary, terminal_console
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
 from hwmodels.storage import Storage
@@ -102,9 +101,7 @@ def main(cfg: DictConfig) -> None:
         cfg = recomposed()
     key = OmegaConf.to_yaml(cfg)
     scenario, source, output = _checked.pop(key) if key in _checked else build_run(cfg)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
         try:
             result = scenario.run(source, report)

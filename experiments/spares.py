@@ -14,7 +14,7 @@ from experiments.build import build_as
 from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
-from experiments.terminal import plain_table
+from experiments.terminal import plain_table, terminal_console
 from sim.availability import (
     FATAL,
     at_least_up,
@@ -103,9 +103,7 @@ def main(cfg: DictConfig) -> None:
     """Print a line for each number of replicas."""
     key = OmegaConf.to_yaml(cfg)
     settings = _checked.pop(key) if key in _checked else read_settings(cfg)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100
+    console = terminal_console()
     try:
         report(settings, console)
     except ValueError as error:

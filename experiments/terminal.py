@@ -21,6 +21,14 @@ WIDE_COLUMNS = 96
 """From this width on, the three blocks stand side by side (if they fit: huge figures may not)."""
 
 
+def terminal_console(**settings: Any) -> Console:
+    """Where a command prints; a file or a pipe gets the 100 columns that the tables were made for."""
+    console = Console(**settings)
+    if not console.is_terminal:
+        console.width = 100
+    return console
+
+
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print what `sim.metrics.summary.summarise` returned."""
     goodput = summary["goodput"]

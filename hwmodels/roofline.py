@@ -151,11 +151,10 @@ class Roofline:
         """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
         last = num_context_tokens + num_seqs * num_iterations
         if num_iterations <= FEW_ITERATIONS:
-            price = self._decode_batch_seconds
-            return [price(num_seqs, context) for context in range(num_context_tokens, last, num_seqs)]
+            return self._few_decode_seconds(num_seqs, range(num_context_tokens, last, num_seqs))
         contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
-        counted_s, floor_s, added_s = self._decode_batch(num_seqs)
-        own = self._own_decodes(num_seqs, contexts)
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        own = (num_seqs, contexts) if self._is_whole else self._own_decodes(num_seqs, contexts)
         gpu_s = counted_s + self._decodes.leap_seconds(*own)
         if self.stages is not None:
             gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))
@@ -264,6 +263,14 @@ class Roofline:
             return self._shared_decode_seconds(num_seqs, context_tokens, counted_s, floor_s, added_s)
         gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def _few_decode_seconds(self, num_seqs: int, contexts: range) -> list[float]:
+        """The same, one by one."""
+        if not self._is_whole:
+            return [self._decode_batch_seconds(num_seqs, context) for context in contexts]
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        gpu_s = [counted_s + own_s for own_s in self._decodes.seconds_of_each(num_seqs, contexts)]
+        return [(one_s if one_s > floor_s else floor_s) + added_s for one_s in gpu_s]
 
     def _shared_decode_seconds(
         self, num_seqs: Any, context_tokens: Any, counted_s: float, floor_s: float, added_s: float

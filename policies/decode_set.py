@@ -60,7 +60,7 @@ class DecodeSet:
         self.num_widening = 0
         self.num_context_tokens = 0
         self.block_size = block_size
-        self.blocks_due_by_phase = array("L", bytes(array("L").itemsize * block_size))
+        self.blocks_due_by_phase = array("I", [0] * block_size)
         self.at_limit: dict[int, Sequence] = {}
         self._members: dict[int, Sequence] = {}  # by slot
         self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member

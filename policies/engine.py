@@ -145,17 +145,19 @@ class EngineCore:
         """The sequence of a request that has not ended here."""
         return self._sequences.get(request_id)
 
-    def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+    def add(self, request: Request, stop_after: StopAfter = None, bounds: Bounds | None = None) -> Sequence:
         """Take a request in.
 
         stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
         oracle does, an engine does not); of one with branches, for all or for each. It bounds
-        horizons and ends the sequence; policies never see it.
+        horizons and ends the sequence; policies never see it. bounds: what `bounds_of` has said of both, if
+        it was asked before.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
-        bounds = self.bounds_of(request, stop_after)
+        if bounds is None:
+            bounds = self.bounds_of(request, stop_after)
         predicted = None
         if self.predictor is not None:
             if self.predictor.needs_truth and stop_after is None:
@@ -288,7 +290,7 @@ class EngineCore:
         while self._sequences:
             step = StepBuilder(self)
             if self.residents is not None:
-                self.residents.before_step(step, now)
+                self.residents.before_step(self.view, step, now)
             if self._hooks.before_step:
                 self.scheduling.before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)
@@ -424,7 +426,8 @@ class EngineCore:
             finished.sort(key=lambda seq: seq._admission)
         for seq in finished:
             self._finish(seq, seq._end_reason)
-        self._take_loaded()
+        if self._loaded_in_flight or self._adapters_in_flight:
+            self._take_loaded()
         return Progress(prefilled, finished)
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:

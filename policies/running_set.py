@@ -41,12 +41,9 @@ class RunningSet:
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
         num_tokens = self.decodes.num_context_tokens
-        for seq in self.prefilling.values():
-            num_tokens += seq.num_held
-        for seq in self.paused.values():
-            num_tokens += seq.num_held
-        for seq in self.leaving.values():
-            num_tokens += seq.num_held
+        for others in (self.prefilling, self.paused, self.leaving):
+            if others:
+                num_tokens += sum(seq.num_held for seq in others.values())
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
         return num_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from policies.request import Request
 
@@ -43,7 +43,7 @@ class Sequence:
         0            num_computed        num_known
         |-- in KV ---|-- num_uncomputed -|
 
-    Policies read the public properties; the underscored fields belong to EngineCore. A decoding sequence
+    Policies read what is public; the underscored fields belong to EngineCore. A decoding sequence
     advances with its DecodeSet's clock and is not touched itself, so that an iteration costs the same for
     one sequence as for a thousand.
     """
@@ -82,6 +82,7 @@ class Sequence:
         "_steady_from",
         "_swap_tier",
         "_swapped",
+        "request_id",
     )
 
     def __init__(
@@ -94,6 +95,8 @@ class Sequence:
         predicted: int | None = None,
     ) -> None:
         self._request = request
+        self.request_id: Final = request.request_id
+        """The request's number; an attribute, as nothing is read more often."""
         self._rank: tuple[float, ...] = ()  # given by the scheduling policy
         self._state = SequenceState.waiting
         self._slot: int | None = None
@@ -131,11 +134,6 @@ class Sequence:
     def request(self) -> Request:
         """What the client asked for."""
         return self._request
-
-    @property
-    def request_id(self) -> int:
-        """The request's number."""
-        return self._request.request_id
 
     @property
     def state(self) -> SequenceState:

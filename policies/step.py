@@ -105,16 +105,18 @@ class StepBuilder:
         """
         self._check_open()
         core = self._core
-        if core.decodes.at_limit:
+        decodes, pool = core.decodes, core.pool
+        if decodes.at_limit:
             self._renew_all()
-        num_decodes = core.decodes.size
+        num_decodes = decodes.size
         if not num_decodes and not core.branched.members:
             return True
-        num_due = core.decodes.blocks_due()
-        self._use_idle(num_due)
-        fits = num_decodes <= self.tokens_left and num_due <= core.pool.num_free
+        num_due = decodes.blocks_due()
+        if num_due > pool.num_free:
+            self._use_idle(num_due)
+        fits = num_decodes <= self.tokens_left and num_due <= pool.num_free
         if fits and not self._decoded and not self._all_decode and not core.branched.members:
-            core.pool.take(num_due)
+            pool.take(num_due)
             self._all_decode = True
             self.num_tokens += num_decodes
             self.tokens_left -= num_decodes
@@ -358,9 +360,12 @@ class StepBuilder:
             return Cause.memory
         if self._refusal is not None:
             return self._refusal
-        residents = self._core.residents  # who is passed over for its adapter, nobody has tried to admit
-        is_passed_over = residents is not None and not residents.may_start(next(iter(self._core.waiting)))
-        return Cause.adapter if is_passed_over else Cause.policy
+        residents = self._core.residents
+        if residents is not None:  # who is passed over for its adapter, nobody has tried to admit
+            first = next(iter(self._core.waiting), None)  # of a queue that may offer nobody
+            if first is not None and not residents.may_start(first):
+                return Cause.adapter
+        return Cause.policy
 
     def _plan(self, step_index: int) -> StepPlan:
         """The step as data, its horizon cut to the first thing that would break the policy's promise."""

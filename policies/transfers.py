@@ -33,6 +33,8 @@ class Transfers:
         """All of it, in order."""
         if self._naming is not None:
             return self._naming.take()
+        if not self._wanted and not self._pool.stores:
+            return []
         wanted, self._wanted = self._wanted, []
         if self._pool.stores:
             wanted[:0] = [Transfer(None, *store) for store in self._pool.stores]

@@ -39,6 +39,9 @@ class Autoscaler:
         self._goes_on = goes_on
         self._num_askings = 0
         self._busy_s: dict[int, float] = {}  # by replica: until it was last asked
+        self._called: Member | None = None  # ordered last because a request had come
+        if policy.min_replicas == 0:
+            fleet.on_call[pool_index] = self._on_call
         self._wait()
 
     @property
@@ -121,13 +124,32 @@ class Autoscaler:
         wanted = self._policy.target(self, now)
         present = self._members(State.starting, State.serving, State.down)
         self._busy_s = {member.replica.index: member.replica.busy_s(now) for member in present}
+        if wanted == 0 and self._is_needed():
+            wanted = 1
         for _ in range(wanted - len(present)):
-            member = self._fleet.start(self._pool_index, now)
-            self._clock.at(now + self.cold_start_s, Phase.control, partial(self._ready, member))
-            self._on_start(member)
+            self._start()
         for member in sorted(present, key=_last_to_go, reverse=True)[: max(0, len(present) - wanted)]:
             self._fleet.drain(member, now)
         self._wait()
+
+    def _is_needed(self) -> bool:
+        """Whether the last replica has something to do, or will have: what it was called for."""
+        is_coming = self._called is not None and self._called.state is State.starting
+        return is_coming or any(member.replica.num_outstanding for member in self._members(State.serving))
+
+    def _on_call(self) -> bool:
+        """A request has come, and nobody serves: order a replica, unless there is one that will be back."""
+        if self._members(State.starting, State.serving, State.down):
+            return False
+        self._called = self._start()
+        return True
+
+    def _start(self) -> Member:
+        now = self._clock.now
+        member = self._fleet.start(self._pool_index, now)
+        self._clock.at(now + self.cold_start_s, Phase.control, partial(self._ready, member))
+        self._on_start(member)
+        return member
 
     def _ready(self, member: Member, event: Event) -> None:
         self._fleet.ready(member, self._clock.now)

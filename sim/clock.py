@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from heapq import heappush
+from heapq import heappop, heappush
 
 from simpy import Environment, Event
 
@@ -31,12 +31,10 @@ class Phase(IntEnum):
 class Moment(Event):
     """An event that is bound to happen, with one callback."""
 
-    _ok = True
-    _value = None
+    __slots__ = ("callback",)
 
-    def __init__(self, clock: Clock, callback: Callable[[Event], None]) -> None:
-        self.env = clock
-        self.callbacks = [callback]
+    def __init__(self, callback: Callable[[Event], None]) -> None:
+        self.callback = callback
 
 
 class Clock(Environment):
@@ -44,14 +42,18 @@ class Clock(Environment):
 
     SimPy schedules by delay, and now + (t - now) may miss t by a bit. Leaping must reach the very same
     times as stepping, so `at` puts the absolute time into SimPy's queue (its private names are used here
-    and nowhere else).
+    and nowhere else). All events are made by `at`, so `run_some` needs none of what SimPy's own `step` does
+    for events that may fail, are waited for by several, or belong to processes.
     """
+
+    now = 0.0
+    """Simulated time; an attribute, as nothing is read more often."""
 
     def at(self, time_s: float, priority: int, callback: Callable[[Event], None]) -> Event:
         """Call `callback` at time_s >= now; smaller priorities go first, then those set earlier."""
-        event = Moment(self, callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
-        return event
+        moment = Moment(callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), moment))  # type: ignore[misc]
+        return moment
 
     is_stopped = False
 
@@ -65,5 +67,6 @@ class Clock(Environment):
         for _ in range(max_events):
             if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:
                 return False
-            self.step()
+            self.now, _, _, moment = heappop(queue)
+            moment.callback(moment)  # type: ignore[attr-defined]
         return True

@@ -203,8 +203,8 @@ class EventLog:
         self._rows += _PACK(*row, frontend_s, iteration_s, *_NO_WAIT[2:])
 
     def table(self) -> NDArray[np.void]:
-        """What was logged, in that order: a structured array of `ROW`."""
-        return np.frombuffer(bytes(self._rows), ROW)
+        """What was logged, in that order: a structured array of `ROW`. Nothing is logged any more."""
+        return np.frombuffer(self._rows, ROW)
 
     def _meet(self, now: float, at_once: bool) -> None:
         """A plan sees for the first time those who came since the last one.
@@ -356,11 +356,10 @@ class _Wait:
 
 def logged_events(logs: list[EventLog]) -> pd.DataFrame:
     """The rows of all replicas' logs, with the replica's index; events and tiers as numbers."""
-    parts = [log.table() for log in logs]
-    rows = np.concatenate(parts) if parts else np.zeros(0, ROW)
-    columns = {name: np.ascontiguousarray(rows[name]) for name in ROW.names or ()}
+    parts = [log.table() for log in logs] or [np.zeros(0, ROW)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in ROW.names or ()}
     replica = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
-    return pd.DataFrame({"replica": replica, **columns})
+    return pd.DataFrame({"replica": replica, **columns}, copy=False)
 
 
 def waits_by_request(events: pd.DataFrame, request_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:

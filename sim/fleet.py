@@ -81,6 +81,8 @@ class Fleet:
     def __init__(self, pools: Sequence[Pool], around: Surroundings, on_change: Callable[[], None]) -> None:
         self.pools = pools
         self.members: list[Member] = []
+        self.on_call: dict[int, Callable[[], bool]] = {}
+        """By pool that may have no replica: order one, if it has none; whether it did."""
         self.serving: list[Replica] = []
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
@@ -113,6 +115,13 @@ class Fleet:
         """Whether a replica (None: of any model) is on its way to taking requests."""
         starting = (m.replica.pool for m in self.members if m.state is State.starting)
         return any(pool.role != "decode" and model in (None, pool.serves) for pool in starting)
+
+    def calls_for(self, model: str | None) -> bool:
+        """The same; if none is, it is ordered where a pool that may have none has none."""
+        if self.is_growing(model):
+            return True
+        calls = (call for index, call in self.on_call.items() if model in (None, self.pools[index].serves))
+        return any(call() for call in calls)
 
     def for_prompt(self, overflow_tokens: int) -> list[Replica]:
         """Whom the router chooses from for a new request.

@@ -279,7 +279,7 @@ class FrontDoor:
         request, now = visit.arrival.request, self._clock.now
         serving = self.fleet.of_model(request.model)
         if not serving:
-            if self.fleet.is_growing(request.model):
+            if self.fleet.calls_for(request.model):
                 self._held[request.request_id] = visit
                 return True
             return self._fail(visit, "no replica takes requests")
@@ -464,8 +464,9 @@ class FrontDoor:
 
     def _note_held(self, visit: Visit, now: float) -> None:
         """No replica has had a request until now."""
-        self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
-        visit.held_since_s = now
+        if now > visit.held_since_s:
+            self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
+            visit.held_since_s = now
 
 
 class _Hooks(NamedTuple):

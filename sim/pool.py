@@ -96,6 +96,11 @@ class PoolSettings(Deployment):
                 f"replicas={self.replicas}: must be from scaling.min_replicas={scaling.min_replicas} to "
                 f"scaling.max_replicas={scaling.max_replicas}; these are the replicas at the beginning"
             )
+        if scaling is not None and scaling.min_replicas < 1 and self.role != "mixed":
+            raise ValueError(
+                f"scaling.min_replicas={scaling.min_replicas}, role={self.role}: must be >= 1, as requests "
+                "are held for replicas of mixed pools only"
+            )
         check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         name = type(self.scheduling).__name__

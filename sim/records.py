@@ -258,7 +258,8 @@ class RequestLog:
             return np.frombuffer(values, values.typecode)[ids]
 
         return pd.DataFrame(
-            {
+            copy=False,
+            data={
                 "request_id": ids,
                 "session_id": column(self.session_id),
                 "tenant": tenants[column(self.tenant)].tolist(),
@@ -287,7 +288,7 @@ class RequestLog:
                 "prefill_replica": column(self.prefill_replica),
                 "kv_transfer_s": column(self.kv_transfer_s),
                 "kv_transfer_bytes": column(self.kv_transfer_bytes),
-            }
+            },
         )
 
 
@@ -322,7 +323,7 @@ class IterationLog:
         self.block_size = block_size
         self._rows = bytearray()
         self._ends_s = array("d")
-        self._blocks_due = array("L")  # for each row of several iterations: block_size numbers, by phase
+        self._blocks_due = array("I")  # for each row of several iterations: block_size numbers, by phase
         self._gaps = array("d")  # pairs: seconds, end
         self._adapters = array("q")  # for each row the numbers of AdapterUse, where adapters are served
 
@@ -364,9 +365,12 @@ class IterationLog:
 
     def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
-        plan, start_s = flight.plan, flight.start_s
-        num_new = plan.num_tokens - plan.num_decodes + plan.num_widening + plan.num_copied_tokens
+        plan, start_s, shape = flight.plan, flight.start_s, flight.shape
+        assert shape is not None
+        num_new = shape.prefill_tokens + plan.num_widening + plan.num_copied_tokens
         for step in range(flight.num_iterations):
+            if step:
+                shape = shape_of(plan, step)
             self._rows += self._pack(
                 1,
                 start_s,
@@ -376,14 +380,33 @@ class IterationLog:
                 plan.num_widening,
                 flight.num_running,
                 flight.num_waiting,
-                flight.num_blocks_used + core.blocks_of_repeats(plan, step),
+                flight.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
                 flight.num_tokens_held + (step + 1) * num_new,
                 len(plan.preempted),
                 plan.waits_for is Cause.memory,
-                *shape_of(plan, step)[:-1],
+                *shape[:-1],
             )
             start_s = emitted_s = flight.ends_s[step]
             num_fresh = 0
+
+    @property
+    def num_iterations(self) -> int:
+        """Rows of what `expand` returns."""
+        return len(self._ends_s)
+
+    @property
+    def max_gaps(self) -> int:
+        """No more gaps than that does it return."""
+        return len(self._ends_s) + len(self._gaps) // 2
+
+    @classmethod
+    def dtypes(cls, *, serves_adapters: bool) -> dict[str, str]:
+        """By name, of the columns that `expand` returns."""
+        return {
+            **{"replica": "i4", "iteration": "i4", "start_s": "f8", "duration_s": "f8"},
+            **{name: "i8" if name in cls.TOKENS else "i4" for name in cls.COUNTS},
+            **dict.fromkeys(ADAPTER_COLUMNS if serves_adapters else (), "i8"),
+        }
 
     def expand(self) -> tuple[dict[str, NDArray[Any]], Gaps]:
         """One value an iteration by column, and all gaps between tokens."""
@@ -436,7 +459,7 @@ class IterationLog:
     def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks taken since the first iteration of each iteration's row."""
         leaps = np.flatnonzero(num > 1)
-        due_by_leap = np.frombuffer(self._blocks_due, np.dtype("L")).reshape(-1, self.block_size)
+        due_by_leap = np.frombuffer(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]
         leap = np.repeat(np.arange(len(leaps)), size)
         step = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
@@ -447,6 +470,29 @@ class IterationLog:
         grown = np.zeros(num.sum(), np.int64)
         grown[np.repeat(num > 1, num)] = total - before
         return grown
+
+
+def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """`expand` of all replicas, one behind the other; 0 where an engine has no such thing, as adapters.
+
+    The logs are taken from the list one after the other: together they are as large as the table.
+    """
+    num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
+    dtypes = IterationLog.dtypes(serves_adapters=any(log.serves_adapters for log in logs))
+    columns: dict[str, NDArray[Any]] = {name: np.empty(num_rows, dtype) for name, dtype in dtypes.items()}
+    gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
+    row = num_gaps = 0
+    logs.reverse()
+    while logs:
+        log = logs.pop()
+        own_columns, own_gaps = log.expand()
+        for name, column in columns.items():
+            column[row : row + log.num_iterations] = own_columns.get(name, 0)
+        for values, own_values in zip(gaps, own_gaps, strict=True):
+            values[num_gaps : num_gaps + len(own_values)] = own_values
+        row += log.num_iterations
+        num_gaps += len(own_gaps.gap_s)
+    return columns, Gaps(gaps.gap_s[:num_gaps], gaps.gap_count[:num_gaps], gaps.gap_end_s[:num_gaps])
 
 
 class Gaps(NamedTuple):

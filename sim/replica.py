@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from simpy import Event
 
-from policies.limits import StopAfter
+from hwmodels.iteration import IterationShape
+from policies.limits import Bounds, StopAfter
 from policies.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence, SequenceState
@@ -42,9 +43,13 @@ MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations."""
+    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations.
+
+    shape: of its first iteration, if it has prompt chunks.
+    """
 
     plan: StepPlan
+    shape: IterationShape | None
     start_s: float
     ends_s: list[float]
     num_iterations: int
@@ -210,7 +215,8 @@ class Replica:
         """
         num_tokens = request.prompt.num_tokens
         num_queued = num_tokens if isnan(self._requests.first_token_s[request.request_id]) else 0
-        add = partial(self._add, request, stop_after, migrant)
+        bounds = self.core.bounds_of(request, stop_after)
+        add = partial(self._add, request, stop_after, bounds, migrant)
         if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self._flight is not None
             boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
@@ -220,11 +226,10 @@ class Replica:
             self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
             return
         if not (self._frontend_s or self._plans_ahead):
-            self._add(request, stop_after, migrant)
+            add(False)
             self._note_sent(num_tokens)
             self.num_queued_tokens += num_queued
             return
-        self.core.bounds_of(request, stop_after)
         self._note_sent(num_tokens)
         self.num_queued_tokens += num_queued
         self._on_the_way[request.request_id] = request
@@ -306,11 +311,16 @@ class Replica:
             self._give_up(request_id, is_late=self._plans_ahead)
 
     def _add(
-        self, request: Request, stop_after: StopAfter, migrant: Migrant | None, is_late: bool = False
+        self,
+        request: Request,
+        stop_after: StopAfter,
+        bounds: Bounds,
+        migrant: Migrant | None,
+        is_late: bool,
     ) -> None:
         self._settle(is_late)
         if migrant is None:
-            seq = self.core.add(request, stop_after)
+            seq = self.core.add(request, stop_after, bounds)
         else:
             seq = self.core.adopt(migrant, stop_after, "mirror")
             self._resumed.add(request.request_id)
@@ -327,6 +337,12 @@ class Replica:
         self._num_entered += 1
         self._num_entered_tokens += seq.num_prompt_tokens
         self._look_up(is_late)
+
+    def take_iterations(self) -> IterationLog:
+        """The log of its iterations; it is given up, as all of them are large."""
+        log = self.iterations
+        self.iterations = IterationLog(self.index, log.block_size, log.serves_adapters)
+        return log
 
     def abort(self, request_id: int) -> None:
         """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
@@ -511,9 +527,10 @@ class Replica:
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self._begin(transfers) if transfers else 0.0
-        for load in core.take_adapter_loads():
-            done_s = self._links.load(load, now)
-            self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
+        if core.residents is not None:
+            for load in core.take_adapter_loads():
+                done_s = self._links.load(load, now)
+                self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
         if plan is None or transfers or self.events.is_news(core, plan):
             self.events.planned(core, plan, transfers, now)
         if self._incoming:
@@ -535,11 +552,14 @@ class Replica:
                 self._mirrors.admitted(seq.request_id)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
                 self._fresh[seq] = self._requests.last_token_s[seq.request_id]
-        ends_s = self._ends_s(plan, 1 if delay_s else min(plan.horizon, self._max_leap), now + delay_s)
+        shape = shape_of(plan, 0) if plan.chunks else None
+        num_iterations = 1 if delay_s else min(plan.horizon, self._max_leap)
+        ends_s = self._ends_s(plan, shape, num_iterations, now + delay_s)
         if plan.until_s < ends_s[-1]:
             del ends_s[bisect_left(ends_s, plan.until_s) + 1 :]
         flight = Flight(
             plan,
+            shape,
             now,
             ends_s,
             len(ends_s),
@@ -680,17 +700,19 @@ class Replica:
         self.core.adapter_loaded(name)
         self._look_up()
 
-    def _ends_s(self, plan: StepPlan, num_iterations: int, start_s: float) -> list[float]:
+    def _ends_s(
+        self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
+    ) -> list[float]:
         """When each of the plan's iterations ends: added up one after the other, as stepping does.
 
         Up to the first that the model cannot price, if there is one: the leap may be cut before it.
         """
-        if not plan.chunks and plan.num_widening == plan.num_decodes and plan.adapters is None:
+        if shape is None and plan.num_widening == plan.num_decodes and plan.adapters is None:
             durations_s = self._model.decode_seconds(
                 plan.num_decodes, plan.num_decode_context_tokens, num_iterations
             )
         elif num_iterations == 1:
-            return [start_s + self._slowdown * float(self._model.seconds(shape_of(plan, 0)))]
+            return [start_s + self._slowdown * float(self._model.seconds(shape or shape_of(plan, 0)))]
         else:
             seconds = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations))))
             durations_s = np.broadcast_to(seconds, num_iterations).tolist()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isinf
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from simpy import Event
 
 from policies.admission import Admission
@@ -31,7 +29,7 @@ from sim.metrics.slo import Slo
 from sim.mirrors import Mirrors
 from sim.overload import OverloadWatch
 from sim.pool import Pool
-from sim.records import EngineRecord, Gaps, IterationLog, RecoveryRecord, RequestLog, RunRecords
+from sim.records import EngineRecord, RecoveryRecord, RequestLog, RunRecords, expanded
 from sim.recovery import Recovery
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
@@ -245,14 +243,7 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
-        tables, gaps = zip(*(self._expanded(replica) for replica in replicas), strict=True)
-        # Column by column, each replica's part dropped at once: a long run's table exists once, not thrice.
-        names = list(dict.fromkeys(name for table in tables for name in table))
-        sizes = [len(table["replica"]) for table in tables]
-        columns = {}
-        for name in names:
-            parts = (_taken(table, name, size) for table, size in zip(tables, sizes, strict=True))
-            columns[name] = np.concatenate(list(parts))
+        columns, gaps = expanded([replica.take_iterations() for replica in replicas])
         events = logged_events([replica.events for replica in replicas])
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
@@ -267,7 +258,7 @@ class Simulation:
         return RunRecords(
             requests=requests,
             iterations=pd.DataFrame(columns, copy=False),
-            **{name: np.concatenate([getattr(g, name) for g in gaps]) for name in Gaps._fields},
+            **gaps._asdict(),
             pools=pool_records,
             replicas=replica_records,
             end_s=end_s,
@@ -297,18 +288,3 @@ class Simulation:
             num_restored_tokens=mirrors.num_restored_tokens,
             restored_bytes=mirrors.restored_bytes,
         )
-
-    @staticmethod
-    def _expanded(replica: Replica) -> tuple[dict[str, NDArray[Any]], Gaps]:
-        """A replica's iterations and gaps; its log is given up, as all of them are large."""
-        log, replica.iterations = (
-            replica.iterations,
-            IterationLog(replica.index, replica.iterations.block_size),
-        )
-        return log.expand()
-
-
-def _taken(table: dict[str, NDArray[Any]], name: str, size: int) -> NDArray[Any]:
-    """A column, out of a replica's iterations; 0 where its engine has no such thing, as adapters."""
-    column = table.pop(name, None)
-    return np.zeros(size, np.int64) if column is None else column

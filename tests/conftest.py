@@ -9,10 +9,11 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", patient, derandomize=True)
+AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
+settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND)
 settings.register_profile("new", patient, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

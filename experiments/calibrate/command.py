@@ -13,7 +13,6 @@ from pathlib import Path
 import hydra
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from experiments.build import build_as
@@ -33,6 +32,7 @@ from experiments.compose import Composition
 from experiments.config_groups import CONFIG_DIR
 from experiments.output_file import check_output_file
 from experiments.report.plain_page import drawn, write_page
+from experiments.terminal import terminal_console
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
 from hwmodels.operators.gemm import GemmCurve
@@ -104,10 +104,8 @@ def main(cfg: DictConfig) -> None:
         of_engine.main(cfg)
         return
     settings = _settings(cfg)
-    tables, device, console = _read(settings), settings.hardware, Console()
+    tables, device, console = _read(settings), settings.hardware, terminal_console()
     num_rows = sum(len(table.sound) for table in tables.values())
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
     calibration = fit_calibration(
         tables,
         device,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from experiments.build import build_as
 from experiments.errors import ConfigError
+from experiments.terminal import terminal_console
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.model_spec import ModelSpec
 
@@ -89,9 +89,7 @@ def check(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     """Measure, write, print."""
     settings, node = _settings(cfg)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100
+    console = terminal_console()
     with console.status("measuring") as status:
         try:
             found = _engine().measure(settings, node, lambda text: status.update(f"measuring: {text}"))

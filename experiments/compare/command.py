@@ -11,7 +11,6 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from experiments.compare.arms import Point, points
 from experiments.compare.page import write_comparison
@@ -23,6 +22,7 @@ from experiments.compare.tables import print_results
 from experiments.compose import Composition, ConfigSource, running_source
 from experiments.config_groups import CONFIG_DIR
 from experiments.outputs import write_table
+from experiments.terminal import terminal_console
 from experiments.workers import progress_of
 
 
@@ -57,9 +57,7 @@ def main(cfg: DictConfig) -> None:
     GlobalHydra.instance().clear()  # the arms are composed from here on
     settings, arms = _checked.pop(key) if key in _checked else build_comparison(cfg, dirs)
     GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     experiment = settings.experiment
     with progress_of(console, enabled=settings.progress) as report:
         runs = run_all(arms, experiment.seeds, settings.num_processes, report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -19,6 +19,8 @@ from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
 from sim.links import Links
+
+W = TypeVar("W", bound=World)
 
 
 def draw_adapter_serving(tick_s: float) -> st.SearchStrategy[Any]:
@@ -51,7 +53,15 @@ def draw_adapter_worlds(draw: st.DrawFn, serving: Any = None) -> World:
 
     serving: how they are served, until all requests have ended; None: in any way, perhaps not so long.
     """
-    world = draw(draw_worlds())
+    world = draw_adapters(draw, draw(draw_worlds()), serving)
+    if serving is not None:
+        blind = RunningHistogram(min_observations=1, initial_tokens=8)
+        world = replace(world, until_s=None, prediction=blind)
+    return world
+
+
+def draw_adapters(draw: st.DrawFn, world: W, serving: Any = None) -> W:
+    """The same world with adapters; serving None: in any way."""
     tick_s = world.model.tick_s
     names = draw(st.sampled_from(["ab", "abcdef"]))
     served = tuple(Adapter(name=name, rank=draw(st.sampled_from([1, 3, 8, 16]))) for name in names)
@@ -67,9 +77,6 @@ def draw_adapter_worlds(draw: st.DrawFn, serving: Any = None) -> World:
     asks = tuple(ask._replace(adapter=draw(chosen)) for ask in world.asks)
     adapters = draw(draw_adapter_serving(tick_s)) if serving is None else serving
     world = replace(world, asks=asks, served=served, adapters=adapters, links=links)
-    if serving is not None:
-        blind = RunningHistogram(min_observations=1, initial_tokens=8)
-        world = replace(world, until_s=None, prediction=blind)
     if isinstance(adapters, UnifiedPaging):
         pool = world.caching.pool(KvMemory(world.num_blocks, 1.0, max_model_len=world.max_model_len))
         if not pool.can_fork:

@@ -111,8 +111,8 @@ def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
     """Strategy: any autoscaler, in a hurry."""
     interval_s = st.integers(1, 24).map(lambda n: n * tick_s / 2)
     a_while_s = st.sampled_from([0.0, 4.0, 20.0]).map(lambda n: n * tick_s)
-    bounds = {"min_replicas": st.integers(1, 2), "max_replicas": st.integers(2, MAX_REPLICAS)}
-    replicas = st.integers(1, MAX_REPLICAS)
+    bounds = {"min_replicas": st.integers(0, 2), "max_replicas": st.integers(2, MAX_REPLICAS)}
+    replicas = st.integers(0, MAX_REPLICAS)
     return (
         st.builds(
             Concurrency,
@@ -141,6 +141,7 @@ def draw_scaling(tick_s: float) -> st.SearchStrategy[Any]:
             interval_s=interval_s,
             entries=st.tuples(*[replicas] * 3).map(_entries),
             day_s=st.just(60 * tick_s),
+            min_replicas=st.just(0),
             max_replicas=st.just(MAX_REPLICAS),
         )
         | st.builds(SloAttainment, interval_s=interval_s, calm_s=a_while_s, **bounds)

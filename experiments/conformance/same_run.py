@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from experiments.conformance.worlds import Flown
+from experiments.conformance.worlds import Flown, World
 from sim.records import RunRecords
 
 
@@ -20,6 +20,17 @@ def assert_same_records(one: RunRecords, other: RunRecords) -> None:
     assert_same_table(one.iterations, other.iterations)
     assert gaps_of(one) == gaps_of(other)
     assert one.end_s == other.end_s
+
+
+def assert_leap_equals_step(world: World) -> Flown:
+    """Fly it both ways: the same records, decisions and ends. Returns the run that leapt."""
+    leapt, stepped = world.fly(leap=True), world.fly(leap=False)
+    assert_same_records(leapt.records, stepped.records)
+    assert_same_decisions(leapt, stepped)
+    assert leapt.source.ends == stepped.source.ends
+    for name in ("replicas", "num_lost_first_tokens", "links"):
+        assert getattr(leapt.records, name) == getattr(stepped.records, name), f"{name} differ"
+    return leapt
 
 
 def assert_same_table(one: pd.DataFrame, other: pd.DataFrame) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from experiments.conformance.adapting import draw_adapters
 from experiments.conformance.clusters import draw_recovery
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
 from experiments.conformance.worlds import TOY, DiaryCore, Flown, Traffic, World, toy_network
@@ -56,14 +57,16 @@ class Service(World):
                 memory = KvMemory(
                     num_blocks.get(role, self.num_blocks), 1.0, max_model_len=self.max_model_len
                 )
+                kv_pool = self.caching.pool(memory)
                 made = DiaryCore(
                     batching=deepcopy(batching[role]),
                     scheduling=deepcopy(self.scheduling),
-                    pool=self.caching.pool(memory),
+                    pool=kv_pool,
                     max_num_seqs=self.max_num_seqs,
                     max_model_len=self.max_model_len,
                     predictor=deepcopy(self.prediction),
                     num_swap_blocks=self.num_swap_blocks,
+                    residents=self._residents(kv_pool),
                 )
                 cores.append(made)
                 return made
@@ -210,3 +213,9 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
         max_resends=draw(st.integers(0, 2)),
         recovery=draw(draw_recovery()),
     )
+
+
+@st.composite
+def draw_adapter_services(draw: st.DrawFn) -> Service:
+    """Any service, troubled or not, whose requests name LoRA adapters."""
+    return draw_adapters(draw, draw(draw_services() | draw_troubled_services()))

@@ -15,12 +15,14 @@ from hwmodels.device import Device
 from hwmodels.interconnect import Link
 from hwmodels.iteration import COMPONENTS
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
 from policies.engine import EngineCore
+from policies.limits import Bounds
 from policies.plan import Progress, StepOutcome, StepPlan
 from policies.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
@@ -205,8 +207,8 @@ class DiaryCore(EngineCore):
         """Request ids, in the order in which they first got a slot."""
         self._num_plans = 0
 
-    def add(self, request: Request, stop_after: Any = None) -> TokenSequence:
-        seq = super().add(request, stop_after)
+    def add(self, request: Request, stop_after: Any = None, bounds: Bounds | None = None) -> TokenSequence:
+        seq = super().add(request, stop_after, bounds)
         self.arrival_s[request.request_id] = request.arrival_s
         return seq
 
@@ -378,10 +380,6 @@ class World:
     def _core(self, pool: WorldPool, cores: list[DiaryCore]) -> DiaryCore:
         num_blocks = self.num_blocks if pool.num_blocks is None else pool.num_blocks
         kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
-        residents = None
-        if self.adapters is not None:  # a rank takes as much as a token of KV
-            memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
-            residents = self.adapters.residents(Registry(self.served, "toy", memory), kv_pool)
         core = DiaryCore(
             batching=deepcopy(self.batching),
             scheduling=deepcopy(self.scheduling),
@@ -390,7 +388,15 @@ class World:
             max_model_len=self.max_model_len,
             predictor=deepcopy(self.prediction),
             num_swap_blocks=self.num_swap_blocks,
-            residents=residents,
+            residents=self._residents(kv_pool),
         )
         cores.append(core)
         return core
+
+    def _residents(self, kv_pool: BlockPool) -> Residents | None:
+        """An engine's adapters; a rank takes as much as a token of KV."""
+        if self.adapters is None:
+            return None
+        memory = AdapterMemory(bytes_per_rank=1.0, block_bytes=self.caching.block_size)
+        residents: Residents = self.adapters.residents(Registry(self.served, "toy", memory), kv_pool)
+        return residents

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from experiments import wording
 from experiments.errors import ConfigError, suggest
 from experiments.explain.narrative import heading, lines, verdicts
 from experiments.explain.run_folder import read_request
-from experiments.terminal import plain_table
+from experiments.terminal import plain_table, terminal_console
 
 USAGE = """\
 usage: windtunnel explain run=DIR request=ID
@@ -32,9 +31,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     folder, request_id = parse(arguments)
     story = read_request(folder, request_id)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console(highlight=False)
     console.print(Text(heading(story), style="bold"))
     rows = [("ms", "lasted", "")]
     for line in lines(story):

@@ -12,7 +12,6 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from experiments.compose import Composition, running_source
 from experiments.config_groups import CONFIG_DIR
@@ -23,6 +22,7 @@ from experiments.goodput.search import Arm, Bracket, Found, Rough, RoughSearch, 
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
 from experiments.outputs import write_table
+from experiments.terminal import terminal_console
 from experiments.workers import Report, in_turn, progress_of
 from sim.interrupt import ctrl_c_noted
 
@@ -63,9 +63,7 @@ def main(cfg: DictConfig) -> None:
     GlobalHydra.instance().clear()  # the arms are composed from here on
     settings, arms = _checked.pop(key) if key in _checked else build_arms(cfg, source, overrides)
     GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     with progress_of(console, enabled=settings.progress, what="searches") as report:
         outcome = search(settings, arms, report)
     if outcome is None:

@@ -18,7 +18,7 @@ from sim.metrics.slo import Slo
 from sim.result import RunResult
 
 ANSWERS = 10
-"""Traffic lasts so many times as long as nine in ten answers take: else it ends before the service is full."""
+"""Traffic lasts so many times as long as nine in ten answers take: a shorter one ends before it is felt."""
 FACTOR = 2.0
 MAX_STEPS = 14
 """Doublings or halvings until a search for the two sides of the target gives up: a factor of 16,384."""

@@ -16,8 +16,10 @@ class GoodputSettings:
     """The node `goodput` of configs/goodput.yaml; what is simulated is in the rest of it."""
 
     arms: tuple[str, ...] = ()
-    """Configurations beside each other: overrides of the settings as they are, separated by blanks; with a name
-    before a colon, or else called by what they override. None: only the settings as they are."""
+    """Configurations beside each other: overrides of the settings as they are, with blanks between them.
+
+    Each may have a name before a colon, and is else called by what it overrides. None: only as they are.
+    """
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] | None = None
     """Requests/s of the curves; None: `num_rates` around each arm's highest."""

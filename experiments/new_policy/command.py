@@ -21,8 +21,17 @@ FAMILIES = {
     "admission": "admission={name}",
     "scaling": "replicas=2 scaling={name}",
     "prediction": "scheduling=shortest_job_first prediction={name}",
+    "adapters": "workload=lora adapters={name}",
 }
 """How `windtunnel simulate` is told to use a policy of each family, so that it matters."""
+
+
+WITHOUT_TEMPLATE = {
+    "layout": "policies/parallelism/auto.py",
+    "placing": "policies/placement/best_fit.py",
+    "roles": "policies/roles/balance.py",
+}
+"""Groups of other policies, asked once or seldom, and one of each to begin with."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,11 +50,26 @@ def main(arguments: Sequence[str]) -> None:
     if options.kind != "policy":
         raise ConfigError(f"new {options.kind}: no such kind of thing; {suggest(options.kind, ['policy'])}")
     if options.family not in FAMILIES:
-        raise ConfigError(f"{options.family}: no such family; {suggest(options.family, FAMILIES)}")
+        raise ConfigError(_no_family(options.family))
     check_name(options.name, options.family, options.dir)
     files = contents(options.family, options.name)
     write(options.dir, files)
     print("\n".join(_next_steps(options.family, options.name, options.dir, files)))
+
+
+def _no_family(name: str, own_dir: Path = CONFIG_DIR) -> str:
+    """Why there is no template, and what to do instead."""
+    if name in WITHOUT_TEMPLATE:
+        return (
+            f"{name}: has no template; begin with a copy of {WITHOUT_TEMPLATE[name]} and of a file of "
+            f"configs/{name}; templates: {', '.join(FAMILIES)}"
+        )
+    if name in find_groups([own_dir]):
+        return (
+            f"{name}: no policies but settings; copy a file of configs/{name} to {CONFIGS}/{name} and change "
+            f"it; policies: {', '.join(FAMILIES)}"
+        )
+    return f"{name}: no such family; {suggest(name, FAMILIES)}"
 
 
 def check_name(name: str, family: str, folder: Path, own_dir: Path = CONFIG_DIR) -> None:

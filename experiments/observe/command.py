@@ -30,7 +30,7 @@ from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
 from experiments.outputs import config_digest
-from experiments.terminal import plain_table
+from experiments.terminal import plain_table, terminal_console
 from sim.interrupt import ctrl_c_noted
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ def _observe(cfg: DictConfig) -> None:
     settings = build_settings(cfg)
     from experiments.observe.session import observe  # noqa: PLC0415  (the client library is an extra)
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     started = datetime.now(UTC)
     with ctrl_c_noted() as interrupt, requests_sent(console, enabled=settings.progress) as begin:
         observed = asyncio.run(observe(settings, interrupt=interrupt, begin=begin))

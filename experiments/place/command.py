@@ -20,7 +20,7 @@ from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
 from experiments.hydra_errors import composed
 from experiments.output_file import check_output_file
-from experiments.terminal import plain_table
+from experiments.terminal import plain_table, terminal_console
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.time_slicing import TimeSlicing
 from policies.batching import Batching
@@ -143,9 +143,7 @@ def main(cfg: DictConfig) -> None:
     GlobalHydra.instance().clear()  # models and GPUs are composed from here on
     placed = _checked.pop(key) if key in _checked else place(settings, [CONFIG_DIR])
     GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100
+    console = terminal_console()
     print_plan(placed, console)
     if settings.out is not None:
         Path(settings.out).write_text(json.dumps(as_json(placed), indent=2) + "\n", encoding="utf-8")

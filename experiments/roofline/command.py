@@ -6,7 +6,6 @@ from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig, ListConfig
-from rich.console import Console
 
 from experiments.build import build_as
 from experiments.compose import Composition
@@ -17,6 +16,7 @@ from experiments.output_file import check_output_file
 from experiments.roofline.chart import write_chart
 from experiments.roofline.survey import RooflineSettings, Survey, survey
 from experiments.roofline.tables import print_survey
+from experiments.terminal import terminal_console
 
 
 def build_survey(cfg: DictConfig) -> Survey:
@@ -42,9 +42,7 @@ def check(cfg: DictConfig, composition: Composition) -> None:
 def main(cfg: DictConfig) -> None:
     """Compute, print, draw."""
     found = build_survey(cfg)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     print_survey(found, console)
     if found.settings.out is not None:
         write_chart(Path(found.settings.out), found)

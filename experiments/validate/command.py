@@ -18,6 +18,7 @@ from rich.console import Console
 from experiments.compose import Composition, ConfigSource
 from experiments.config_groups import CONFIG_DIR
 from experiments.errors import ConfigError
+from experiments.terminal import terminal_console
 from experiments.validate import foreign_run
 from experiments.validate.settings import split
 from experiments.validate_engine import flown_run, recorded_run
@@ -80,9 +81,7 @@ def _validate(cfg: DictConfig) -> None:
     hydra_cfg, key = HydraConfig.get(), OmegaConf.to_yaml(cfg)
     folder, overrides = Path(hydra_cfg.runtime.output_dir), list(hydra_cfg.overrides.task)
     folders = [Path(one.path) for one in hydra_cfg.runtime.config_sources if one.schema == "file"]
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # a file or a pipe: what the tables were made for
+    console = terminal_console()
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()  # cases are composed from here on
     try:

@@ -25,6 +25,7 @@ from policies.sequence import Sequence
 
 if TYPE_CHECKING:
     from policies.step import StepBuilder
+    from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +91,7 @@ class ExchangeResidents(SlotResidents):
         if name is not None and name not in self._waiting:
             self._pending.pop(name, None)
 
-    def before_step(self, step: StepBuilder, now: float) -> None:
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Let adapters leave whose time is over, and the next ones come."""
         for name in [name for name in self._active if name not in self._waiting and not self._users[name]]:
             del self._active[name]

@@ -23,6 +23,7 @@ from policies.sequence import Sequence
 
 if TYPE_CHECKING:
     from policies.step import StepBuilder
+    from policies.view import StepView
 
 PLAIN = ""
 """Weights without an adapter, among the adapters' names."""
@@ -67,15 +68,29 @@ class MergedResidents(Residents):
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
-    def before_step(self, step: StepBuilder, now: float) -> None:
-        """Close the door where others are due, and switch when the last one has left."""
+    def wait(self, seq: Sequence) -> None:
+        super().wait(seq)
+        self._look()
+
+    def unwait(self, seq: Sequence) -> None:
+        super().unwait(seq)
+        self._look()
+
+    def _look(self) -> None:
+        """Close the door as soon as only others wait: at that very event, whenever the next step is made."""
+        if all(name == self._current for name in self._waiting):
+            self._is_closing = False
+        elif self._current not in self._waiting:
+            self._is_closing = True
+
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Close the door when its time is over, and switch when the last one has left."""
         others = next((name for name in self._waiting if name != self._current), None)
         if others is None:
-            self._is_closing = False
             return
         if self._until_s == inf and self._max_serve_s < inf:
             self._until_s = now + self._max_serve_s
-        self._is_closing = self._is_closing or self._current not in self._waiting or now >= self._until_s
+        self._is_closing = self._is_closing or now >= self._until_s
         if not self._is_closing:
             if self._until_s < inf:
                 step.hold(until_s=self._until_s)

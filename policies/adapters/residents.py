@@ -20,6 +20,7 @@ from policies.sequence import Sequence
 
 if TYPE_CHECKING:
     from policies.step import StepBuilder
+    from policies.view import StepView
 
 
 class AdapterCounts:
@@ -120,10 +121,10 @@ class Residents:
             if not self._waiting[name]:
                 del self._waiting[name]
 
-    def before_step(self, step: StepBuilder, now: float) -> None:
+    def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
         """A step is about to be made: adapters may come and go."""
         if self._num_prefetched and self._waiting:
-            self._prefetch()
+            self._prefetch(view)
 
     def may_start(self, seq: Sequence) -> bool:
         """Whether its adapter lets a waiting sequence start, as far as slots for adapters go."""
@@ -266,6 +267,10 @@ class Residents:
         """Whether there is room for an adapter now."""
         raise NotImplementedError
 
+    def _fits_beside(self, name: str, view: StepView) -> bool:
+        """Whether there is room for an adapter that nobody needs yet."""
+        return self._fits(name)
+
     def _fits_without_idle(self, name: str) -> bool:
         """Whether there would be, were it not for adapters that nobody uses."""
         return bool(self._idle) or self._fits(name)
@@ -320,11 +325,11 @@ class Residents:
         self.counts.num_loads_from_disk += 1
         return "disk"
 
-    def _prefetch(self) -> None:
+    def _prefetch(self, view: StepView) -> None:
         """Load adapters of those who wait, in the order in which they came, into room that nobody wants."""
         wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
         for name in [name for name in wanted if name not in self._coming]:
-            while not self._fits(name):
+            while not self._fits_beside(name, view):
                 victim = self._victim()
                 if victim is None or victim in self._waiting:
                     return

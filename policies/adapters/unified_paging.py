@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.sequence import Sequence
+
+if TYPE_CHECKING:
+    from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,14 @@ class PagedResidents(Residents):
 
     def _fits(self, name: str) -> bool:
         return self._num_blocks_of[name] <= self._pool.num_free
+
+    def _fits_beside(self, name: str, view: StepView) -> bool:
+        """Beside what the running sequences want next: an adapter on its way cannot make room for them.
+
+        Who was preempted for it would come back when it is there, and find the next one on its way.
+        """
+        wanted = sum(max(seq.width, view.num_blocks_missing(seq)) for seq in view.running)
+        return self._num_blocks_of[name] + wanted <= self._pool.num_free
 
     def _enter(self, name: str) -> int | None:
         num_blocks = self._num_blocks_of[name]

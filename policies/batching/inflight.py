@@ -65,8 +65,10 @@ class InFlight:
             num_left = seq.num_uncomputed - view.num_found(seq)
             num_tokens = self._chunk(num_left, step, view.block_size, has_begun=False)
             if not step.admit(seq, num_tokens):
-                if num_left <= step.tokens_left < seq.num_uncomputed:
-                    step.hold(1)  # it fits the budget by what the cache may lose before it has room
+                limits = (step.tokens_left, self.max_num_batched_tokens)
+                is_near = any(num_left <= limit < seq.num_uncomputed for limit in limits)
+                if is_near and not self.enable_chunked_context:
+                    step.hold(1)  # the cache may lose what brings it below a limit before it has room
                 break
             _close(step, num_left, num_tokens)
         step.repeat()

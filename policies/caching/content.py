@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
 
 from policies.request import Request, Segment
 
@@ -26,11 +25,11 @@ MANY = 8192
 """New places after which it is time to look which of them are in use: about 2 MB of memory."""
 
 
-class Stretch(NamedTuple):
-    """Blocks of a sequence that end within one run: those of `place`, up to the sequence's block `end`."""
+Stretch = tuple[int, int]
+"""(place, end): blocks of a sequence that end within one run, those of place, up to the sequence's block end.
 
-    place: int
-    end: int
+A plain tuple, as a prompt has as many as it has pieces.
+"""
 
 
 def prompt_runs(request: Request) -> list[Segment]:
@@ -118,7 +117,7 @@ class Places:
             start += num_tokens
             if start - end * block_size >= block_size:
                 end = start // block_size
-                path.append(Stretch(place, end))
+                path.append((place, end))
         return path
 
     def known_path(self, request: Request) -> list[Stretch]:
@@ -133,7 +132,7 @@ class Places:
             start += num_tokens
             if start // self._block_size > end:
                 end = start // self._block_size
-                path.append(Stretch(place, end))
+                path.append((place, end))
         return path
 
     def forget(self, used: Collection[int]) -> None:

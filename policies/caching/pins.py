@@ -52,7 +52,7 @@ class Pins:
 
         Returns whether they are.
         """
-        place = next((stretch.place for stretch in held.path if stretch.end >= num_blocks), -1)
+        place = next((place for place, end in held.path if end >= num_blocks), -1)
         pin = self._pins.get((place, num_blocks))
         if pin is None:
             if not 0 < num_blocks <= self.max_blocks - self.num_blocks:

@@ -2,11 +2,14 @@
 
 The adapters are dealt out in the order of their first requests, one replica after the other; requests without
 an adapter are another one's. With as many replicas as adapters, and weights that adapters are merged into
-(`adapters=merged`), no replica ever switches; with fewer, some do.
+(`adapters=merged`), no replica ever switches; with fewer, some do. An adapter whose replica has gone is dealt
+out again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +22,16 @@ class Dedicated:
     """Reads no replica."""
 
     _owner: dict[str | None, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """By adapter: the index of its replica."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The adapter's replica."""
-        return self._owner.setdefault(request.adapter, len(self._owner) % len(replicas))
+        owner = self._owner.get(request.adapter)
+        if owner is not None:
+            place = bisect_left(replicas, owner, key=lambda replica: replica.index)
+            if place < len(replicas) and replicas[place].index == owner:
+                return place
+        counts = Counter(self._owner.values())
+        place = min(range(len(replicas)), key=lambda place: counts[replicas[place].index])
+        self._owner[request.adapter] = replicas[place].index
+        return place

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from policies.caching.content import prompt_runs
 from policies.request import Request, Segment
 from policies.routing import ReplicaView
 from policies.routing.prefix_tree import PrefixTree
+
+_num_outstanding = attrgetter("num_outstanding")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +67,7 @@ class PrefixAffinity:
     def _chosen(
         self, tree: PrefixTree, runs: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
     ) -> int:
-        counts = [replica.num_outstanding for replica in replicas]
+        counts = list(map(_num_outstanding, replicas))
         most, fewest = max(counts), min(counts)
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
             return counts.index(fewest)

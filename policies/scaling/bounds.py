@@ -14,12 +14,15 @@ class Bounded:
 
     interval_s: float = 15.0
     min_replicas: int = 1
+    """0: the last one goes, too, once it has nothing to do; who comes then waits for one to start."""
     max_replicas: int = 8
 
     def __post_init__(self) -> None:
         require_positive(self, "interval_s", unit="s")
-        if self.min_replicas < 1:
-            raise ValueError(f"min_replicas={self.min_replicas}: must be >= 1; somebody has to serve")
+        if self.min_replicas < 0:
+            raise ValueError(f"min_replicas={self.min_replicas}: must be >= 0")
+        if self.max_replicas < 1:
+            raise ValueError(f"max_replicas={self.max_replicas}: must be >= 1; somebody has to serve")
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas={self.min_replicas}: must be <= max_replicas={self.max_replicas}; "

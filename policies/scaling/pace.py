@@ -43,8 +43,11 @@ class Paced(Bounded):
                 raise ValueError(f"{name}={value}: must be >= 1 replica; null for no limit")
 
     def asked(self, pool: PoolView) -> int:
-        """Replicas that were asked for last; at first those that are there. A crash does not change it."""
-        return self.bounded(num_present(pool) if self._asked is None else self._asked)
+        """Replicas that were asked for last; at first, and after none, those that are there.
+
+        A crash does not change it.
+        """
+        return self.bounded(self._asked or num_present(pool))
 
     def paced(self, wanted: int, pool: PoolView, now: float) -> int:
         """The number of replicas that is asked for now."""

@@ -50,7 +50,7 @@ class QueueLength(Paced):
     def _fits_in_fewer(self, pool: PoolView) -> bool:
         num_left = pool.num_replicas - 1
         if num_left < 1:
-            return False
+            return not pool.num_outstanding
         fits = pool.kv_usage * pool.num_replicas <= self.max_fill_share * num_left
         if pool.max_concurrency is not None:
             fits = fits and pool.num_running <= self.max_fill_share * num_left * pool.max_concurrency

@@ -148,7 +148,8 @@ class ConversationSource:
             said: tuple[Segment, ...] = ()
             if self._system_prompts:
                 said = (self._system_prompts[self._system_prompt_of[conversation]],)
-            arrival = self._turn(conversation, 0, arrival_s, said)
+            num_said = sum(segment.num_tokens for segment in said)
+            arrival = self._turn(conversation, 0, arrival_s, said, num_said)
             if arrival is None:
                 self.notes.skip("conversations whose first turn is longer than the context")
             else:
@@ -164,18 +165,20 @@ class ConversationSource:
         row = int(self._first_turn[conversation]) + turn
         assert request.answer_id is not None
         answer = Segment(request.answer_id, num_output_tokens)
-        arrival = self._turn(conversation, turn + 1, now + float(self._think_s[row + 1]), (*said, answer))
+        num_said = request.prompt.num_tokens + num_output_tokens
+        again_s = now + float(self._think_s[row + 1])
+        arrival = self._turn(conversation, turn + 1, again_s, (*said, answer), num_said)
         if arrival is None:
             self.notes.num_conversations_cut += 1
         return arrival
 
     def _turn(
-        self, conversation: int, turn: int, arrival_s: float, said: tuple[Segment, ...]
+        self, conversation: int, turn: int, arrival_s: float, said: tuple[Segment, ...], num_said: int
     ) -> Arrival | None:
         """The request of that turn; None if it does not fit the context together with its answer."""
         row = int(self._first_turn[conversation]) + turn
-        segments = (*said, Segment(self._content_id(row), int(self._message_tokens[row])))
-        num_tokens = sum(segment.num_tokens for segment in segments)
+        message = Segment(self._content_id(row), int(self._message_tokens[row]))
+        segments, num_tokens = (*said, message), num_said + message.num_tokens
         num_output_tokens = int(self._answer_tokens[row])
         if num_tokens + num_output_tokens > self._max_model_len:
             return None

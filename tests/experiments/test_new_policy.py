@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import cli
-from experiments.new_policy.command import FAMILIES, class_name
+from experiments.new_policy.command import FAMILIES, WITHOUT_TEMPLATE, class_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,6 +135,15 @@ def test_overwrites_nothing_and_then_writes_nothing(existing, here, capsys):
         ),
         (["policy", "scheduling", "sim"], "name=sim: Python has a module of that name"),
         (["policy", "batchin", "x"], "batchin: no such family; nearest: batching; allowed: batching, "),
+        (
+            ["policy", "roles", "x"],
+            "roles: has no template; begin with a copy of policies/roles/balance.py and of a file of configs/"
+            "roles; templates: batching, ",
+        ),
+        (
+            ["policy", "retries", "x"],
+            "retries: no policies but settings; copy a file of configs/retries to my_policies/retries and ",
+        ),
         (["polcy", "batching", "x"], "new polcy: no such kind of thing; nearest: policy"),
     ],
 )
@@ -143,6 +152,12 @@ def test_rejects_what_cannot_be(arguments, message, here, capsys):
     assert code == 2
     assert re.search(message, printed.strip()), printed
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(("group", "module"), WITHOUT_TEMPLATE.items())
+def test_what_is_to_be_copied_where_there_is_no_template_is_there(group, module):
+    assert (ROOT / module).is_file()
+    assert list((ROOT / "configs" / group).glob("*.yaml"))
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(here, capsys):

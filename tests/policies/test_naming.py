@@ -144,7 +144,7 @@ def test_what_is_written_through_is_copied_when_it_has_been_computed():
     core = make_engine(Tiered(block_size=BLOCK_SIZE, host_gib=32 / GIB, write="through", min_load_tokens=1))
     core.add(Request(0, 0.0, text(7)), stop_after=3)
     assert run_step(core) == []
-    place = core.pool._places.path(Request(1, 0.0, text(7)))[0].place
+    place = core.pool._places.path(Request(1, 0.0, text(7)))[0][0]
     contents = tuple((place, block) for block in range(4))
     assert run_step(core) == [Transfer(None, "gpu", "host", 16, (1, 2, 3, 4), contents)]
 

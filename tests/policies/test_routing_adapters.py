@@ -14,8 +14,10 @@ from policies.routing.dedicated import Dedicated
 def replicas(*loads):
     """(outstanding requests, adapters there) each."""
     return [
-        SimpleNamespace(num_outstanding=count, has_adapter=lambda name, there=there: name in there)
-        for count, there in loads
+        SimpleNamespace(
+            index=index, num_outstanding=count, has_adapter=lambda name, there=there: name in there
+        )
+        for index, (count, there) in enumerate(loads)
     ]
 
 
@@ -42,6 +44,15 @@ def test_who_is_nowhere_goes_to_the_fewest(adapter):
 def test_a_negative_excess_is_refused():
     with pytest.raises(ValueError, match="max_excess=-1: must be >= 0 requests"):
         AdapterAffinity(max_excess=-1)
+
+
+def test_an_adapter_whose_replica_has_gone_is_dealt_out_again_and_the_others_stay():
+    """a, b, c on 0, 1, 2. Without 0 its adapter goes to one of the others, b and c stay where they were."""
+    routing, views = Dedicated(), replicas(*[(0, "")] * 3)
+    assert [routing.choose(ask(name), views, 0.0) for name in "abc"] == [0, 1, 2]
+    left = views[1:]
+    assert [left[routing.choose(ask(name), left, 0.0)].index for name in "abc"] == [1, 1, 2]
+    assert [routing.choose(ask(name), views, 0.0) for name in "abcd"] == [1, 1, 2, 0]
 
 
 @given(st.lists(st.sampled_from([None, *"abcdefg"])), st.integers(1, 4))

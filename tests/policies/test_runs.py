@@ -2,11 +2,10 @@
 
 import pytest
 
-from policies.caching.content import Stretch
 from policies.caching.runs import Held, Runs
 
 PLACE = 5
-PATH = [Stretch(PLACE, 8)]  # a sequence of one content, 8 blocks long
+PATH = [(PLACE, 8)]  # a sequence of one content, 8 blocks long
 
 
 def hold(runs, owner, num_blocks, ids=()):
@@ -26,7 +25,7 @@ def test_what_one_offers_another_finds_up_to_a_limit():
     hold(runs, 0, 6)
     assert found(runs) == [(0, 6)]
     assert found(runs, limit=4) == [(0, 4)]
-    assert runs.find([Stretch(9, 8)], 8) == ([], 0)
+    assert runs.find([(9, 8)], 8) == ([], 0)
 
 
 def test_holding_a_part_cuts_the_run_for_all_who_hold_it():
@@ -60,7 +59,7 @@ def test_who_computes_the_same_holds_a_copy_that_is_offered_when_the_original_go
 
 def test_eviction_takes_the_end_of_the_run_that_became_free_first():
     runs = Runs([])
-    early, late = hold(runs, 0, 2), Held([Stretch(6, 3)])
+    early, late = hold(runs, 0, 2), Held([(6, 3)])
     runs.offer(late, 1, 6, 0, 3)
     runs.let_go(late, 1)
     runs.let_go(early, 0)

@@ -207,7 +207,7 @@ def below(core, *segments):
     """Put the last of some texts into host memory, and not those before it."""
     tokens = sum(n for _, n in segments)
     path = core.pool._places.path(Request(99, 0.0, Prompt(tokens, tuple(Segment(*s) for s in segments))))
-    core.pool._tiers[0].put(path[len(segments) - 1].place, 0, segments[-1][1] // BLOCK_SIZE)
+    core.pool._tiers[0].put(path[len(segments) - 1][0], 0, segments[-1][1] // BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("names_blocks", [False, True])

@@ -106,7 +106,7 @@ def test_a_sequence_waits_for_both_its_transfers():
     serve(core, 0, 0)
     for request_id in range(1, 5):
         serve(core, request_id, request_id)
-    core.pool._tiers[0].put(core.pool._places.path(Request(9, 0.0, prompt(0)))[0].place, 0, 2)
+    core.pool._tiers[0].put(core.pool._places.path(Request(9, 0.0, prompt(0)))[0][0], 0, 2)
     seq = core.add(Request(9, 0.0, prompt(0)), stop_after=2)
     assert core.plan(0.0) is None
     loads = [t for t in core.take_transfers() if t.seq is seq]
@@ -225,7 +225,7 @@ def test_what_is_found_below_are_the_blocks_that_follow_without_a_gap(stored, ru
     path = pool._held(seq).path
     for tier, (stretch, first, count) in stored:
         if tier < 2 and path:
-            pool._tiers[tier].put(path[stretch % len(path)].place, first, first + count)
+            pool._tiers[tier].put(path[stretch % len(path)][0], first, first + count)
     expected = {"host": 0, "disk": 0}
     blocks, start = [], 0
     for place, end in path:

@@ -13,6 +13,9 @@ from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
+from policies.batching.chunked import Chunked
+from policies.batching.tgi import Tgi
+from policies.caching.paged import Paged
 from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
@@ -103,6 +106,16 @@ def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
     assert ticks(requests.wait_adapter_s + requests.wait_load_s) == [19, 32]
 
 
+@pytest.mark.parametrize("leap", [True, False])
+def test_the_door_closes_when_only_others_wait_however_long_the_leap_is(make_world, ask, leap):
+    """5 tokens of plain prompt, one a tick. From the first on only a waits, so it is before the plain one
+    that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once."""
+    asks = named(ask, None, num_prompt=5, num_output=1), named(ask, "a"), named(ask, None, 2.5)
+    few = Chunked(max_num_batched_tokens=1)
+    flown = fly(make_world, *asks, serving=Merged(), leap=leap, batching=few)
+    assert ticks(flown.records.requests.finished_s) == [5, 26, 31]
+
+
 def test_a_run_tells_what_its_adapters_did(make_world, ask):
     flown = fly(make_world, named(ask, "a"), named(ask, "b"), named(ask, None), named(ask, "a", at=30))
     iterations = flown.records.iterations
@@ -184,3 +197,24 @@ def test_what_does_not_go_together_is_refused(scenario, changes, message):
     changes = {name: stands_for.get(name, value) for name, value in changes.items()}
     with pytest.raises(ValueError, match=message):
         replace(scenario, **changes)
+
+
+def test_prefetched_adapters_leave_running_sequences_their_next_block(make_world, ask):
+    """Ten blocks of a token: the first request, alone in its slot, will need all of them, and adapters that
+    the others need come meanwhile. On its way in the last block, one would push the first out for ever.
+    """
+    flown = fly(
+        make_world,
+        ask(0.0, 9, 2),
+        named(ask, "b", num_prompt=1, num_output=1),
+        named(ask, "a", num_prompt=1, num_output=1),
+        serving=UnifiedPaging(prefetch=3),
+        batching=Tgi(max_batch_prefill_tokens=1, max_waiting_tokens=4),
+        caching=Paged(block_size=1, watermark=0.0, presume_cached=True),
+        served=(Adapter(name="a", rank=1), Adapter(name="b", rank=1)),
+        links=links(host_bytes_per_s=29.6, disk_bytes_per_s=5.6),
+        num_blocks=10,
+        max_num_seqs=1,
+    )
+    assert flown.records.requests.status.tolist() == ["finished"] * 3
+    assert flown.records.requests.preemptions.tolist() == [1, 0, 0]  # by those that came before it grew

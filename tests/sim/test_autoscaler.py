@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
 from experiments.conformance.clusters import draw_clusters
 from experiments.conformance.worlds import ToyModel, WorldPool
+from experiments.errors import ConfigError
+from experiments.simulate import build_scenario
 from hwmodels.iteration import IterationModel
 from policies.admission.none import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
@@ -25,7 +29,7 @@ def by_the_clock(*replicas, interval):
     entries = [
         {"at": at, "replicas": num} for at, num in zip(("00:00", "08:00", "16:00"), replicas, strict=True)
     ]
-    return Scheduled(interval_s=interval * TICK_S, entries=tuple(entries), day_s=48 * TICK_S)
+    return Scheduled(interval_s=interval * TICK_S, entries=tuple(entries), day_s=48 * TICK_S, min_replicas=0)
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
@@ -93,6 +97,43 @@ def test_requests_that_are_held_for_a_replica_that_will_not_come_are_refused(fly
     row = records.requests.iloc[0]
     assert (row.status, row.reason) == ("rejected", "no replica takes requests")
     assert (row.finished_s, row.wait_gateway_s) == (32 * TICK_S, 14 * TICK_S)
+
+
+def test_who_comes_when_nobody_is_there_waits_for_one_to_start(fly, ask):
+    """None are wanted from 16 on. At 20 one is ordered, there at 25, first token at 26; it goes at 32, for
+    at 28 it has something to do. At 40 the next one."""
+    pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=4), cold_start_s=5 * TICK_S)
+    asks = [ask(tick * TICK_S, 4, num) for tick, num in [(0, 3), (20, 5), (22, 1), (40, 3)]]
+    records = fly(*asks, pools=(pool,))
+    requests = records.requests
+    assert requests.replica.tolist() == [0, 1, 1, 2]
+    assert (requests.wait_gateway_s / TICK_S).tolist() == [0, 5, 3, 5]
+    assert (requests.first_token_s / TICK_S).tolist() == [1, 26, 26, 46]
+    assert spans(records) == [(0, 16), (20, 32), (40, 48)]
+
+
+def test_the_last_one_goes_only_when_it_has_nothing_to_do(fly, ask):
+    """Not at 16, but at 32; who comes at 33 has another, there at 38."""
+    pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=16), cold_start_s=5 * TICK_S)
+    records = fly(ask(0.0, 4, 20), ask(33 * TICK_S, 4, 2), pools=(pool,))
+    assert spans(records) == [(0, 32), (33, 40)]
+
+
+def test_a_replica_that_is_down_and_will_be_back_is_waited_for_by_nobody(fly, ask):
+    """No other is ordered in its place."""
+    pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=16), cold_start_s=5 * TICK_S)
+    crash = Scripted(kind=Kind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))
+    records = fly(ask(9 * TICK_S, 4, 3), pools=(pool,), troubles=Troubles(events=(crash,)))
+    assert records.requests.status.tolist() == ["rejected"]
+    assert len(records.replicas) == 1
+
+
+def test_pools_that_requests_are_not_held_for_keep_one():
+    overrides = ["pools=disaggregated", "scaling=utilisation", "scaling.min_replicas=0"]
+    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(overrides)
+    message = r"pools.prefill.*scaling.min_replicas=0, role=prefill: must be >= 1"
+    with pytest.raises(ConfigError, match=message):
+        build_scenario(cfg)
 
 
 def test_of_several_the_one_with_the_least_to_do_drains(fly, ask):

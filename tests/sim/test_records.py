@@ -6,6 +6,7 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.caching.paged import Paged
+from sim.records import IterationLog, expanded
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
@@ -125,3 +126,23 @@ def test_a_run_without_requests_leaves_empty_tables(make_world):
     records = make_world().fly().records
     assert len(records.requests) == len(records.iterations) == len(records.gap_s) == 0
     assert records.end_s == 0.0
+
+
+def test_the_logs_of_all_replicas_make_one_table_and_are_taken_from_their_list():
+    logs = [IterationLog(0, 16), IterationLog(1, 16)]
+    logs[0].add_gap(0.25, 1.0)
+    logs[1].add_gap(0.5, 2.0)
+    logs[1].add_gap(0.75, 3.0)
+    own_columns, _ = IterationLog(0, 16).expand()
+    columns, gaps = expanded(logs)
+    assert logs == []
+    assert {name: column.dtype for name, column in columns.items()} == {
+        name: column.dtype for name, column in own_columns.items()
+    }
+    assert [part.tolist() for part in gaps] == [[0.25, 0.5, 0.75], [1, 1, 1], [1.0, 2.0, 3.0]]
+
+
+def test_a_replica_that_serves_no_adapters_used_none():
+    columns, _ = expanded([IterationLog(0, 16), IterationLog(1, 16, serves_adapters=True)])
+    assert "adapter_tokens" in columns
+    assert "adapter_tokens" not in expanded([IterationLog(0, 16)])[0]

@@ -213,7 +213,8 @@ def test_what_was_too_much_is_not_tried_again_until_it_is_forgotten(make_pool):
     ("policy", "settings", "message"),
     [
         (Utilisation, {"min_replicas": 9}, "min_replicas=9: must be <= max_replicas=8; lower it or raise"),
-        (Utilisation, {"min_replicas": 0}, "min_replicas=0: must be >= 1"),
+        (Utilisation, {"min_replicas": -1}, "min_replicas=-1: must be >= 0"),
+        (Utilisation, {"min_replicas": 0, "max_replicas": 0}, "max_replicas=0: must be >= 1"),
         (Utilisation, {"interval_s": 0}, "interval_s=0: must be a finite number > 0 s"),
         (Utilisation, {"signal": "cpu"}, "signal=cpu: must be one of busy, kv, running"),
         (Utilisation, {"target_share": 60}, "target_share=60: must be a share, > 0 and <= 1"),
