@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.build import build_as
 from experiments.compose import ConfigSource
+from experiments.convert import shown
 from experiments.errors import ConfigError
 from experiments.goodput.search import Arm
 from experiments.goodput.settings import GoodputSettings
@@ -37,8 +38,10 @@ def build_arms(
 
 
 def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
+    if cfg.load != 1:
+        raise ConfigError(f"load={shown(cfg.load)}: must be 1, as the search varies it; see {NODE}.rates")
     with open_dict(cfg):
-        cfg.sim.stop_overloaded, cfg.seed, cfg.load = True, settings.seeds[0], 1.0
+        cfg.sim.stop_overloaded, cfg.seed = True, settings.seeds[0]
     scenario, traffic, _ = build_run(cfg)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")

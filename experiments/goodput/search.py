@@ -29,12 +29,16 @@ class Measured(NamedTuple):
 
     rate: float  # requests/s that arrived
     share: float  # of them, within the SLO
-    goodput_per_s: float
     is_overloaded: bool
     term_shares: Mapping[str, float]
     scale_shares: Mapping[float, float]  # by multiple of the SLO's limits
     figures: Mapping[str, float | None]  # others, by dotted key of summary.json
     notes: Sequence[str]
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests/s within the SLO."""
+        return self.rate * self.share
 
 
 FIGURES = (
@@ -77,16 +81,12 @@ class Arm:
     def _measured(self, result: RunResult, rate: float) -> Measured:
         table = result.requests.sort_values("arrival_s", kind="stable")
         counted = table.iloc[int(self.warmup_share * len(table)) :]
-        is_overloaded = result.records.overload is not None
-        start_s = float(counted["arrival_s"].iloc[0])
-        duration_s = max(result.records.end_s - start_s, 1e-9)
         summary = result.summary
         num_counted = len(counted)
         return Measured(
             rate=rate,
             share=float(self.slo.met(counted).mean()),
-            goodput_per_s=float(self.slo.met(counted).sum()) / duration_s,
-            is_overloaded=is_overloaded,
+            is_overloaded=result.records.overload is not None,
             term_shares={
                 term: float(met.sum()) / num_counted for term, met in self.slo.terms_met(counted).items()
             },

@@ -19,13 +19,11 @@ from sim.metrics.paired import Interval, Outcome
 
 HEADINGS = (
     "arm",
-    "highest rate, req/s",
-    "from",
-    "to",
-    "per GPU",
-    "goodput, req/s",
-    "TTFT p90, ms",
-    "TPOT p90, ms",
+    "requests/s",
+    "interval",
+    "a GPU",
+    "TTFT p90",
+    "TPOT p90",
     "$/M out",
     "then missed",
 )
@@ -103,12 +101,10 @@ def _cells(one: Highest) -> list[str]:
     figures = one.figures
     return [
         number(one.rate.mean),
-        _known(one.rate.low),
-        _known(one.rate.high),
+        MISSING if math.isnan(one.rate.low) else f"{number(one.rate.low)} to {number(one.rate.high)}",
         number(one.rate_per_device),
-        _known(one.goodput_per_s.mean),
-        _known(1e3 * figures["ttft.p90_s"].mean),
-        _known(1e3 * figures["tpot.p90_s"].mean),
+        _in_ms(figures["ttft.p90_s"]),
+        _in_ms(figures["tpot.p90_s"]),
         _known(figures["cost.usd_per_million_output_tokens"].mean),
         MISSING if one.limiting is None else LATENCIES.get(one.limiting, one.limiting),
     ]
@@ -139,6 +135,10 @@ def _bounds(interval: Interval, decimals: int | None = None) -> str:
         (number(low), number(high)) if decimals is None else (f"{low:.{decimals}f}", f"{high:.{decimals}f}")
     )
     return f" ({LEVEL} {shown[0]} to {shown[1]})"
+
+
+def _in_ms(seconds: Interval) -> str:
+    return MISSING if math.isnan(seconds.mean) else f"{number(1e3 * seconds.mean)} ms"
 
 
 def _known(value: float) -> str:

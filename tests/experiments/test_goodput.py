@@ -1,0 +1,219 @@
+"""windtunnel goodput: the search finds where the SLO is lost, and says what cannot be searched."""
+
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.cli import main
+from experiments.compose import ConfigSource
+from experiments.config_groups import CONFIG_DIR
+from experiments.errors import ConfigError
+from experiments.goodput.arms import build_arms
+from experiments.goodput.command import Outcome
+from experiments.goodput.page import rate_figure, scale_figure
+from experiments.goodput.results import curve, goodput_curve, highest_of, scale_curve
+from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, scaled
+from experiments.goodput.settings import GoodputSettings
+from experiments.goodput.tables import rows, sentences
+from sim.metrics.slo import Slo
+
+SOURCE = ConfigSource(config_name="goodput", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=300")
+SLO = Slo(name="toy", ttft_ms=500, tpot_ms=50)
+
+
+def arms_of(*overrides):
+    given_all = [*SMALL, *overrides]
+    return build_arms(SOURCE.compose(given_all), SOURCE, given_all)
+
+
+def arm(name, num_devices=1):
+    return Arm(
+        name=name,
+        config={},
+        slo=SLO,
+        target=0.9,
+        base_rate=1.0,
+        num_devices=num_devices,
+        warmup_share=0.0,
+        slo_scales=(1.0, 2.0),
+        limit_key=None,
+        num_requests=100,
+    )
+
+
+def measured(rate, share, *, overloaded=False, ttft=1.0, tpot=1.0):
+    return Measured(
+        rate=rate,
+        share=share,
+        is_overloaded=overloaded,
+        term_shares={"ttft": ttft, "tpot": tpot},
+        scale_shares={1.0: share, 2.0: min(1.0, share + 0.2)},
+        figures={
+            "ttft.p90_s": 0.4,
+            "tpot.p90_s": 0.04,
+            "e2e.p90_s": 3.0,
+            "throughput.output_tokens_per_s": 100.0,
+            "cost.usd_per_million_output_tokens": None,
+            "cost.usd_per_1000_requests": 0.5,
+        },
+        notes=("a note",),
+    )
+
+
+def found(highest, above, *more):
+    return Found(at_rates=[*more], at_scale_rate=measured(1.0, 0.7), highest=highest, above=above)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(1e-2, 1e2), st.sampled_from([0.001, 0.02, 0.3]))
+def test_the_search_encloses_the_capacity_wherever_it_starts(capacity, start, precision):
+    bracket = bisected(lambda r: r <= capacity, bracketed(lambda r: r <= capacity, start), precision)
+    assert bracket.low <= capacity < bracket.high <= bracket.low * (1 + precision)
+
+
+def test_a_search_without_another_side_says_so():
+    assert bracketed(lambda rate: False, 8.0).low == 0
+    assert bracketed(lambda rate: True, 8.0).high == float("inf")
+    assert bisected(lambda rate: True, Bracket(0.0, 3.0), 0.1) == (0.0, 3.0)
+
+
+def test_an_overloaded_run_never_keeps_the_slo():
+    assert arm("a").keeps(measured(1.0, 0.95))
+    assert not arm("a").keeps(measured(1.0, 0.95, overloaded=True))
+    assert not arm("a").keeps(measured(1.0, 0.85))
+
+
+def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
+    arms = [arm("slow"), arm("fast", num_devices=2), arm("never")]
+    runs = {
+        "slow": [found(measured(r, 0.9), measured(1.01 * r, 0.8, ttft=0.8)) for r in (5.0, 6.0, 7.0)],
+        "fast": [
+            found(measured(r, 0.9), measured(1.01 * r, 0.5, overloaded=True)) for r in (10.0, 12.0, 14.0)
+        ],
+        "never": [found(None, measured(0.001, 0.0, tpot=0.0)) for _ in range(3)],
+    }
+    highest = highest_of(arms, runs)
+    assert [one.arm.name for one in highest] == ["fast", "slow", "never"]
+    assert [one.rate.mean for one in highest] == [12.0, 6.0, 0.0]
+    assert highest[0].rate_per_device == 6.0
+    assert [one.limiting for one in highest] == ["overload", "ttft", "tpot"]
+    assert highest[1].best.ratio.mean == pytest.approx(0.5)
+    told = sentences(highest)
+    assert told[0].startswith(
+        "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % within TTFT 500 ms"
+    )
+    assert told[0].endswith("above, the backlog grows without bound")
+    assert "0.50 times that" in told[1]
+    assert told[1].endswith("above, TTFT is missed first")
+    assert "keeps it at no rate that was tried" in told[2]
+    assert rows(highest)[2][:2] == ["slow", "6.00"]
+
+
+def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():
+    kept = found(None, None, measured(2.0, 0.9), measured(4.0, 0.5, overloaded=True))
+    both = [kept, found(None, None, measured(2.0, 0.7), measured(4.0, 0.3))]
+    rates, shares, is_overloaded = zip(*curve(both), strict=True)
+    assert (rates, is_overloaded) == ((2.0, 4.0), (False, True))
+    assert [share.mean for share in shares] == pytest.approx([0.8, 0.4])
+    assert [value.mean for _, value in goodput_curve(both)] == pytest.approx([1.6, 1.2])
+    by_scale = scale_curve(both, (2.0, 1.0))
+    assert [scale for scale, _ in by_scale] == [1.0, 2.0]
+    assert [share.mean for _, share in by_scale] == pytest.approx([0.7, 0.9])
+
+
+def test_a_scaled_slo_has_all_its_limits_scaled():
+    twice = scaled(SLO, 2.0)
+    assert (twice.ttft_ms, twice.tpot_ms, twice.e2e_ms) == (1000, 100, None)
+
+
+def test_arms_have_names_or_are_called_by_what_they_override():
+    settings = GoodputSettings(arms=("engine=vllm", "still: batching=static engine=vllm", "plain:"))
+    assert settings.overrides_by_arm == {
+        "engine=vllm": ("engine=vllm",),
+        "still": ("batching=static", "engine=vllm"),
+        "plain": (),
+    }
+    assert GoodputSettings().overrides_by_arm == {"as set": ()}
+
+
+def test_arms_take_the_settings_of_the_command_line_and_their_own():
+    _, arms = arms_of("replicas=2", "goodput.arms=['one: replicas=1','batching=static']")
+    assert [one.config["replicas"] for one in arms] == [1, 2]
+    assert [one.num_devices for one in arms] == [1, 2]
+    assert arms[1].config["batching"]["_target_"].endswith("Static")
+    assert {one.limit_key for one in arms} == {"num_requests"}
+    assert arms[0].base_rate == pytest.approx(8.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["slo=none"], "^slo=none: goodput is what keeps an SLO; choose one"),
+        (["workload=closed_loop"], "^workload: its requests have no rate that could be varied"),
+        (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must name a seed"),
+        (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be different"),
+        (["goodput.rates=[0]"], r"^goodput.rates=0: must be finite and > 0"),
+        (["goodput.target=1.5"], "^goodput.target=1.5: must be in"),
+        (["goodput.precision=0"], "^goodput.precision=0: must be in"),
+        (["goodput.arms=['batching']"], r"^goodput.arms\[0\]=batching: must be key=value"),
+        (["goodput.arms=['a: seed=1','a: seed=2']"], "^goodput.arms=.*must have different names"),
+        (["goodput.arms=['batching=statik']"], r"^goodput.arms\[0\]: .*statik"),
+        (["load=2"], "^load=2: must be 1, as the search varies it"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_key_value_and_rule(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        arms_of(*overrides)
+
+
+def test_a_search_writes_its_verdict_its_runs_and_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    overrides = [
+        *SMALL,
+        "goodput.arms=['one: replicas=1','two: replicas=2 routing=least_outstanding']",
+        "goodput.seeds=[0]",
+        "engine.max_num_seqs=4",
+        "goodput.rates=[4,400]",
+        "goodput.requests=100",
+        "goodput.precision=0.3",
+        "goodput.jobs=1",
+        "hydra.run.dir=out",
+    ]
+    assert main(["goodput", *overrides]) == 0
+    printed = capsys.readouterr().out
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert printed.splitlines()[0] == summary["verdicts"][0]
+    assert [one["arm"] for one in summary["arms"]] == ["two", "one"]
+    two, one = (arm["highest_rate_per_s"]["mean"] for arm in summary["arms"])
+    assert 1.2 < two / one < 3  # twice the GPUs
+    runs = pd.read_parquet(tmp_path / "out/runs.parquet")
+    of_curve = runs[runs.part == "curve"]
+    assert sorted(of_curve.rate.unique()) == [4, 400]
+    assert of_curve[of_curve.rate == 400].share.max() < 0.9
+    kept = runs[runs.part == "highest"]
+    assert (kept.share >= 0.9).all()
+    assert (runs[runs.part == "above"].share < 0.9).all()
+    page = (tmp_path / "out/goodput.html").read_text()
+    assert "Against the rate" in page
+    assert "Highest rates" in page
+
+
+def test_figures_have_a_line_an_arm_and_the_target():
+    arms = (arm("a"), arm("b"))
+    runs = {name: [found(measured(2.0, 0.9), None, measured(2.0, 0.9))] for name in "ab"}
+    outcome = Outcome(
+        settings=GoodputSettings(slo_scales=(1.0, 2.0)),
+        arms=arms,
+        found=runs,
+        scale_rate=1.0,
+        highest=highest_of(arms, runs),
+        interrupted=False,
+        short=(),
+    )
+    names = [trace.name for trace in rate_figure(outcome).data if trace.mode == "lines+markers"]
+    assert names == ["a", "a", "b", "b"]
+    assert {shape.y0 for shape in rate_figure(outcome).layout.shapes if shape.y0 == shape.y1} == {0.9}
+    assert list(scale_figure(outcome).data[1].y) == [0.7, pytest.approx(0.9)]
