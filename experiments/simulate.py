@@ -19,6 +19,7 @@ from experiments.terminal import print_summary, terminal_console
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
 from hwmodels.storage import Storage
+from policies.routing import UnknownReplicaError
 from sim.handovers import HandoverSettings
 from sim.pool import PoolSettings
 from sim.scenario import MetricsSettings, Scenario, SimSettings
@@ -107,6 +108,8 @@ def main(cfg: DictConfig) -> None:
             result = scenario.run(source, report)
         except UnknownIterationError as error:
             raise ConfigError(f"latency: {error}") from error
+        except UnknownReplicaError as error:
+            raise ConfigError(str(error)) from error
     folder = Path(HydraConfig.get().runtime.output_dir)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     notes = write_result(

@@ -125,6 +125,7 @@ class Design(NamedTuple):
         return f"{self.name} ({machines})"
 
 
+LENGTHS = ["ContextTokens", "GeneratedTokens"]
 BUDGETS = {  # a fifth of the paper's machines, for the conversations
     "power": [
         Design("Baseline-A100", A100, 14),
@@ -270,19 +271,33 @@ def _of(budget: str, name: str) -> Design:
     return next(design for design in BUDGETS[budget] if design.name == name)
 
 
+def read_lengths(trace: Path) -> pd.DataFrame:
+    """ContextTokens and GeneratedTokens of an Azure trace. Raises ConfigError for another file."""
+    try:
+        return pd.read_csv(trace, usecols=LENGTHS)
+    except (OSError, ValueError) as error:
+        told = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{trace}: must be a CSV with the columns {' and '.join(LENGTHS)}; {told}"
+        ) from error
+
+
 def main() -> None:
     """A line for each design."""
     parser = argparse.ArgumentParser(description="Splitwise's cluster designs")
     parser.add_argument("trace", type=Path, help="Azure's, of 2023: the lengths are taken from it")
     parser.add_argument("--budget", choices=list(BUDGETS), default="power", help="what is equal")
     parser.add_argument("--prices", choices=list(PRICES), default="ours", help="of iterations")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--duration-s", type=float, default=150.0, help="for which requests arrive")
-    parser.add_argument("--designs", nargs="+", help="only these")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; 3 if not given")
+    parser.add_argument("--duration-s", type=float, default=150.0, help="for which requests arrive; 150")
+    names = sorted({design.name for designs in BUDGETS.values() for design in designs})
+    parser.add_argument("--designs", nargs="+", choices=names, help="only these")
     parser.add_argument("--batching", nargs="+", default=BASELINE_BATCHING, help="of the baselines")
     parser.add_argument("--best-split", action="store_true", help="share the machines out anew")
     given = parser.parse_args()
-    lengths, prices = pd.read_csv(given.trace), PRICES[given.prices]
+    if given.seeds < 1 or not given.duration_s > 0:
+        parser.error(f"--seeds {given.seeds} --duration-s {given.duration_s:g}: must be >= 1, and > 0 s")
+    lengths, prices = read_lengths(given.trace), PRICES[given.prices]
     with TemporaryDirectory() as folder:
         trials = []
         for seed in range(given.seeds):

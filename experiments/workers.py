@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.errors import ConfigError
 from experiments.simulate import build_run
 from hwmodels.iteration import UnknownIterationError
+from policies.routing import UnknownReplicaError
 from sim.interrupt import Interrupt
 from sim.result import RunResult
 
@@ -55,6 +56,8 @@ def fly(config: dict[str, Any]) -> RunResult:
         return scenario.run(source)
     except UnknownIterationError as error:
         raise ConfigError(f"latency: {error}") from error
+    except UnknownReplicaError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _here(

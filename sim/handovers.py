@@ -252,7 +252,7 @@ class Handovers:
             self._held[request.request_id] = handover
             return
         self._door.tell_length(self._routing, request)
-        target = chosen(self._routing, self._routing.choose(request, targets, now), targets)
+        target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
             target.adopt(handover.migrant, handover.stop_after)

@@ -120,9 +120,11 @@ class Scenario(PoolSettings):
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
         self._check_troubles()
+        has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
             try:
-                check_fleet(routing, self.num_replicas)
+                if has_roles or key == "routing":
+                    check_fleet(routing, self.num_replicas)
             except ValueError as error:
                 raise ValueError(f"{key}.{error}") from None
             if getattr(routing, "needs_predictor", False) and self.prediction is None:
@@ -167,7 +169,10 @@ class Scenario(PoolSettings):
         if self.recovery.way == "kv":
             if self.num_replicas == 1 and all(pool.scaling is None for pool in self.pools_by_name.values()):
                 raise ValueError(f"{key}, replicas=1: must be >= 2, KV is copied to another replica's host")
-            check_kv(self.pools_by_name)
+            try:
+                check_kv(self.pools_by_name)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}; or choose recovery=tokens") from None
             for pool in self.pools_by_name.values():
                 self.network.check(pool.hardware)
 

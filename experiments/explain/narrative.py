@@ -160,7 +160,10 @@ def _event(row: Any, story: RequestStory) -> str:
     if event in ("lost", "timed_out"):
         why = "its replica crashed" if event == "lost" else "timed out"
         why += at
-        return f"{why}; {row.tokens:,} tokens of the answer are lost" if row.tokens else why
+        if not row.tokens:
+            return why
+        fate = "lost" if story.request["lost_tokens"] else "kept, it goes on behind them"
+        return f"{why}; {row.tokens:,} tokens of the answer are {fate}"
     return {
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",

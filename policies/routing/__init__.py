@@ -110,11 +110,20 @@ class Routing(Protocol):
 Member = TypeVar("Member", bound=ReplicaView)
 
 
-def chosen(routing: Routing, place: int, replicas: Sequence[Member]) -> Member:
-    """The replica at the place that a policy has chosen. Raises ValueError for a place that there is not."""
+class UnknownReplicaError(ValueError):
+    """A routing policy has chosen a replica that there is not."""
+
+
+def chosen(routing: Routing, place: int, replicas: Sequence[Member], key: str = "routing") -> Member:
+    """The replica at the place that a policy has chosen; key: of the policy, for messages.
+
+    Raises UnknownReplicaError for a place that there is not.
+    """
     if not 0 <= place < len(replicas):
-        name = type(routing).__name__
-        raise ValueError(f"{name} chose replica {place}: must be 0 to {len(replicas) - 1}, its place")
+        raise UnknownReplicaError(
+            f"{key}={type(routing).__name__}: choose returned {place}; must be a place in `replicas`, 0 to "
+            f"{len(replicas) - 1} (not `index`, of which replicas that are gone have some)"
+        )
     return replicas[place]
 
 
