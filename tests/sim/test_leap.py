@@ -26,14 +26,14 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_leap_equals_step(data, worlds):
     """Times too are equal to the last bit: 1e-9 is promised, but there is no reason for any difference."""
     assert_leap_equals_step(data.draw(worlds))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_leap_equals_step_with_branches(data, branching_worlds):
     assert_leap_equals_step(data.draw(branching_worlds))
@@ -53,7 +53,7 @@ def test_leap_equals_step_in_many_worlds(data, worlds):
     assert_leap_equals_step(data.draw(worlds))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_leap_equals_step_with_adapters(data, adapter_worlds):
     assert_leap_equals_step(data.draw(adapter_worlds))
