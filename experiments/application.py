@@ -17,11 +17,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.application_help import print_help
-from experiments.compose import Composition, ConfigSource
-from experiments.config_groups import CONFIG_DIR, config_dirs
-from experiments.errors import ConfigError
-from experiments.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, composed, explain
-from experiments.pools import forced
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, config_dirs
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, composed, explain
+from sim.settings.pools import forced
 
 
 @dataclass(frozen=True, kw_only=True)

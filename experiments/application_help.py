@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import Choice, find_groups, key_comments
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import Choice, find_groups, key_comments
 
 WIDTH = 110
 

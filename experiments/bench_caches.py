@@ -18,9 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.bench_sim import SHARED_TRACES, timeout_s
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_run
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
@@ -28,6 +25,9 @@ from policies.decode_set import DecodeSet
 from policies.request import Request
 from policies.sequence import FinishReason
 from policies.sequence import Sequence as EngineSequence
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
 from sim.workload.mooncake import MooncakeJsonl
 
 MAX_CONTEXT = 1_000_000
@@ -183,7 +183,7 @@ def _print_runs(cases: dict[str, tuple[str, ...]], repeat: int) -> None:
         cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
         best_s = float("inf")
         for _ in range(repeat):
-            scenario, _, _ = build_run(cfg)
+            scenario, _ = build_run(cfg)
             start_s = time.process_time()
             records = scenario.simulate(scenario.source())
             best_s = min(best_s, time.process_time() - start_s)

@@ -29,8 +29,8 @@ import pandas as pd
 from scipy.stats import t as student_t
 
 from experiments.bench_cluster import config
-from experiments.simulate import build_scenario
 from policies.request import Request
+from sim.settings.scenario import build_scenario
 from sim.workload.base import Arrival, Source
 
 

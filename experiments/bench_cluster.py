@@ -28,9 +28,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from experiments.bench_sim import timeout_s
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 FLEETS = (1, 4, 16, 64, 100, 256)
 PROMPTS_PER_REPLICA = 4  # system prompts: of few for a large fleet, a router of prefixes makes hot spots

@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from hwmodels.iteration import IterationShape, causal_pairs
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 NUM_ITERATIONS = 1000
 

@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from policies.request import Request
 from policies.routing import ReplicaView, Routing
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 FLEETS = (1, 16, 256)
 WORLD = (

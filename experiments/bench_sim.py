@@ -19,9 +19,9 @@ from statistics import median
 
 import simpy
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_run
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
 
 SHARED_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 POISSON = ("workload=poisson", "model=llama3_1_8b", "hardware=h100_sxm", "caching=paged")
@@ -68,7 +68,7 @@ def _measure(case: str, repeat: int, trace: Path) -> None:
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
     best_s, peak_mib, in_timeouts = float("inf"), 0.0, []
     for _ in range(repeat):
-        scenario, _, _ = build_run(cfg)
+        scenario, _ = build_run(cfg)
         before_s = timeout_s()
         start_s = time.process_time()
         records = scenario.simulate(scenario.source())

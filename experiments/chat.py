@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from realengine.llm import LLM

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError, suggest
 
 
 class Command(NamedTuple):

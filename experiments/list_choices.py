@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from experiments.config_groups import Choice, config_dirs, find_groups
-from experiments.errors import ConfigError, suggest
+from sim.settings.config_groups import Choice, config_dirs, find_groups
+from sim.settings.errors import ConfigError, suggest
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,10 +17,10 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
 
 SEARCH_RATIO = 1.06
 """How close a rate is found: the next larger one tried is this many times as large, and fails."""

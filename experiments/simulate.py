@@ -8,21 +8,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import build_as
-from experiments.compose import Composition, recomposed
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.layout import with_layout
-from experiments.outputs import write_result
 from experiments.progress import simulated_time
 from experiments.terminal import print_summary, terminal_console
-from hwmodels.energy import EnergySettings
-from hwmodels.iteration import UnknownIterationError
-from hwmodels.storage import Storage
-from policies.routing import UnknownReplicaError
-from sim.handovers import HandoverSettings
-from sim.pool import PoolSettings
-from sim.scenario import MetricsSettings, Scenario, SimSettings
+from sim.report.files import write_result
+from sim.scenario import Scenario
+from sim.settings.build import build_as
+from sim.settings.compose import Composition, recomposed
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run, run
 from sim.workload.base import Source
 
 
@@ -50,49 +43,13 @@ _checked: dict[str, tuple[Scenario, Source, OutputSettings]] = {}
 def check(cfg: DictConfig, composition: Composition) -> None:
     """Build all that a run needs; raises ConfigError for whatever a user can mend."""
     _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = build_run(cfg)
+    _checked[OmegaConf.to_yaml(cfg)] = build(cfg)
 
 
-def build_scenario(cfg: DictConfig) -> Scenario:
-    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError."""
-    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in ("hydra", "output")}
-    settings["slo"] = cfg.slo or None  # slo=none
-    settings["prediction"] = cfg.prediction or None
-    settings["adapters"] = cfg.adapters or None
-    settings["tariff"] = cfg.tariff or None
-    settings["scaling"] = cfg.scaling or None
-    settings["storage"] = build_as(Storage, cfg.storage, "storage")
-    settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
-    settings["handover"] = build_as(HandoverSettings, cfg.handover, "handover")
-    settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
-    settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
-    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
-    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
-    return scenario
-
-
-def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
-    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
-    settings["prediction"] = cfg.prediction or None
-    settings["scaling"] = cfg.scaling or None
-    settings["adapters"] = cfg.adapters or None
-    settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
-    pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
-    return pool
-
-
-def build_run(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
+def build(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
     """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
-    scenario = build_scenario(cfg)
     output = build_as(OutputSettings, cfg.output, "output")
-    try:
-        for pool in scenario.pools_by_name.values():
-            pool.plan_memory()
-            pool.iteration_model()
-        scenario.future()
-        return scenario, scenario.source(), output
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from error
+    return *build_run(cfg), output
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="simulate")
@@ -101,15 +58,10 @@ def main(cfg: DictConfig) -> None:
     if cfg.pools:
         cfg = recomposed()
     key = OmegaConf.to_yaml(cfg)
-    scenario, source, output = _checked.pop(key) if key in _checked else build_run(cfg)
+    scenario, source, output = _checked.pop(key) if key in _checked else build(cfg)
     console = terminal_console()
     with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
-        try:
-            result = scenario.run(source, report)
-        except UnknownIterationError as error:
-            raise ConfigError(f"latency: {error}") from error
-        except UnknownReplicaError as error:
-            raise ConfigError(str(error)) from error
+        result = run(scenario, source, report)
     folder = Path(HydraConfig.get().runtime.output_dir)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     notes = write_result(

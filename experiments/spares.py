@@ -10,10 +10,6 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.build import build_as
-from experiments.compose import Composition
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.terminal import plain_table, terminal_console
 from sim.availability import (
     FATAL,
@@ -23,6 +19,10 @@ from sim.availability import (
     simulated_mirrors_left,
 )
 from sim.recovery import Recovery
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 from sim.troubles import Random, Troubles
 
 MINUTES_PER_YEAR = 365.25 * 24 * 60

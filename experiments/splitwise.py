@@ -28,14 +28,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.phase_layouts import largest_rate
-from experiments.simulate import build_scenario
 from experiments.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
 from sim.metrics.summary import request_metrics
 from sim.scenario import Scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
 
 A100, H100 = "a100_80gb_sxm", "h100_sxm"
 COST = {A100: 17.6, H100: 38.0}

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from experiments import wording
+from sim.report import wording
 
 WIDE_COLUMNS = 96
 """From this width on, the three blocks stand side by side (if they fit: huge figures may not)."""

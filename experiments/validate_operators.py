@@ -20,17 +20,17 @@ from typing import NamedTuple
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.build import build, build_as
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.report.plain_page import drawn, write_page
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
+from sim.report.plain_page import drawn, write_page
+from sim.settings.build import build, build_as
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 RELATIVES = {
     "a100_80gb_sxm": "h100_sxm",

@@ -14,12 +14,10 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
-from hwmodels.iteration import UnknownIterationError
-from policies.routing import UnknownReplicaError
 from sim.interrupt import Interrupt
 from sim.result import RunResult
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run, run
 
 Report = Callable[[int, int], None]  # tasks done, tasks in all
 
@@ -50,14 +48,8 @@ def in_turn(
 
 
 def fly(config: dict[str, Any]) -> RunResult:
-    """One run. Raises ConfigError if the latency level cannot price an iteration."""
-    scenario, source, _ = build_run(OmegaConf.create(config))
-    try:
-        return scenario.run(source)
-    except UnknownIterationError as error:
-        raise ConfigError(f"latency: {error}") from error
-    except UnknownReplicaError as error:
-        raise ConfigError(str(error)) from error
+    """One run of a composed config. Raises ConfigError."""
+    return run(*build_run(OmegaConf.create(config)))
 
 
 def _here(

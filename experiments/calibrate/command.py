@@ -15,7 +15,6 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
-from experiments.build import build_as
 from experiments.calibrate.fit import (
     error_table,
     fit_calibration,
@@ -28,14 +27,15 @@ from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.calibrate_engine import command as of_engine
-from experiments.compose import Composition
-from experiments.config_groups import CONFIG_DIR
 from experiments.output_file import check_output_file
-from experiments.report.plain_page import drawn, write_page
 from experiments.terminal import terminal_console
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
 from hwmodels.operators.gemm import GemmCurve
+from sim.report.plain_page import drawn, write_page
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
 
 COLUMNS = {
     "rows fitted": "fitted_rows",

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
 
 MAX_POINTS = 2000
 """Of each colour in each figure."""

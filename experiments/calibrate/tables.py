@@ -10,11 +10,11 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
-from experiments.config_groups import CONFIG_DIR, find_groups
-from experiments.errors import ConfigError, suggest
 from experiments.score.presets import NotSimulatedError, plain, preset
 from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.errors import ConfigError, suggest
 
 LEAST_SHARE = 0.5
 """A row that took less than this share of the shortest possible time has another unit than it should."""

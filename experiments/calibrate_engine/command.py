@@ -14,11 +14,11 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
-from experiments.build import build_as
-from experiments.errors import ConfigError
 from experiments.terminal import terminal_console
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.model_spec import ModelSpec
+from sim.settings.build import build_as
+from sim.settings.errors import ConfigError
 
 DEVICES = ("cpu", "cuda")
 DEFAULT_OUT = "mine"

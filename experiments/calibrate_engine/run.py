@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from omegaconf import OmegaConf
 
-from experiments.build import build
 from experiments.calibrate_engine import gpu_sections
 from experiments.calibrate_engine import measure as cpu_sections
 from experiments.calibrate_engine.collectives import RingLink, measure_link
@@ -35,7 +34,6 @@ from experiments.calibrate_engine.served import (
     serve,
 )
 from experiments.latency_tables import TableLevel
-from experiments.outputs import write_table
 from hwmodels.assembly.site import Kernels
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
@@ -50,6 +48,8 @@ from realengine.build import CPU_KV_BYTES
 from realengine.kv_cache import KvCache
 from realengine.settings import DTYPES
 from sim.engine_profile import EngineProfile
+from sim.report.files import write_table
+from sim.settings.build import build
 
 NO_HOST = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 

@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.compare.settings import CompareSettings, Metric
-from experiments.compose import ConfigSource
-from experiments.config_groups import find_groups
-from experiments.convert import shown
-from experiments.errors import ConfigError, suggest
-from experiments.hydra_errors import composed
-from experiments.simulate import build_run
 from sim.scenario import Scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError, suggest
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
             where = f"arm {arm}" + (f" at {experiment.sweep.key}={shown(value)}" if experiment.sweep else "")
             cfg.seed = experiment.seeds[0]
             try:
-                scenario, _, _ = build_run(cfg)
+                scenario, _ = build_run(cfg)
                 if i == 0:
                     _check_metrics(scenario, experiment.metrics)
             except ConfigError as error:

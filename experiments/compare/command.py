@@ -19,11 +19,11 @@ from experiments.compare.runs import Runs, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
-from experiments.compose import Composition, ConfigSource, running_source
-from experiments.config_groups import CONFIG_DIR
-from experiments.outputs import write_table
 from experiments.terminal import terminal_console
 from experiments.workers import progress_of
+from sim.report.files import write_table
+from sim.settings.compose import Composition, ConfigSource, running_source
+from sim.settings.config_groups import CONFIG_DIR
 
 
 class Comparable(NamedTuple):

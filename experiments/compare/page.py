@@ -17,9 +17,9 @@ from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import LEVEL, caveats, titled, unit_of, verdicts
 from experiments.compare.settings import Metric
 from experiments.compare.tables import metric_rows
-from experiments.convert import shown
-from experiments.report.look import GREY, RED, SERIES, styled
-from experiments.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+from sim.settings.convert import shown
 
 COLOURS = (*SERIES, RED, GREY)
 DASHES = ("solid", "dash", "dot")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from experiments.compare.results import Comparison, Judged, Results
 from experiments.compare.settings import Metric
-from experiments.convert import shown
-from experiments.wording import LATENCIES, MISSING, number
 from sim.metrics.paired import CONFIDENCE, Held, Interval, Outcome, Paired
+from sim.report.wording import LATENCIES, MISSING, number
+from sim.settings.convert import shown
 
 LEVEL = f"{100 * CONFIDENCE:g} % interval"
 

@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.build import TARGET, build, build_as
-from experiments.errors import ConfigError, suggest
 from sim.metrics.paired import Better
+from sim.settings.build import TARGET, build, build_as
+from sim.settings.errors import ConfigError, suggest
 
 MAX_RUNS = 10_000
 

@@ -19,10 +19,10 @@ from experiments.compare.sentences import (
     verdicts,
 )
 from experiments.compare.settings import Metric
-from experiments.convert import shown
 from experiments.terminal import plain_table
-from experiments.wording import MISSING
 from sim.metrics.paired import Held, Outcome
+from sim.report.wording import MISSING
+from sim.settings.convert import shown
 
 OUTCOMES = {
     Outcome.BETTER: "better",

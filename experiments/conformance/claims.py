@@ -19,7 +19,6 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from experiments.build import build
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.days import draw_days
 from experiments.conformance.door_promises import (
@@ -50,6 +49,7 @@ from experiments.conformance.promises import (
     same_again,
 )
 from experiments.conformance.words import in_words
+from sim.settings.build import build
 
 NUM_WORLDS = 100
 """In which each promise is tried, unless somebody wants more or fewer."""

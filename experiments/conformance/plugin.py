@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--policy draws random worlds: pip install 'windtunnel[conformance]'")
     sys.path.append(os.getcwd())  # a user's own classes may lie here; last, so that they shadow nothing
     claims = importlib.import_module("experiments.conformance.claims")
-    errors = importlib.import_module("experiments.errors")
+    errors = importlib.import_module("sim.settings.errors")
     try:
         settings = _settings(config.getoption("policy_settings"))
         config.stash[CLAIMS] = claims.claims_by_name(path, settings)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from experiments import wording
-from experiments.errors import ConfigError, suggest
 from experiments.explain.narrative import heading, lines, verdicts
 from experiments.explain.run_folder import read_request
 from experiments.terminal import plain_table, terminal_console
+from sim.report import wording
+from sim.settings.errors import ConfigError, suggest
 
 USAGE = """\
 usage: windtunnel explain run=DIR request=ID

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from experiments import wording
 from experiments.explain.run_folder import RequestStory
 from sim.lives import QUEUED, Phase
+from sim.report import wording
 
 DOING = {
     "waiting": "waiting",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.errors import ConfigError
 from sim.lives import Phase, phases
 from sim.metrics.slo import TERMS
+from sim.settings.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.build import build_as
-from experiments.compose import ConfigSource
-from experiments.convert import shown
-from experiments.errors import ConfigError
 from experiments.goodput.search import Arm
 from experiments.goodput.settings import GoodputSettings
-from experiments.hydra_errors import composed
-from experiments.simulate import build_run
+from sim.settings.build import build_as
+from sim.settings.compose import ConfigSource
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_run
 
 NODE = "goodput"
 LIMITS = ("num_requests", "max_requests")
@@ -42,7 +42,7 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
         raise ConfigError(f"load={shown(cfg.load)}: must be 1, as the search varies it; see {NODE}.rates")
     with open_dict(cfg):
         cfg.sim.stop_overloaded, cfg.seed = True, settings.seeds[0]
-    scenario, traffic, _ = build_run(cfg)
+    scenario, traffic = build_run(cfg)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
     last_s = traffic.last_arrival_s

@@ -13,18 +13,18 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.compose import Composition, running_source
-from experiments.config_groups import CONFIG_DIR
 from experiments.goodput.arms import build_arms
 from experiments.goodput.page import write_goodput
 from experiments.goodput.results import Highest, highest_of, runs_table
 from experiments.goodput.search import Arm, Bracket, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
-from experiments.outputs import write_table
 from experiments.terminal import terminal_console
 from experiments.workers import Report, in_turn, progress_of
 from sim.interrupt import ctrl_c_noted
+from sim.report.files import write_table
+from sim.settings.compose import Composition, running_source
+from sim.settings.config_groups import CONFIG_DIR
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
 """Rates of a curve as shares of the highest: closest where it falls."""

@@ -15,8 +15,8 @@ from plotly.subplots import make_subplots
 from experiments.compare.sentences import LEVEL
 from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import rows, sentences
-from experiments.report.look import GREY, LIMIT, RED, SERIES, styled
-from experiments.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+from sim.report.look import GREY, LIMIT, RED, SERIES, styled
+from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 
 if TYPE_CHECKING:
     from experiments.goodput.command import Outcome

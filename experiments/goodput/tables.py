@@ -14,8 +14,8 @@ from experiments.goodput.results import Highest
 from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
 from experiments.terminal import plain_table
-from experiments.wording import LATENCIES, MISSING, number
 from sim.metrics.paired import Interval, Outcome
+from sim.report.wording import LATENCIES, MISSING, number
 
 HEADINGS = (
     "arm",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.compose import Composition, ConfigSource
-from experiments.config_groups import CONFIG_DIR
 from experiments.gpu.record import Record
-from experiments.hydra_errors import composed
 from experiments.validate.settings import Suite, split
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.hydra_errors import composed
 
 LLAMA_8B = ("model=llama3_1_8b",)
 LLAMA_1B = (

@@ -6,8 +6,8 @@ import keyword
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config_groups import CONFIG_DIR, config_dirs, find_groups
-from experiments.errors import ConfigError, nearest, suggest
+from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
+from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")
 CONFIGS = "my_policies"

@@ -20,18 +20,18 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from experiments import wording
-from experiments.compose import Composition
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
 from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
-from experiments.outputs import config_digest
 from experiments.terminal import plain_table, terminal_console
 from sim.interrupt import ctrl_c_noted
+from sim.report import wording
+from sim.report.files import config_digest
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.observe.session import Observed

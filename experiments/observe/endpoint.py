@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from experiments.errors import ConfigError, suggest
 from experiments.observe.reply import MAX_ERROR_CHARS, Reply, message_of
 from experiments.observe.settings import DEFAULT_CONTEXT, PATHS, ObserveSettings
+from sim.settings.errors import ConfigError, suggest
 
 # Servers close idle connections, uvicorn after 5 s. A request sent just then is lost, and a POST cannot be
 # sent again by itself: idle ones are closed here before.

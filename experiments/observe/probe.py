@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from experiments.errors import ConfigError
 from experiments.observe.dialect import OPTIONS, Dialect
 from experiments.observe.endpoint import Endpoint, context_of, served_model
 from experiments.observe.prompts import Prompts, TextLength, TextPrompts, TokenPrompts, text_length
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
 from policies.request import Prompt, Request
+from sim.settings.errors import ConfigError
 from sim.workload.conversation import Conversation
 
 NUM_TOKENS = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.errors import ConfigError
 from experiments.observe.endpoint import connect
 from experiments.observe.load import Load, Question
 from experiments.observe.probe import Probed, probe
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
 from sim.interrupt import Interrupt
+from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, Source
 
 

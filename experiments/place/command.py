@@ -14,11 +14,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.build import build_as
-from experiments.compose import Composition, ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.hydra_errors import composed
 from experiments.output_file import check_output_file
 from experiments.terminal import plain_table, terminal_console
 from hwmodels.levels.rooflines import LatencyLevel
@@ -31,6 +26,11 @@ from policies.scheduling import Scheduling
 from sim.deployment import Deployment
 from sim.engine_profile import EngineProfile
 from sim.placement_prices import ReplicaNeeds, hostings_of, pool_of, refusals, weights_only
+from sim.settings.build import build_as
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 
-from experiments.report.look import BLUE, GREEN, GREY, ORANGE, styled
-from experiments.report.plain_page import drawn, write_page
 from experiments.roofline.survey import Survey
 from experiments.roofline.tables import explained_title, memory_lines, title
-from experiments.wording import number, percent
 from hwmodels.operating_point import OperatingPoint, ridge_points
+from sim.report.look import BLUE, GREEN, GREY, ORANGE, styled
+from sim.report.plain_page import drawn, write_page
+from sim.report.wording import number, percent
 
 PHASE_COLOURS = {"decode": BLUE, "prefill": ORANGE}
 

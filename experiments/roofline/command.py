@@ -7,16 +7,16 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig, ListConfig
 
-from experiments.build import build_as
-from experiments.compose import Composition
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.layout import with_layout
 from experiments.output_file import check_output_file
 from experiments.roofline.chart import write_chart
 from experiments.roofline.survey import RooflineSettings, Survey, survey
 from experiments.roofline.tables import print_survey
 from experiments.terminal import terminal_console
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.layout import with_layout
 
 
 def build_survey(cfg: DictConfig) -> Survey:

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from experiments.roofline.survey import Survey
 from experiments.terminal import plain_table
-from experiments.wording import number, percent
 from hwmodels.iteration import Explained
 from hwmodels.memory import GIB
 from hwmodels.operating_point import OperatingPoint, ridge_points
+from sim.report.wording import number, percent
 
 MIN_SHARE = 0.002
 """Of an iteration: operators below it are summed up in one line."""

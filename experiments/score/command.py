@@ -17,10 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
-from experiments.build import build_as
-from experiments.compose import Composition
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError, suggest
 from experiments.output_file import check_output_file
 from experiments.score import per_request, runs, silicon
 from experiments.score.physical import impossible_rows
@@ -29,6 +25,10 @@ from experiments.score.report import concurrency_band, errors_by_group, print_er
 from experiments.score.table import read_table
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.scenario import Scenario
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError, suggest
 
 
 class Kind(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.errors import ConfigError
 from experiments.score.presets import NotSimulatedError
 from hwmodels.layers.matrices import Role
 from hwmodels.model_spec import ModelSpec
 from sim.scenario import Scenario
+from sim.settings.errors import ConfigError
 
 PHYSICAL_SHARE = 0.8
 """Of the shortest possible time; what is below is refused. Data sheets are not that exact."""

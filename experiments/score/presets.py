@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR, find_groups
-from experiments.errors import ConfigError
-from experiments.simulate import build_scenario
 from sim.scenario import Scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
 
 ALIASES = {
     "hardware": {

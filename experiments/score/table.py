@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError, suggest
 
 
 def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd.DataFrame:

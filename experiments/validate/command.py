@@ -15,13 +15,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.compose import Composition, ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.terminal import terminal_console
 from experiments.validate import foreign_run
 from experiments.validate.settings import split
 from experiments.validate_engine import flown_run, recorded_run
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 
 class Validation(Protocol):

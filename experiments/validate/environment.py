@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from experiments.outputs import config_digest
+from sim.report.files import config_digest
 
 PACKAGES = (
     "windtunnel",

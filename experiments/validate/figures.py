@@ -12,12 +12,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit
 from experiments.validate.curves import Curve
 from experiments.validate.measured import Measured
 from experiments.validate.metrics import LATENCIES
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
+from sim.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit
 
 GANTT_ITERATIONS = 200
 MAX_REALS = 5

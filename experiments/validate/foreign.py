@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.errors import ConfigError, nearest
 from experiments.validate import bench_exports, request_tables
 from experiments.validate.complete_prefix import Prefix, read_lines
 from experiments.validate.measured import Measured
+from sim.settings.errors import ConfigError, nearest
 
 KNOWN = (
     "known formats: a CSV (.csv, .csv.gz) with the columns "

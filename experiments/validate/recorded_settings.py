@@ -13,11 +13,11 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.config_groups import CONFIG_DIR, find_groups
-from experiments.convert import shown
 from experiments.score import per_request
 from experiments.score.presets import NotSimulatedError, preset
 from sim.scenario import Scenario
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.convert import shown
 
 CONFIG_KEYS = (
     "model",

@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.report.plain_page import drawn, write_page
 from experiments.validate import tables
 from experiments.validate.curves import to_json
 from experiments.validate.environment import environment
 from experiments.validate.errors import Fidelity, Part
 from experiments.validate.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
+from sim.report.plain_page import drawn, write_page
 
 EXPLAINED = (
     "Error: simulated over measured, less 1. Noise floor: how far the measured runs are apart, (largest − "

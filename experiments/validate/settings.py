@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.build import build_as
 from experiments.validate.thresholds import Thresholds
+from sim.settings.build import build_as
 
 DEVICES = ("cpu", "cuda")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments import wording
 from experiments.validate.curves import Curve
 from experiments.validate.errors import Fidelity, MetricError, Part
 from experiments.validate.iteration_errors import IterationError
+from sim.report import wording
 
 VERDICTS = {
     "met": "within",

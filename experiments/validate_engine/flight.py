@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from experiments.calibrate_engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
 from experiments.calibrate_engine.steps import nobodys_work
-from experiments.outputs import config_digest
 from experiments.validate.environment import environment
 from experiments.validate.recorded_settings import deciding
 from experiments.validate_engine.drive import Drive, PromptTokens
@@ -34,6 +33,7 @@ from realengine.graphs import Drawn
 from realengine.parallel import Group
 from realengine.settings import EngineSettings
 from realengine.work import Padding, Work
+from sim.report.files import config_digest
 from sim.scenario import Scenario
 from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source

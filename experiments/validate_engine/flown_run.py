@@ -14,17 +14,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.build import build_as
 from experiments.calibrate_engine.command import MeasureSettings
 from experiments.calibrate_engine.files import Files
-from experiments.compose import Composition
-from experiments.errors import ConfigError
 from experiments.simulate import OutputSettings
 from experiments.validate.printed import print_files
 from experiments.validate.settings import ValidateSettings
 from experiments.validate_engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate_engine.suite import Case, cases_of, model_of
 from hwmodels.model_spec import ModelSpec
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

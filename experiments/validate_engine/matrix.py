@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import wording
-from experiments.report.plain_page import write_page
 from experiments.terminal import fits, plain_table
 from experiments.validate.errors import MetricError
 from experiments.validate.report import table_html
 from experiments.validate.tables import VERDICTS, plain_percent, signed_percent
 from experiments.validate_engine.verdict import Verdict
+from sim.report import wording
+from sim.report.plain_page import write_page
 
 SHOWN = {
     "ttft_mean_s": "TTFT",

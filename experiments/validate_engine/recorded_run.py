@@ -12,10 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.build import build_as
-from experiments.errors import ConfigError
-from experiments.outputs import config_digest
-from experiments.simulate import OutputSettings, build_scenario
+from experiments.simulate import OutputSettings
 from experiments.validate.printed import print_files
 from experiments.validate.recorded_settings import config_differences, deciding
 from experiments.validate.settings import ValidateSettings, plain, split
@@ -23,7 +20,11 @@ from experiments.validate_engine.from_recording import until_s
 from experiments.validate_engine.recording import Recording, load
 from experiments.validate_engine.swapped import RecordedSource
 from experiments.validate_engine.verdict import judge, write_verdict
+from sim.report.files import config_digest
 from sim.scenario import Scenario
+from sim.settings.build import build_as
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
 
 
 def is_recording(folder: Path) -> bool:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from experiments.calibrate_engine.files import Files
-from experiments.compose import Composition, ConfigSource
-from experiments.errors import ConfigError
-from experiments.hydra_errors import composed
-from experiments.simulate import build_scenario
 from experiments.validate.settings import Suite, ValidateSettings, plain, split
 from hwmodels.model_spec import ModelSpec
 from sim.scenario import Scenario
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_scenario
 
 MEASURED_GROUPS = ("hardware", "calibration", "latency", "engine")
 """What the machine decides, neither the command line nor a case."""

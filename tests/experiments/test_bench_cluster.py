@@ -6,9 +6,9 @@ import pytest
 
 from experiments import bench_cells, bench_cluster
 from experiments.bench_cells import CellSource
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 CONVERSATIONS = (
     "workload=conversation",

@@ -4,7 +4,7 @@ import re
 
 from experiments import bench_routing
 from experiments.bench_routing import READS
-from experiments.config_groups import CONFIG_DIR, find_groups
+from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 
 def test_every_choice_is_measured():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=20", "engine.num_kv_blocks=400")
@@ -16,7 +16,7 @@ def build(*overrides):
 
 
 def run(*overrides):
-    scenario, source, _ = build(*overrides)
+    scenario, source = build(*overrides)
     return scenario.run(source).summary
 
 

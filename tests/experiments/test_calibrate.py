@@ -13,21 +13,21 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import validate_operators
-from experiments.build import build
 from experiments.calibrate.fit import error_table, fit_calibration, fitted_figures, residuals
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, field_meanings, figure
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from hwmodels.calibration import Calibration
 from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.mla import MlaCurve
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 TRUTH = Calibration(
     gemm=GemmCurve(

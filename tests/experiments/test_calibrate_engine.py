@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from experiments.build import build  # noqa: E402
 from experiments.calibrate_engine import gpu_sections  # noqa: E402
 from experiments.calibrate_engine.collectives import SIZES, link_of, measure_link  # noqa: E402
 from experiments.calibrate_engine.command import MeasureSettings  # noqa: E402
@@ -32,14 +31,15 @@ from experiments.calibrate_engine.served import Served, architecture_of, quantiz
 from experiments.calibrate_engine.steps import Chunk, Step, Tables  # noqa: E402
 from experiments.calibrate_engine.watch import Catcher  # noqa: E402
 from experiments.cli import main  # noqa: E402
-from experiments.compose import ConfigSource  # noqa: E402
-from experiments.config_groups import CONFIG_DIR  # noqa: E402
 from hwmodels.host import CudaGraphs, HostOverhead  # noqa: E402
 from hwmodels.levels.profile import Profile  # noqa: E402
 from hwmodels.model_spec import ModelSpec  # noqa: E402
 from realengine.kv_cache import KvCache  # noqa: E402
 from realengine.model import Decoder  # noqa: E402
 from sim.engine_profile import EngineProfile  # noqa: E402
+from sim.settings.build import build  # noqa: E402
+from sim.settings.compose import ConfigSource  # noqa: E402
+from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
 from tests.realengine.steps import batch_of  # noqa: E402
 
 torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import chat
-from experiments.errors import ConfigError
+from sim.settings.errors import ConfigError
 
 
 def test_words_that_are_no_settings_are_the_message():

@@ -13,8 +13,8 @@ import pytest
 
 from experiments import cli
 from experiments.application import Application, launch
-from experiments.config_groups import find_groups, first_comment, key_comments
-from experiments.errors import ConfigError
+from sim.settings.config_groups import find_groups, first_comment, key_comments
+from sim.settings.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,7 @@ MODULES = {
 
         import hydra
 
-        from experiments.build import build
+        from sim.settings.build import build
 
         RUNS = []
 

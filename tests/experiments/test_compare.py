@@ -27,14 +27,14 @@ from experiments.compare.sentences import caveats, label_of, verdicts
 from experiments.compare.settings import Expectation, Experiment, Metric, Sweep, build_settings
 from experiments.compare.tables import metric_rows, print_results
 from experiments.completion import candidates
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR, first_comment
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
 from hwmodels.iteration import UnknownIterationError
 from sim.front_door import FrontDoor
 from sim.metrics.paired import Held, Outcome
 from sim.scenario import Scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, first_comment
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
 
 SHIPPED = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
@@ -211,7 +211,7 @@ def test_a_run_of_an_arm_is_what_simulate_would_have_run(finished):
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR, finished / "own"]).compose(
         [*base, "batching=mine", "seed=1"]
     )
-    scenario, source, _ = build_run(cfg)
+    scenario, source = build_run(cfg)
     summary = figures(scenario.run(source).summary)
     assert (row["arm"], row["seed"]) == ("mine", 1)
     assert row["ttft.mean_s"] == summary["ttft.mean_s"]

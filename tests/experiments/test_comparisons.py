@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.config_groups import CONFIG_DIR
+from sim.settings.config_groups import CONFIG_DIR
 
 SHIPPED = {path.stem: OmegaConf.load(path) for path in sorted((CONFIG_DIR / "experiment").glob("*.yaml"))}
 

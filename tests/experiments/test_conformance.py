@@ -14,7 +14,6 @@ import pytest
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from experiments.config_groups import CONFIG_DIR
 from experiments.conformance.claims import BrokenPromise, claims_by_name, claims_of
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.words import in_words
@@ -33,6 +32,7 @@ from policies.prediction import LengthPredictor
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
+from sim.settings.config_groups import CONFIG_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.goodput.arms import build_arms
 from experiments.goodput.command import Outcome
 from experiments.goodput.page import rate_figure, scale_figure
@@ -19,6 +16,9 @@ from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, 
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import rows, sentences
 from sim.metrics.slo import Slo
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="goodput", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=300")

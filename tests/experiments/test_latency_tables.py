@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
 from experiments.latency_tables import RecordedLevel, TableLevel
-from experiments.simulate import build_scenario
 from hwmodels.iteration import IterationShape, UnknownIterationError
 from sim.scenario import SimSettings
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

@@ -19,7 +19,6 @@ import pytest
 pytest.importorskip("aiohttp", reason="needs the extra observe: pip install 'windtunnel[observe]'")
 
 from experiments import cli
-from experiments.errors import ConfigError
 from experiments.observe.figures import client_notes, observed_figures
 from experiments.observe.scripted_server import Script, ScriptedServer
 from experiments.observe.session import Observed, observe
@@ -28,6 +27,7 @@ from experiments.observe.tables import capture_table, chunks_table, records_of
 from sim.metrics.summary import check_conservation, request_metrics
 from sim.records import RunRecords, Status
 from sim.scenario import MetricsSettings
+from sim.settings.errors import ConfigError
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed

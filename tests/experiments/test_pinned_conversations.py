@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_run
 from sim.scenario import SimSettings
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
 
 SETTINGS = (
     "workload=conversation",
@@ -21,7 +21,7 @@ SETTINGS = (
 
 def test_leap_equals_step_with_pins_that_expire():
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(SETTINGS))
-    scenario, source, _ = build_run(cfg)
+    scenario, source = build_run(cfg)
     leapt = scenario.run(source)
     stepped = replace(scenario, sim=SimSettings(leap=False)).run()
     assert leapt.requests.equals(stepped.requests)

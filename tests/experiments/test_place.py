@@ -8,16 +8,16 @@ import re
 import pytest
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
 from experiments.place.command import place, read_settings
-from experiments.simulate import build_scenario
 from hwmodels.time_slicing import TimeSlicing
 from policies.parallelism import Load
 from policies.placement.best_fit import BestFitDecreasing
 from policies.placement.densest_first import DensestFirst
 from policies.placement.first_fit import FirstFitDecreasing
 from sim.placement_prices import ReplicaNeeds, hostings_of, pool_of, weights_only
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 GPUS = "gpus=[{name:a10g,count:1},{name:a100_40gb_sxm,count:1}]"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_run
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_run
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
@@ -62,5 +62,5 @@ def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, 
 )
 def test_the_settings_of_the_readmes_commands_are_understood(command):
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    scenario, _, _ = build_run(source.compose(command.split()[2:]))
+    scenario, _ = build_run(source.compose(command.split()[2:]))
     assert scenario.plan_memory().num_blocks > 0

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
 from experiments.roofline.chart import roofline, write_chart
 from experiments.roofline.command import build_survey
 from experiments.roofline.survey import survey
 from experiments.roofline.tables import print_survey
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="roofline", dirs=[CONFIG_DIR])
 

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from experiments.cli import main
-from experiments.config_groups import CONFIG_DIR, find_groups
 from experiments.score import per_request, runs, silicon
 from experiments.score.command import predict_row
 from experiments.score.physical import active_weight_bytes, least_step_seconds
 from experiments.score.presets import ALIASES, NotSimulatedError, plain, preset
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from hwmodels.levels.rooflines import Spec
+from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 SILICON = {
     "id": "row-0",

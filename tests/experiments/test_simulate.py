@@ -14,11 +14,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run, build_scenario
 from sim.front_door import FrontDoor
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run, build_scenario
 from sim.workload.arrivals import Poisson
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -72,7 +72,7 @@ def test_the_tables_agree_with_the_summary(written):
 
 def test_the_resolved_config_reproduces_the_run(written, tmp_path):
     cfg = OmegaConf.load(written / "config.yaml")
-    again, source, _ = build_run(cfg)
+    again, source = build_run(cfg)
     again.run(source).requests.to_parquet(tmp_path / "again.parquet", index=False, compression="zstd")
     assert (tmp_path / "again.parquet").read_bytes() == (written / "requests.parquet").read_bytes()
 
@@ -119,7 +119,7 @@ def test_every_policy_choice_runs(group):
                 build(*SMALL, f"{group}={choice}")
             continue
         chosen = (f"{group}={choice}", "workload.num_requests=10", "replicas=2")
-        scenario, source, _ = build(*SMALL, *chosen, *NEEDED)
+        scenario, source = build(*SMALL, *chosen, *NEEDED)
         assert scenario.run(source).summary["requests"]["finished"] == 10, choice
 
 
@@ -148,7 +148,7 @@ def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
 
 @pytest.mark.parametrize("hardware", choices("hardware"))
 def test_every_hardware_runs_a_small_model(hardware):
-    scenario, source, _ = build(*SMALL, "model=smollm2_135m", f"hardware={hardware}")
+    scenario, source = build(*SMALL, "model=smollm2_135m", f"hardware={hardware}")
     assert scenario.run(source).summary["requests"]["finished"] == 60
 
 
@@ -159,7 +159,7 @@ def test_every_model_runs_on_hardware_that_holds_it(model):
     spec = build_scenario(SOURCE.compose(list(asked))).model
     tensor = max(size for size in (1, 2, 4, 8) if spec.divides(size))
     layout = (f"tensor_parallel_size={tensor}", f"pipeline_parallel_size={8 // tensor}")
-    scenario, source, _ = build(*asked, *layout)
+    scenario, source = build(*asked, *layout)
     assert scenario.run(source).summary["requests"]["finished"] == 60
 
 
@@ -177,8 +177,8 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         "torch_dtype": "bfloat16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    scenario, _, _ = build(*SMALL, "model=hf", f"model.path={tmp_path}/config.json")
-    preset, _, _ = build(*SMALL, "model=smollm2_135m")
+    scenario, _ = build(*SMALL, "model=hf", f"model.path={tmp_path}/config.json")
+    preset, _ = build(*SMALL, "model=smollm2_135m")
     assert scenario.model.num_parameters == preset.model.num_parameters
 
 
@@ -280,7 +280,7 @@ def test_a_malformed_trace_names_file_line_and_column(tmp_path):
 def test_a_prompt_beyond_the_kv_cache_is_rejected_and_the_run_goes_on(tmp_path):
     trace = tmp_path / "long.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,5000,5\n1,3,5\n")
-    scenario, source, _ = build("workload=plain_csv", f"workload.path={trace}", "engine.num_kv_blocks=100")
+    scenario, source = build("workload=plain_csv", f"workload.path={trace}", "engine.num_kv_blocks=100")
     result = scenario.run(source)
     assert result.requests["status"].tolist() == ["rejected", "finished"]
     assert "the KV cache holds 1600" in result.requests["reason"][0]
@@ -295,7 +295,7 @@ def test_a_prompt_beyond_the_kv_cache_is_rejected_and_the_run_goes_on(tmp_path):
 
 
 def test_a_latency_below_the_hardware_is_called_out_of_reach():
-    scenario, source, _ = build(*SMALL, "slo.tpot_ms=1")
+    scenario, source = build(*SMALL, "slo.tpot_ms=1")
     notes = scenario.run(source).summary["notes"]
     assert any(note.startswith("slo.tpot_ms=1: out of reach") for note in notes)
 
@@ -317,7 +317,7 @@ def test_activation_memory_follows_the_batching_policys_own_budget():
 
 
 def test_running_a_scenario_twice_gives_the_same(tmp_path):
-    scenario, source, _ = build(*SMALL, "replicas=3")
+    scenario, source = build(*SMALL, "replicas=3")
     first, second = scenario.run(source).requests, scenario.run().requests
     assert first.equals(second), "a policy that remembers must not carry one run into the next"
 
@@ -359,7 +359,7 @@ def test_leaping_changes_nothing_behind_a_frontend_and_an_overlapped_host(overla
     engine = (f"engine.host.overlapped={overlapped}", "engine.frontend_s=0.003")
     leapt, stepped = (
         scenario.run(source).requests
-        for scenario, source, _ in (build(*SMALL, *engine, f"sim.leap={leap}") for leap in (True, False))
+        for scenario, source in (build(*SMALL, *engine, f"sim.leap={leap}") for leap in (True, False))
     )
     assert leapt.equals(stepped)
 
@@ -367,7 +367,7 @@ def test_leaping_changes_nothing_behind_a_frontend_and_an_overlapped_host(overla
 def test_a_frontend_adds_its_time_to_the_first_token_of_an_idle_engine():
     with_it, without = (
         scenario.run(source).requests["ttft_s"][0]
-        for scenario, source, _ in (build(*SMALL, f"engine.frontend_s={s}") for s in (0.01, 0))
+        for scenario, source in (build(*SMALL, f"engine.frontend_s={s}") for s in (0.01, 0))
     )
     assert with_it - without == pytest.approx(0.01)
 
@@ -377,6 +377,6 @@ def test_an_overlapped_host_sees_arrivals_a_step_later():
     none = ("engine.host.iteration_s=0", "engine.host.sequence_s=0", "engine.frontend_s=0")
     waits = {}
     for overlapped in (True, False):
-        scenario, source, _ = build(*SMALL[:2], *none, f"engine.host.overlapped={overlapped}")
+        scenario, source = build(*SMALL[:2], *none, f"engine.host.overlapped={overlapped}")
         waits[overlapped] = scenario.run(source).requests["queue_s"].mean()
     assert waits[True] > 2 * waits[False] > 0

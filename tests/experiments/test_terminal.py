@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from experiments import wording
 from experiments.terminal import print_summary
+from sim.report import wording
 
 GOODPUT = {
     "requests_per_s": 5.1,

@@ -10,10 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.build import build
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from experiments.validate.curves import between, curves
 from experiments.validate.errors import Part, compare, metric_error
 from experiments.validate.iteration_errors import iteration_errors
@@ -25,6 +21,10 @@ from experiments.validate.thresholds import Thresholds
 from hwmodels.iteration import IterationShape
 from sim.metrics.slo import Slo
 from sim.records import Gaps
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 NONE = Thresholds()
 

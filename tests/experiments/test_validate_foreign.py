@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.errors import ConfigError
 from experiments.validate.complete_prefix import read_object
 from experiments.validate.curves import between
 from experiments.validate.foreign import read_runs
 from experiments.validate.metrics import metric_values
 from experiments.validate.request_tables import CLIENTS_TIMES
+from sim.settings.errors import ConfigError
 
 # Three requests on a clock that begins at 100 s: sent, first token, last token, prompt and output tokens.
 RUN = [(100.0, 100.5, 101.5, 64, 11), (100.25, 101.0, 101.0, 32, 1), (101.0, 101.25, 102.25, 16, 5)]

@@ -3,14 +3,14 @@
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.build import build
-from experiments.config_groups import CONFIG_DIR
 from hwmodels.cold_start import ColdStart, WeightSource
 from hwmodels.host import CudaGraphs
 from hwmodels.interconnect import Link
 from hwmodels.layout import ParallelLayout
 from hwmodels.memory import weight_bytes
 from hwmodels.storage import Storage
+from sim.settings.build import build
+from sim.settings.config_groups import CONFIG_DIR
 
 PCIE = Link(name="PCIe", bandwidth_bytes_per_s=50e9, latency_s=0.0)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.build import build
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR, first_comment
-from experiments.errors import ConfigError
 from hwmodels.model_spec import GroupedQueryAttention, LatentAttention, LinearAttention, MixtureOfExperts
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, first_comment
+from sim.settings.errors import ConfigError
 
 PRESETS = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 FIGURES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "models" / "models.csv"

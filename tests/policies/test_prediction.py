@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from experiments.build import build, build_as
-from experiments.config_groups import CONFIG_DIR
 from policies.prediction import LengthPredictor
 from policies.prediction.buckets import S3_ACCURACY, BucketClassifier
 from policies.prediction.draws import uniform
@@ -21,6 +19,8 @@ from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.prediction.regression import PromptLengthRegression
 from policies.request import Prompt, Request
+from sim.settings.build import build, build_as
+from sim.settings.config_groups import CONFIG_DIR
 
 NUM_DRAWS = 20_000
 BOUNDS = (100, 200, 400)

@@ -5,9 +5,6 @@ from functools import partial
 
 import pytest
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from hwmodels.assembly.site import Lora
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
@@ -21,6 +18,9 @@ from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
 from sim.events import events_table
 from sim.links import Links
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 
 TICK_S = 0.125  # one iteration of the flat toy model
 SERVED = (Adapter(name="a", rank=8), Adapter(name="b", rank=4))  # of 8 and 4 bytes

@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
 from experiments.conformance.clusters import draw_clusters
 from experiments.conformance.worlds import ToyModel, WorldPool
-from experiments.errors import ConfigError
-from experiments.simulate import build_scenario
 from hwmodels.iteration import IterationModel
 from policies.admission.none import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
@@ -19,6 +15,10 @@ from policies.scaling.scheduled import Scheduled
 from policies.scaling.utilisation import Utilisation
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
 from sim.troubles import Kind, Scripted, Troubles
 
 TICK_S = 0.125

@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import wording
 from hwmodels.energy import EnergySettings, PowerModel
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records import PoolRecord, RunRecords, replicas_throughout
+from sim.report import wording
 
 POWER = PowerModel(idle_w=100, tdp_w=300, compute_weight=1.0, memory_weight=0.5)
 SETTINGS = EnergySettings(grid_g_co2e_per_kwh=360, pue=2)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
-from experiments.wording import pressure_lines
+from sim.report.wording import pressure_lines
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=20", "engine.num_kv_blocks=400")
@@ -104,9 +104,7 @@ def test_rejects_branches_in_a_cache_that_cannot_fork(caching):
 
 @pytest.mark.parametrize("caching", ["paged", "prefix", "radix", "tiered"])
 def test_branches_go_with_every_cache_that_can_fork(caching):
-    scenario, source, _ = build(
-        f"caching={caching}", "workload.branching.width=2", "engine.num_kv_blocks=20000"
-    )
+    scenario, source = build(f"caching={caching}", "workload.branching.width=2", "engine.num_kv_blocks=20000")
     assert scenario.run(source).summary["requests"]["finished"] == 20
 
 
@@ -122,7 +120,7 @@ def test_four_answers_to_a_prompt_share_its_blocks(shares, peak_blocks, block_it
     """A prompt of 40 tokens, four answers of 25 (KV is stored of 24 of them), 25 iterations. Sharing, the
     prompt's has 3 blocks, then each branch has its own behind the 2 full ones; else each has all from the
     first iteration on. At the peak 10 blocks do for 16."""
-    scenario, source, _ = build(
+    scenario, source = build(
         "workload/lengths=fixed",
         "workload.lengths.prompt_tokens.value=40",
         "workload.lengths.output_tokens.value=25",
@@ -138,7 +136,7 @@ def test_four_answers_to_a_prompt_share_its_blocks(shares, peak_blocks, block_it
 
 
 def notes(*overrides):
-    scenario, source, _ = build(*overrides)
+    scenario, source = build(*overrides)
     return "\n".join(scenario.run(source).summary["notes"])
 
 
@@ -201,7 +199,7 @@ def test_rejects_roles_that_do_not_go_together(overrides, message):
 
 def test_a_disaggregated_run_tells_what_its_kv_cost():
     """Each answer but those of one token passes from the first pool to the second."""
-    scenario, source, _ = build("pools=disaggregated", "handover.first_token_at=decode")
+    scenario, source = build("pools=disaggregated", "handover.first_token_at=decode")
     result = scenario.run(source)
     use = result.summary["kv_transfer"]
     moved = result.requests[result.requests.prefill_replica >= 0]

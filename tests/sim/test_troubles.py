@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from experiments.build import build
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
+from sim.settings.build import build
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 from sim.troubles import BadRelease, Kind, Random, Scripted, Trouble, Troubles
 
 CONFIGS = sorted((CONFIG_DIR / "troubles").glob("*.yaml"))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
 from policies.request import Branching
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
 from sim.workload.answers import Answers
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -17,7 +17,7 @@ def build(*overrides):
 
 
 def arrivals(*overrides):
-    scenario, _, _ = build(*overrides)
+    scenario, _ = build(*overrides)
     return list(scenario.source().arrivals())
 
 

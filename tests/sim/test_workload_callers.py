@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 CALLERS = ["workload=callers", "workload.of.num_requests=400", "output.report=false"]
@@ -16,7 +16,7 @@ TWO = [*CALLERS, "pools=two_models", MODELS, "++workload.tenants={a: 1}"]
 
 
 def run(*overrides):
-    scenario, source, _ = build_run(SOURCE.compose(list(overrides)))
+    scenario, source = build_run(SOURCE.compose(list(overrides)))
     return scenario.run(source)
 
 

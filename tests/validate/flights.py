@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from experiments.validate_engine.drive import Drive, PromptTokens
 from experiments.validate_engine.flight import Stopwatch, settings_of
 from experiments.validate_engine.recording import Recorder, Recording
@@ -25,6 +22,9 @@ from realengine.architecture import Architecture
 from realengine.build import Model, assemble, build_executor
 from realengine.parallel import Group
 from sim.scenario import Scenario
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.table import TableSource
 from tests.realengine.test_engine import LLAMA

@@ -7,8 +7,6 @@ torch = pytest.importorskip("torch")
 from dataclasses import replace  # noqa: E402
 
 import experiments.validate_engine.flight as flight  # noqa: E402
-from experiments.compose import ConfigSource  # noqa: E402
-from experiments.config_groups import CONFIG_DIR  # noqa: E402
 from experiments.validate_engine.flight import Hangar, fly, settings_of, with_memory_of  # noqa: E402
 from experiments.validate_engine.replay import replay  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
@@ -17,6 +15,8 @@ from policies.caching.paged import Paged  # noqa: E402
 from policies.scheduling.fcfs import Fcfs  # noqa: E402
 from realengine.architecture import Architecture  # noqa: E402
 from realengine.build import GIB, Model  # noqa: E402
+from sim.settings.compose import ConfigSource  # noqa: E402
+from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
 from tests.realengine.test_engine import LLAMA  # noqa: E402
 from tests.validate.flights import scenario_of, traffic  # noqa: E402
 

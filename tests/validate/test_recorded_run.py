@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 
 from experiments.calibrate_engine.served import architecture_of
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from experiments.validate_engine import flight
 from experiments.validate_engine.flight import Hangar, fly
 from experiments.validate_engine.recording import load
 from experiments.validate_engine.traffic import exact
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 from tests.validate.flights import UnevenClock
 
 torch.set_num_threads(1)

@@ -8,16 +8,16 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from experiments.build import build
 from experiments.calibrate_engine.served import architecture_of
 from experiments.cli import main
-from experiments.compose import Composition, ConfigSource
-from experiments.config_groups import CONFIG_DIR, find_groups
-from experiments.errors import ConfigError
 from experiments.validate.settings import Suite, split
 from experiments.validate_engine.flight import settings_of
 from experiments.validate_engine.suite import MEASURED_GROUPS, cases_of, model_of
 from realengine.settings import EngineSettings
+from sim.settings.build import build
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="validate", dirs=[CONFIG_DIR])
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.simulate import build_scenario
 from experiments.validate_engine.traffic import Paced, at_load, exact
 from policies.request import Prompt, Request
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Poisson
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import Fixed

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from experiments.build import build, build_as
-from experiments.errors import ConfigError
 from policies.parallelism import LayoutPolicy
 from policies.parallelism.as_set import AsSet
 from sim.deployment import Deployment
 from sim.layout_choice import chosen_layout
 from sim.metrics.slo import Slo
+from sim.settings.build import build, build_as
+from sim.settings.errors import ConfigError
 
 
 def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:

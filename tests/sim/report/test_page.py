@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.report import write_report
-from experiments.report.timeline import timeline
 from hwmodels.iteration import COMPONENTS
 from sim.events import WAITS
 from sim.metrics.slo import Slo
@@ -16,6 +14,8 @@ from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records import PoolRecord, RunRecords, replicas_throughout
+from sim.report import write_report
+from sim.report.timeline import timeline
 
 MAX_BYTES = 6_000_000
 CHAT = Slo(name="chat", ttft_ms=500, tpot_ms=50)

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from experiments.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, styled, time_unit
 from sim.metrics.series import mean_and_max_over_time, rate_over_time
 from sim.metrics.window import Window
 from sim.records import RunRecords
+from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, styled, time_unit
 
 NUM_STATE_BUCKETS = 500
 NUM_RATE_BUCKETS = 200

@@ -1,5 +1,5 @@
 """report.html: one file that opens offline and shows what a run did. It imports plotly: import it late."""
 
-from experiments.report.page import write_report
+from sim.report.page import write_report
 
 __all__ = ["write_report"]

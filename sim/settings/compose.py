@@ -13,9 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import pools
-from experiments.config_groups import find_groups
-from experiments.errors import ConfigError
+from sim.settings import pools
+from sim.settings.config_groups import find_groups
+from sim.settings.errors import ConfigError
 
 
 class Composition(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from experiments.report.look import BLUE, GREEN, GREY, ORANGE, RED, styled, time_unit
 from sim.metrics import fleet
 from sim.records import RunRecords
+from sim.report.look import BLUE, GREEN, GREY, ORANGE, RED, styled, time_unit
 
 COLOURS = (GREY, ORANGE, GREEN, BLUE, RED)
 """By state: wanted, starting, serving, draining, down."""

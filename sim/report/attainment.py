@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from experiments import wording
-from experiments.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, styled, time_unit
 from sim.metrics.series import octaves
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
+from sim.report import wording
+from sim.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, styled, time_unit
 
 NUM_TIME_BUCKETS = 60
 TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN}

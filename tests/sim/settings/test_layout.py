@@ -7,13 +7,13 @@ import re
 import pytest
 
 from experiments.cli import main
-from experiments.compose import ConfigSource
-from experiments.config_groups import CONFIG_DIR
-from experiments.errors import ConfigError
-from experiments.simulate import build_run, build_scenario
 from hwmodels.layout import ParallelLayout
 from policies.parallelism import Load, Sizes
 from sim.layout_choice import figures_of, prefill_seconds
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_run, build_scenario
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
@@ -60,7 +60,7 @@ def test_experts_are_held_whole_beside_data_parallel_attention():
 
 def test_a_run_says_why_its_layout_was_chosen():
     cfg = SOURCE.compose(["workload=poisson", "workload.num_requests=3", "layout=auto", "layout.devices=2"])
-    built, source, _ = build_run(cfg)
+    built, source = build_run(cfg)
     notes = built.run(source).summary["notes"]
     assert notes[1].startswith("layout=auto: tensor 2 is the best of 3 layouts for latency")
     assert any("runner-up is pipeline 2" in note for note in notes)
@@ -107,7 +107,7 @@ def test_a_pipeline_leaps_exactly():
     tables = []
     for leap in ("true", "false"):
         few = ("workload.num_requests=60", "workload.arrivals.rate_per_s=20", f"sim.leap={leap}")
-        built, source, _ = build_run(SOURCE.compose(["workload=poisson", "pipeline_parallel_size=4", *few]))
+        built, source = build_run(SOURCE.compose(["workload=poisson", "pipeline_parallel_size=4", *few]))
         tables.append(built.run(source).requests)
     assert tables[0].equals(tables[1])
 
@@ -149,7 +149,7 @@ def test_time_to_the_first_token_of_simulated_requests_falls_likewise():
             "workload.lengths.output_tokens.value=2",
             f"context_parallel_size={ring}",
         ]
-        built, source, _ = build_run(SOURCE.compose(settings))
+        built, source = build_run(SOURCE.compose(settings))
         means[ring] = built.run(source).summary["ttft"]["mean_s"]
     assert 2.5 < means[1] / means[4] < 4
 

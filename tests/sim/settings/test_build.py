@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.build import ConfigError, build, build_as
-from experiments.errors import nearest, suggest
+from sim.settings.build import ConfigError, build, build_as
+from sim.settings.errors import nearest, suggest
 
 
 class Colour(StrEnum):

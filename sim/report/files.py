@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.report import write_report
-from experiments.timeline import write_timeline
 from sim.events import events_table
+from sim.report import write_report
+from sim.report.perfetto import write_timeline
 from sim.result import RunResult
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
-from experiments.errors import suggest
+from sim.settings.errors import suggest
 
 PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 

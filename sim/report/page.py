@@ -13,17 +13,17 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 from plotly.offline import get_plotlyjs
 
-from experiments import wording
-from experiments.report.attainment import slo_attainment
-from experiments.report.breakdown import iteration_times, time_by_kind
-from experiments.report.fleet import replicas_over_time
-from experiments.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
-from experiments.report.timeline import MAX_REPLICAS_APART, timeline
 from hwmodels.iteration import IterationModel
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.records import RunRecords
+from sim.report import wording
+from sim.report.attainment import slo_attainment
+from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.fleet import replicas_over_time
+from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
+from sim.report.timeline import MAX_REPLICAS_APART, timeline
 
 GLOSSARY = {
     "TTFT": "time to first token: arrival at the service to the first output token, queueing included",

@@ -16,9 +16,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.config_groups import Choice
-from experiments.convert import shown
-from experiments.errors import ConfigError, suggest
+from sim.settings.config_groups import Choice
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError, suggest
 
 
 def complete(

@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.convert import WrongObject, convert, example_of, shown
-from experiments.errors import ConfigError, suggest
+from sim.settings.convert import WrongObject, convert, example_of, shown
+from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
 _MISSING = "???"

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.errors import ConfigError
+from sim.settings.errors import ConfigError
 
-CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 _KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?(?:\s#\s*(?P<comment>.*))?$")
 

@@ -7,12 +7,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.report.look import BLUE, LIMIT, ORANGE, RED, styled
 from sim.metrics.definitions import weighted_percentile
 from sim.metrics.series import cdf_points, octaves, thinned
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records import RunRecords
+from sim.report.look import BLUE, LIMIT, ORANGE, RED, styled
 
 MAX_SCATTER_POINTS = 3000
 

@@ -19,10 +19,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from experiments.compose import ConfigSource
-from experiments.config_groups import find_groups
-from experiments.convert import shown
-from experiments.errors import ConfigError, nearest, suggest
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError, nearest, suggest
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """What Hydra raises around a run because of what the user wrote."""

@@ -1,0 +1,1 @@
+"""From config groups and overrides to a scenario: composing, checking, building."""

@@ -1,0 +1,73 @@
+"""From a composed config to a scenario that can be run, and running it: all mistakes are ConfigErrors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+
+from hwmodels.energy import EnergySettings
+from hwmodels.iteration import UnknownIterationError
+from hwmodels.storage import Storage
+from policies.routing import UnknownReplicaError
+from sim.handovers import HandoverSettings
+from sim.pool import PoolSettings
+from sim.result import RunResult
+from sim.scenario import MetricsSettings, Scenario, SimSettings
+from sim.settings.build import build_as
+from sim.settings.errors import ConfigError
+from sim.settings.layout import with_layout
+from sim.workload.base import Source
+
+NOT_OF_A_SCENARIO = ("hydra", "output")
+"""Keys of the root that say what is done with the result."""
+
+OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling")
+"""Groups whose choice `none` is an empty node."""
+
+
+def build_scenario(cfg: DictConfig) -> Scenario:
+    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError."""
+    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
+    settings |= {key: cfg[key] or None for key in OPTIONAL}
+    settings["storage"] = build_as(Storage, cfg.storage, "storage")
+    settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
+    settings["handover"] = build_as(HandoverSettings, cfg.handover, "handover")
+    settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
+    settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
+    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
+    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
+    return scenario
+
+
+def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
+    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
+    settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg}
+    settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
+    pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
+    return pool
+
+
+def build_run(cfg: DictConfig) -> tuple[Scenario, Source]:
+    """The scenario, whose model fits its devices, and its traffic (good for one run). Raises ConfigError."""
+    scenario = build_scenario(cfg)
+    try:
+        for pool in scenario.pools_by_name.values():
+            pool.plan_memory()
+            pool.iteration_model()
+        scenario.future()
+        return scenario, scenario.source()
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def run(scenario: Scenario, source: Source, report: Callable[[float, int], None] | None = None) -> RunResult:
+    """Simulate and measure. Raises ConfigError for what only shows on the way.
+
+    That is an iteration which the latency level cannot price, or a router's choice that is no replica.
+    """
+    try:
+        return scenario.run(source, report)
+    except UnknownIterationError as error:
+        raise ConfigError(f"latency: {error}") from error
+    except UnknownReplicaError as error:
+        raise ConfigError(str(error)) from error
