@@ -761,7 +761,7 @@ class Replica:
             else:  # resumed after a preemption: the gap spans its absence
                 num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
                 for _ in range(num_new):
-                    self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
+                    self.iterations.add_gap(seq.request_id, requests.last_token_s[seq.request_id], end_s)
                 self.events.prefilled(seq, end_s)
                 if seq.request_id in self._resumed:
                     self._resumed.remove(seq.request_id)
@@ -782,9 +782,9 @@ class Replica:
     def _advance_branches(self, plan: StepPlan, end_s: float) -> dict[int, tuple[int, ...]]:
         """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
         for seq in plan.branched:
-            gap_s = end_s - self._last_token_s(seq)
+            since_s = self._last_token_s(seq)
             for _ in range(seq.width):
-                self.iterations.add_gap(gap_s, end_s)
+                self.iterations.add_gap(seq.request_id, since_s, end_s)
             self._branched_s[seq.request_id] = end_s
         served = [*plan.branched] + [chunk.seq for chunk in plan.chunks if chunk.completes]
         choices = ((seq.request_id, chosen(self._seed, seq)) for seq in served)
@@ -800,7 +800,7 @@ class Replica:
         for seq, emitted_s in self._fresh.items():
             if seq not in behind:
                 num_fresh += 1
-                self.iterations.add_gap(end_s - emitted_s, end_s)
+                self.iterations.add_gap(seq.request_id, emitted_s, end_s)
         self._fresh = behind
         return num_fresh
 

@@ -115,9 +115,7 @@ def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64
     return rate
 
 
-def _output_tokens(
-    records: RunRecords, table: pd.DataFrame
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """When tokens came, and how many: first ones and those that end gaps."""
     first_s = table["first_token_s"].to_numpy(dtype=np.float64)
     samples = table["samples"].to_numpy() if "samples" in table else np.ones(len(table), np.int64)

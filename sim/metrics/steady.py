@@ -113,7 +113,7 @@ def warm_up(values: Values) -> WarmUp:
 
 
 def interval(values: Values, figure: Figure = MEAN) -> RunInterval:
-    """A figure of a run's steady values, in order of time, and its interval by sectioning; NaN is left out."""
+    """A figure of a run's steady values, in order of time, and its interval by sections; NaN is left out."""
     known = values[~np.isnan(values)]
     if not len(known):
         return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)

@@ -87,8 +87,10 @@ def summarise(
     """
     counts = check_conservation(records)
     table = request_metrics(records.requests, slo)
-    found = find_warm_up(table) if warmup_s == "auto" else None
-    warmup_s = float(warmup_s) if found is None else found.warmup_s
+    found = None
+    if isinstance(warmup_s, str):
+        found = find_warm_up(table)
+        warmup_s = found.warmup_s
     window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
     measured = table[window.holds(_times(table, "arrival_s"))]
     inside_s = seconds_inside(records.iterations, window)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sim.metrics.paired import Interval
+
 MISSING = "–"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 WAITS = {
@@ -89,8 +91,8 @@ def _warm_up(found: dict[str, Any]) -> str:
         if not moving:
             return f"No steady state was found: nothing was answered. Of {of_requests} none was cut."
         return (
-            f"No steady state was found ({found['method']}): {' and '.join(moving)} did not settle within half "
-            f"of the {of_requests}, so no warm-up was cut. Longer, or less loaded, the run might."
+            f"No steady state was found ({found['method']}): {' and '.join(moving)} did not settle within "
+            f"half of the {of_requests}, so no warm-up was cut. Longer, or less loaded, the run might."
         )
     if not found["requests"]:
         return f"No warm-up was found ({found['method']}, {of_requests}): nothing was cut."
@@ -108,7 +110,8 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
     found = summary.get("intervals")
     if not found:
         return []
-    known, lacking = [], {}
+    known: list[str] = []
+    lacking: dict[str, list[str]] = {}
     for section, key, label in _INTERVALS:
         one = found.get(section, {}).get(key)
         if one is None or summary[section][key] is None:
@@ -124,7 +127,11 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
 
 
 _INTERVALS = (
-    *((name, key, f"{LATENCIES[name]} {key[:-2]}") for name in CLASS_LATENCIES for key in ("mean_s", "p99_s")),
+    *(
+        (name, key, f"{LATENCIES[name]} {key[:-2]}")
+        for name in CLASS_LATENCIES
+        for key in ("mean_s", "p99_s")
+    ),
     ("throughput", "output_tokens_per_s", "output tok/s"),
     ("throughput", "requests_per_s", "requests/s"),
     ("goodput", "share", "SLO met"),
@@ -445,6 +452,17 @@ def number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def with_interval(interval: Interval, factor: float = 1.0) -> str:
+    """A mean over seeds and half its interval's width, both times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
+    if math.isnan(interval.mean):
+        return MISSING
+    mean = number(factor * interval.mean)
+    if math.isnan(interval.high):
+        return mean
+    half_width = 0.0 if interval.is_exact else factor * (interval.high - interval.mean)
+    return f"{mean} ± {f'{half_width:.2g}' if half_width < 99.5 else f'{half_width:,.0f}'}"
 
 
 def grams(value_g: float) -> str:

@@ -24,7 +24,9 @@ def simulate(folder, monkeypatch, *overrides):
 def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys):
     """30 requests/s come; a batch of two serves far fewer."""
     load = ("workload.arrivals.rate_per_s=30", "workload.num_requests=20000", "engine.max_num_seqs=2")
-    code, summary = simulate(tmp_path, monkeypatch, *load, "sim.stop_overloaded=true", "metrics.warmup_s=auto")
+    code, summary = simulate(
+        tmp_path, monkeypatch, *load, "sim.stop_overloaded=true", "metrics.warmup_s=auto"
+    )
     assert code == 0
     found, requests = summary["overload"], summary["requests"]
     assert requests["arrived"] < 20000
@@ -105,3 +107,17 @@ def test_goodput_counts_what_the_metrics_trim():
 def test_a_comparison_has_no_column_for_the_noise_of_single_runs():
     summary = {"ttft": {"mean_s": 1.0}, "intervals": {"ttft": {"mean_s": {"low": 0.5}}}, "warmup": None}
     assert figures(summary) == {"ttft.mean_s": 1.0}
+
+
+@pytest.mark.parametrize("override", ["workload.rate_scale=2", "+workload.rate_scale=2"])
+def test_a_rate_scale_of_a_trace_is_now_the_load(tmp_path, monkeypatch, capsys, override):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,2\n4,9,2\n")
+    given = ["workload=plain_csv", f"workload.path={trace}", "output.report=false"]
+    code, _ = simulate(tmp_path, monkeypatch, *given, override)
+    assert code == 2
+    told = capsys.readouterr().err
+    assert "workload.rate_scale: no such setting; load=2, at the root, lets the same requests" in told
+    code, summary = simulate(tmp_path, monkeypatch, *given, "load=2")
+    assert code == 0
+    assert 2.0 < summary["simulated_s"] < 3.0

@@ -89,7 +89,9 @@ def test_nothing_is_cut_where_one_series_never_settles():
     assert not found.evidence["settled"]
     assert (found.evidence["ttft"]["settled"], found.evidence["tpot"]["settled"]) == (False, True)
     told = caveats(summary_with(found.evidence))
-    assert told[0].startswith("No steady state was found (MSER-5): TTFT did not settle within half of the 2,000")
+    assert told[0].startswith(
+        "No steady state was found (MSER-5): TTFT did not settle within half of the 2,000"
+    )
 
 
 def test_answers_of_one_token_have_no_tpot_that_could_settle():
@@ -103,7 +105,9 @@ def test_answers_of_one_token_have_no_tpot_that_could_settle():
 def test_nothing_answered_is_no_steady_state():
     found = find_warm_up(table_of(np.full(500, np.nan), np.full(500, np.nan)))
     assert (found.warmup_s, found.evidence["settled"]) == (0.0, False)
-    assert caveats(summary_with(found.evidence))[0].startswith("No steady state was found: nothing was answered")
+    assert caveats(summary_with(found.evidence))[0].startswith(
+        "No steady state was found: nothing was answered"
+    )
     assert find_warm_up(table_of([], [])).warmup_s == 0.0
 
 

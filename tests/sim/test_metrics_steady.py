@@ -72,9 +72,7 @@ def test_values_that_do_not_exist_are_left_out_of_the_averages():
     assert warm_up(np.full(1000, np.nan)) == (0, False)
 
 
-@pytest.mark.parametrize(
-    ("figure", "truth"), [(MEAN, 0.0), (percentile(50), 0.0), (percentile(90), 1.2816)]
-)
+@pytest.mark.parametrize(("figure", "truth"), [(MEAN, 0.0), (percentile(50), 0.0), (percentile(90), 1.2816)])
 def test_intervals_of_a_run_with_memory_hold_the_truth_as_often_as_they_say(figure, truth):
     """95 %, less what is left of the memory; an interval that ignored it would hold it in some 35 %."""
     found = [interval(ar1(np.random.default_rng(seed), 6000, 0.9), figure) for seed in range(300)]
