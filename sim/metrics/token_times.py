@@ -44,6 +44,15 @@ class TokenTimes(NamedTuple):
         return self.time_s[first : first + int(self.num_tokens[row])]
 
 
+def known_token_times(
+    requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame
+) -> TokenTimes | None:
+    """`token_times`; None where a request has several answers."""
+    if "samples" in requests and (requests["samples"] > 1).any():
+        return None
+    return token_times(requests, iterations, own_gaps)
+
+
 def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame) -> TokenTimes:
     """The tables of `RunRecords`. Raises ValueError where a request has several answers."""
     if "samples" in requests and (requests["samples"] > 1).any():

@@ -12,8 +12,12 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from sim.events import events_table
+from sim.metrics.token_times import token_times
+from sim.metrics.window import Window
 from sim.report import write_report
 from sim.report.perfetto import write_timeline
+from sim.report.vllm_bench import FILE as VLLM_BENCH
+from sim.report.vllm_bench import write_vllm_bench
 from sim.result import RunResult
 
 
@@ -26,6 +30,7 @@ def write_result(
     report: bool,
     timeline: bool = False,
     timeline_requests: int | None = None,
+    vllm_bench: bool = False,
 ) -> list[str]:
     """Write a run's files into `folder`, which is made if need be; returns what the user should know."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,6 +42,16 @@ def write_result(
         write_table(result.replicas, folder / "replicas.parquet")
         write_table(events_table(result.records), folder / "events.parquet")
         write_table(result.records.own_gaps, folder / "gaps.parquet")
+    if vllm_bench:
+        records, trimmed = result.records, result.summary["trimmed"]
+        write_vllm_bench(
+            folder / VLLM_BENCH,
+            records.requests,
+            token_times(records.requests, records.iterations, records.own_gaps),
+            Window(trimmed["start_s"], trimmed["end_s"]),
+            result.slo,
+            str(config.get("model", {}).get("name", "")),
+        )
     note = None
     if timeline:
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)

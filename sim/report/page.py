@@ -21,6 +21,7 @@ from sim.records import RunRecords
 from sim.report import wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
@@ -88,7 +89,11 @@ def write_report(
         latencies=_latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]),
         classes="".join(
             f"<div class=scroll>{_latencies(rows)}</div>"
-            for rows in (*wording.class_tables(summary), wording.pool_table(summary))
+            for rows in (
+                *wording.class_tables(summary),
+                wording.pool_table(summary),
+                *dialect_tables(summary),
+            )
             if rows
         ),
         sections="".join(_sections(records, measured, window, models, slo)),

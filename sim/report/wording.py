@@ -455,7 +455,7 @@ def number(value: float | None) -> str:
 
 
 def with_interval(interval: Interval, factor: float = 1.0) -> str:
-    """A mean over seeds and half its interval's width, both times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
+    """A mean over seeds and half its interval's width, times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
     if math.isnan(interval.mean):
         return MISSING
     mean = number(factor * interval.mean)
