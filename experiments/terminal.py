@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sim.report import wording
+from sim.report import evidence, wording
 from sim.report.dialect_tables import dialect_tables
 
 WIDE_COLUMNS = 96
@@ -38,7 +38,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     console.print(Text(wording.verdict(summary), style=colour))
     if goodput and attained is not None:
         console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
-    for caveat in wording.caveats(summary):
+    for caveat in evidence.caveats(summary):
         console.print(Text(f"  {caveat}", style="yellow"))
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
@@ -48,7 +48,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     print_tables(dialect_tables(summary), console)
     for line in (*wording.pressure_lines(summary), *wording.fleet_lines(summary)):
         console.print(Text(line))
-    for line in wording.interval_lines(summary):
+    for line in evidence.interval_lines(summary):
         console.print(Text(line, style="dim"))
     if energy := wording.energy_line(summary):
         console.print(Text(energy))

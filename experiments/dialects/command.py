@@ -120,5 +120,6 @@ def _slo(summary: dict[str, Any]) -> Slo | None:
 
 
 def _model(folder: Path) -> str:
-    config = folder / "config.yaml"
-    return str(OmegaConf.load(config).get("model", {}).get("name", "")) if config.is_file() else ""
+    file = folder / "config.yaml"
+    config: Any = OmegaConf.load(file) if file.is_file() else {}
+    return str(config.get("model", {}).get("name", ""))

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.dialects import Served, vllm_bench
+from sim.metrics.dialects import vllm_bench
+from sim.metrics.served import Served
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
