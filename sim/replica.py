@@ -5,7 +5,7 @@ of a leap cuts it: the leap then ends at the first iteration boundary that is no
 simulation of single iterations would have seen it.
 
 Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together; when tokens
-came is in `token_times`.
+came is in `last_tokens`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from policies.request import Request
 from policies.sequence import FinishReason, Sequence, SequenceState
 from sim.clock import Clock, Phase
 from sim.events import EventLog
+from sim.last_tokens import LastTokens
 from sim.pool import Pool
 from sim.records import EngineRecord, IterationLog, RequestLog, Status
 from sim.shape import shape_of
 from sim.signals import Counts, Signals
-from sim.token_times import TokenTimes
 
 if TYPE_CHECKING:
     from sim.handovers import Handovers
@@ -143,7 +143,7 @@ class Replica:
         self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
         self._on_the_way: dict[int, Request] = {}  # by id: not known to the engine yet
         self._given_up: set[int] = set()  # of these
-        self._token_times = TokenTimes(self.core, self._requests, around.seed)
+        self._last_tokens = LastTokens(self.core, self._requests, around.seed)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -358,7 +358,7 @@ class Replica:
                 self._commit(flight)
         for seq in self.core.unfinished:
             if self._requests.replica[seq.request_id] == self.index:  # else it is going on elsewhere
-                self._requests.note(seq, self._token_times.last_s(seq))
+                self._requests.note(seq, self._last_tokens.last_s(seq))
             self.events.leave(seq, now)
         for request in self._on_the_way.values():
             self.events.never_met(request, now, sent_s=self._incoming.get(request.request_id))
@@ -380,7 +380,7 @@ class Replica:
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
             if seq.request_id not in self._incoming:  # else its first token and its KV are safe
-                self._requests.note(seq, self._token_times.last_s(seq))
+                self._requests.note(seq, self._last_tokens.last_s(seq))
                 if seq.state is not SequenceState.loading:
                     self._requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
@@ -405,7 +405,7 @@ class Replica:
         self.lost_engines.append(EngineRecord.of(self.core, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = num_iterations
-        self._token_times.begin_anew(self.core)
+        self._last_tokens.begin_anew(self.core)
         self._links = self.pool.links()
         self._signals = self._new_signals()
         return sorted(request_ids)
@@ -532,7 +532,7 @@ class Replica:
         if self._incoming:
             self._find_incoming(plan)
         for seq in core.lost if plan is None else plan.preempted:
-            self._token_times.preempted(seq)
+            self._last_tokens.preempted(seq)
         if plan is None:
             if self._signals is not None:
                 self._signals.planned(None, self._num_entered, self._num_entered_tokens, now)
@@ -547,7 +547,7 @@ class Replica:
             if self._mirrors is not None:
                 self._mirrors.admitted(seq.request_id)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
-                self._token_times.emit(seq, self._requests.last_token_s[seq.request_id])
+                self._last_tokens.emit(seq, self._requests.last_token_s[seq.request_id])
         shape = shape_of(plan, 0) if plan.chunks else None
         num_iterations = 1 if delay_s else min(plan.horizon, self._max_leap)
         ends_s = self._ends_s(plan, shape, num_iterations, now + delay_s)
@@ -728,7 +728,7 @@ class Replica:
         end_s = flight.ends_s[num_iterations - 1]
         if num_iterations > 1 and self._signals is not None:
             self._signals.refresh(end_s)
-        times = self._token_times
+        times = self._last_tokens
         num_apart = times.log_gaps(plan, flight.ends_s[0], self.iterations)
         outcome = StepOutcome(num_iterations)
         if core.may_branch:
@@ -775,10 +775,10 @@ class Replica:
         seq = self.core.find(request_id)
         if seq is None:
             return
-        last_token_s = self._token_times.last_s(seq)
+        last_token_s = self._last_tokens.last_s(seq)
         then = self._drops.pop(request_id, None)
         self.events.leave(seq, self._clock.now, is_lost=then is not None)
-        self._token_times.forget(seq)
+        self._last_tokens.forget(seq)
         self._resumed.discard(request_id)
         self._prefill_s.pop(request_id, None)
         is_unseen = isnan(self._requests.first_token_s[request_id])

@@ -15,7 +15,7 @@ from sim.parents import chosen
 from sim.records import IterationLog, RequestLog
 
 
-class TokenTimes:
+class LastTokens:
     """Of one engine, or of that which took its place after a crash."""
 
     __slots__ = ("_apart", "_branched_s", "_core", "_requests", "_seed", "together_s")
