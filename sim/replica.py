@@ -4,8 +4,8 @@ A plan that holds for several iterations is run as one event (a leap). What come
 of a leap cuts it: the leap then ends at the first iteration boundary that is not earlier, exactly where a
 simulation of single iterations would have seen it.
 
-Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together; when tokens
-came is in `last_tokens`.
+Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together; when
+tokens came is in `last_tokens`.
 """
 
 from __future__ import annotations
