@@ -80,16 +80,16 @@ class LastTokens:
         for seq, emitted_s in self._apart.items():
             if seq not in behind:
                 num_noted += 1
-                log.add_gap(end_s - emitted_s, end_s)
+                log.add_gap(seq.request_id, emitted_s, end_s)
         self._apart = behind
         return num_noted
 
     def advance_branches(self, plan: StepPlan, end_s: float, log: IterationLog) -> dict[int, tuple[int, ...]]:
         """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
         for seq in plan.branched:
-            gap_s = end_s - self.last_s(seq)
+            since_s = self.last_s(seq)
             for _ in range(seq.width):
-                log.add_gap(gap_s, end_s)
+                log.add_gap(seq.request_id, since_s, end_s)
             self._branched_s[seq.request_id] = end_s
         served = [*plan.branched] + [chunk.seq for chunk in plan.chunks if chunk.completes]
         choices = ((seq.request_id, chosen(self._seed, seq)) for seq in served)

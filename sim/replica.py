@@ -756,7 +756,7 @@ class Replica:
             else:  # resumed after a preemption: the gap spans its absence
                 num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
                 for _ in range(num_new):
-                    self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
+                    self.iterations.add_gap(seq.request_id, requests.last_token_s[seq.request_id], end_s)
                 self.events.prefilled(seq, end_s)
                 if seq.request_id in self._resumed:
                     self._resumed.remove(seq.request_id)

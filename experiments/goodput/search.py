@@ -68,7 +68,8 @@ class Arm:
     base_rate: float
     """Requests/s with load=1."""
     num_devices: int
-    warmup_share: float
+    warmup_share: float | None
+    """Of the first arrivals, which are not counted; None: what `metrics` trims."""
     slo_scales: tuple[float, ...]
     limit_key: str | None
     """Of `workload`, that says how many requests there are; None: always all."""
@@ -87,9 +88,13 @@ class Arm:
         return self._measured(result, rate)
 
     def _measured(self, result: RunResult, rate: float) -> Measured:
-        table = result.requests.sort_values("arrival_s", kind="stable")
-        counted = table.iloc[int(self.warmup_share * len(table)) :]
-        summary = result.summary
+        table, summary = result.requests.sort_values("arrival_s", kind="stable"), result.summary
+        trimmed = summary["trimmed"]
+        if self.warmup_share is None:
+            inside = (table["arrival_s"] >= trimmed["start_s"]) & (table["arrival_s"] <= trimmed["end_s"])
+            counted = table[inside] if inside.any() else table
+        else:
+            counted = table.iloc[int(self.warmup_share * len(table)) :]
         num_counted = len(counted)
         return Measured(
             rate=rate,

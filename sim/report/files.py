@@ -36,6 +36,7 @@ def write_result(
         write_table(result.records.iterations, folder / "iterations.parquet")
         write_table(result.replicas, folder / "replicas.parquet")
         write_table(events_table(result.records), folder / "events.parquet")
+        write_table(result.records.own_gaps, folder / "gaps.parquet")
     note = None
     if timeline:
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)

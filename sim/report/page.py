@@ -79,7 +79,11 @@ def write_report(
         blocks=_blocks(summary),
         pressure="".join(
             f"<p class=caption>{html.escape(text)}</p>"
-            for text in (*wording.pressure_lines(summary), *wording.fleet_lines(summary))
+            for text in (
+                *wording.pressure_lines(summary),
+                *wording.fleet_lines(summary),
+                *wording.interval_lines(summary),
+            )
         ),
         latencies=_latency_table(summary),
         classes="".join(

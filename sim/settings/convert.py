@@ -31,7 +31,8 @@ def convert(value: Any, annotation: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_to_one_of(value, arguments)
     if origin is Literal:
-        _require(value in arguments, f"must be one of {', '.join(map(str, arguments))}")
+        one_of = "one of " if len(arguments) > 1 else ""
+        _require(value in arguments, f"must be {one_of}{', '.join(map(str, arguments))}")
         return value
     if annotation is None or annotation is type(None):
         _require(value is None, "must be null")

@@ -113,7 +113,9 @@ def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
     assert "0.50 times that" in told[1]
     assert told[1].endswith("above, TTFT is missed first")
     assert "keeps it at no rate that was tried" in told[2]
-    assert rows(highest)[2][:2] == ["slow", "6.00"]
+    # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
+    assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
+    assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
 
 
 def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():

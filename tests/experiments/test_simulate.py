@@ -55,6 +55,7 @@ def test_leaves_every_file(written):
         "iterations.parquet",
         "replicas.parquet",
         "events.parquet",
+        "gaps.parquet",
         "report.html",
     }
 
