@@ -41,7 +41,8 @@ def in_turn(
     """(index of the task, what `work` makes of it), as they are done; none begins after Ctrl-C.
 
     With one job all is done here, where a debugger sees it; else in processes, to which `work`, tasks and
-    what comes back are pickled. Raises ConfigError, which names the task, for settings that cannot be run and
+    what comes back are pickled. Work that Ctrl-C cuts short may raise KeyboardInterrupt: then the others end,
+    and what came back stays. Raises ConfigError, which names the task, for settings that cannot be run and
     for a process that was killed.
     """
     return _here(work, tasks, interrupt) if jobs == 1 else _in_processes(work, tasks, jobs, interrupt)
@@ -58,8 +59,12 @@ def _here(
     for index, task in enumerate(tasks):
         if interrupt.noted:
             return
-        with _named(task):
-            result = work(task)
+        try:
+            with _named(task):
+                result = work(task)
+        except KeyboardInterrupt:
+            interrupt.noted = True
+            return
         yield index, result
 
 
@@ -77,8 +82,12 @@ def _in_processes(
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
                 index = running.pop(future)
-                with _named(tasks[index]):
-                    result = future.result()
+                try:
+                    with _named(tasks[index]):
+                        result = future.result()
+                except KeyboardInterrupt:
+                    interrupt.noted = True
+                    continue
                 yield index, result
 
 

@@ -308,7 +308,7 @@ class IterationLog:
         "num_iterations",
         "start_s",
         "emitted_s",  # when the decoding sequences had produced their tokens before this row
-        "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
+        "num_apart",  # decoding sequences for which that is not so: their gaps are noted by add_gap
         "block_phase",  # clock of the decode set modulo the block size
         "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
         *COUNTS,
@@ -331,7 +331,7 @@ class IterationLog:
         """One sequence's gap between two tokens, which came at since_s and end_s."""
         self._gaps.extend((request_id, since_s, end_s))
 
-    def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+    def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter a flight that is about to be committed."""
         plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
@@ -339,13 +339,13 @@ class IterationLog:
             use = plan.adapters or NO_USE
             self._adapters.extend(use * num_iterations if plan.chunks else use)
         if plan.chunks:
-            self._add_chunks(flight, core, emitted_s, num_fresh)
+            self._add_chunks(flight, core, emitted_s, num_apart)
             return
         self._rows += self._pack(
             num_iterations,
             flight.start_s,
             emitted_s,
-            num_fresh,
+            num_apart,
             core.decodes.clock % self.block_size,
             plan.num_widening,
             flight.num_running,
@@ -362,7 +362,7 @@ class IterationLog:
         if num_iterations > 1:
             self._blocks_due.extend(core.decodes.blocks_due_by_phase)
 
-    def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+    def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
         plan, start_s, shape = flight.plan, flight.start_s, flight.shape
         assert shape is not None
@@ -374,7 +374,7 @@ class IterationLog:
                 1,
                 start_s,
                 emitted_s,
-                num_fresh,
+                num_apart,
                 0,
                 plan.num_widening,
                 flight.num_running,
@@ -386,7 +386,7 @@ class IterationLog:
                 *shape[:-1],
             )
             start_s = emitted_s = flight.ends_s[step]
-            num_fresh = 0
+            num_apart = 0
 
     @property
     def num_iterations(self) -> int:
@@ -445,7 +445,7 @@ class IterationLog:
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name] = np.repeat(column, num)
         count = columns["decode_seqs"].astype(np.int64)
-        count[first] -= row["num_fresh"].astype(np.int64)
+        count[first] -= row["num_apart"].astype(np.int64)
         decodes = count > 0
         _, since_s, single_s = self.own_gaps().T
         gaps = Gaps(

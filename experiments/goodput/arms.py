@@ -51,11 +51,12 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
             "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
             "once); choose an open loop, such as workload=poisson"
         )
-    config: Any = OmegaConf.to_container(cfg)
+    workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
     is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
     return Arm(
         name=name,
-        config=config,
+        scenario=scenario,
+        workload=workload,
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,
         base_rate=traffic.num_requests / last_s,

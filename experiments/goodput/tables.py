@@ -42,6 +42,7 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
     found = []
     if len(settings.seeds) < 2:
         found.append("One seed has no interval: give two or more.")
+    found.append(f"Highest rates are searched to within {100 * settings.precision:g} %, seed by seed.")
     if short:
         found.append(
             f"The traffic of {', '.join(short)} is over in less than {ANSWERS} answers' time: the highest "

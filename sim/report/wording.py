@@ -204,7 +204,7 @@ def _recovered(figures: dict[str, Any]) -> str:
     if figures["mirrored_bytes"]:
         told += (
             f", {figures['restored_tokens']:,} restored ({figures['restored_bytes'] / 1e9:,.3g} of "
-            f"{figures['mirrored_bytes'] / 1e9:,.3g} GB mirrored)"
+            f"{number(figures['mirrored_bytes'] / 1e9)} GB mirrored)"
         )
     return told
 
@@ -312,7 +312,7 @@ def _waiting(summary: dict[str, Any]) -> str:
 
 def amount_of_kv(num_tokens: int, num_bytes: float) -> str:
     """In bytes, where it is known how many a token takes."""
-    return f"{num_bytes / 1e9:,.3g} GB" if num_bytes else f"{num_tokens:,} tokens"
+    return f"{number(num_bytes / 1e9)} GB" if num_bytes else f"{num_tokens:,} tokens"
 
 
 def energy_line(summary: dict[str, Any]) -> str:
@@ -379,7 +379,7 @@ def number(value: float | None) -> str:
 
 
 def with_interval(interval: Interval, factor: float = 1.0) -> str:
-    """A mean over seeds and half its interval's width, times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
+    """A mean over seeds and half its interval, both times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
     if math.isnan(interval.mean):
         return MISSING
     mean = number(factor * interval.mean)

@@ -185,7 +185,8 @@ def _item(where: str, value: Any, kind: Any) -> Any:
 def _to_object(value: Any, kind: type) -> Any:
     """An object that build() made from a nested node."""
     _require(
-        not isinstance(value, PLAIN_TYPES), f"must be a {kind.__name__}, built from a node with a _target_"
+        not isinstance(value, PLAIN_TYPES),
+        f"must be {_with_article(kind)}: a mapping whose _target_ names the class",
     )
     if _lack(value, kind):
         raise _wrong_object(value, [kind])
@@ -193,8 +194,12 @@ def _to_object(value: Any, kind: type) -> Any:
 
 
 def _wrong_object(value: Any, kinds: Sequence[type]) -> WrongObject:
-    names = [f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}" for kind in kinds]
-    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {' or '.join(names)} is needed")
+    names = " or ".join(map(_with_article, kinds))
+    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {names} is needed")
+
+
+def _with_article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
 def _lack(value: Any, kind: type) -> str:
