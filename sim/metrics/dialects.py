@@ -233,6 +233,7 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
     """Of a summary: `sim.metrics.summary`."""
     names = {"ttft": "ttft", "tpot": "per_token", "itl": "gap", "e2e": "e2e"}
     trimmed, requests, goodput = (summary[key] for key in ("trimmed", "requests", "goodput"))
+    answered = summary["e2e"]["count"]  # of those that arrived in the measured time
     rates = {
         "duration_s": Rate("measured time (s)", trimmed["end_s"] - trimmed["start_s"]),
         "requests_per_s": Rate("requests/s", _known(summary["throughput"]["requests_per_s"])),
@@ -244,8 +245,8 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
     return InDialect(
         tool="ours",
         counts={
-            "answered": Rate("finished", requests["finished"]),
-            "failed": Rate("others", requests["arrived"] - requests["finished"]),
+            "answered": Rate("finished", answered),
+            "failed": Rate("others", requests["arrived"] - trimmed["requests_left_out"] - answered),
         },
         latencies={
             key: Latency(

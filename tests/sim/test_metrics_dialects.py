@@ -188,12 +188,12 @@ def test_where_all_are_answered_the_tools_agree_on_what_they_share(seed, num):
 
 
 SUMMARY = {
-    "trimmed": {"start_s": 0.0, "end_s": 8.0},
-    "requests": {"arrived": 4, "finished": 3},
+    "trimmed": {"start_s": 0.0, "end_s": 8.0, "requests_left_out": 2},
+    "requests": {"arrived": 6, "finished": 5},
     "goodput": {"requests_per_s": 0.25, "share": 0.5},
     "throughput": {"requests_per_s": 0.375, "output_tokens_per_s": None},
     **{
-        name: {"mean_s": 1.0, "p50_s": 2.0, "p90_s": 3.0, "p99_s": None}
+        name: {"count": 3, "mean_s": 1.0, "p50_s": 2.0, "p90_s": 3.0, "p99_s": None}
         for name in ("ttft", "tpot", "itl", "e2e")
     },
 }
@@ -205,6 +205,7 @@ def test_tables_name_each_figure_as_its_tool_does():
     by_label = {row[0]: row[1:] for row in rows}
     assert by_label[""] == ["ours", "vLLM bench", "guidellm", "AIPerf", "MLPerf"]
     assert by_label["per token after the first"] == ["TPOT", "TPOT", "ITL", "ITL", "Output Token"]
+    assert by_label["answered"] == ["3"] * 5
     assert by_label["failed"] == ["1"] * 5
     assert by_label["good share"] == ["50.0 %", "–", "50.0 %", "25.0 %", "–"]
     assert by_label["valid"] == ["–", "–", "–", "–", "no"]
