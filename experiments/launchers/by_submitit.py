@@ -98,14 +98,18 @@ class BySubmitit:
         try:
             submitit = importlib.import_module("submitit")
         except ImportError as error:
-            raise ConfigError("launcher=submitit: needs submitit: pip install 'windtunnel[submitit]'") from error
+            raise ConfigError(
+                "launcher=submitit: needs submitit: pip install 'windtunnel[submitit]'"
+            ) from error
         try:
             folder.mkdir(parents=True, exist_ok=True)
             executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         except OSError as error:
             raise ConfigError(f"launcher.folder={self.folder}: {error.strerror}") from error
         except RuntimeError as error:  # no srun
-            raise ConfigError(f"launcher.cluster={self.cluster}: {str(error).partition(chr(10))[0]}") from error
+            raise ConfigError(
+                f"launcher.cluster={self.cluster}: {str(error).partition(chr(10))[0]}"
+            ) from error
         slurm = {
             name: getattr(self, name)
             for name in ("slurm_partition", "slurm_account", "slurm_qos", "slurm_setup")

@@ -42,11 +42,12 @@ def _here(
     for index, task in enumerate(tasks):
         if interrupt.noted:
             return
+        result, failure = None, None
         try:
-            outcome: Outcome[R] = Outcome(index, work(task), None)
+            result = work(task)
         except Exception as error:
-            outcome = Outcome(index, None, error)
-        yield outcome
+            failure = error
+        yield Outcome(index, result, failure)
 
 
 def _in_processes(
@@ -72,7 +73,7 @@ def _in_processes(
                 return
             for pipe in wait(list(busy), timeout=PATIENCE_S):
                 i = busy[pipe]  # type: ignore[index]
-                outcome = workers[i].outcome()
+                outcome: Outcome[R] = workers[i].outcome()
                 if isinstance(outcome.error, WorkerDiedError):
                     workers[i] = _Worker(work)
                 yield outcome

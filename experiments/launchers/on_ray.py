@@ -59,7 +59,7 @@ class OnRay:
                 socket.create_connection((host, port), timeout=self.connect_s).close()
             except OSError as error:
                 raise ConfigError(
-                    f"launcher.address={self.address}: no Ray cluster answers there ({error}); start one with "
+                    f"launcher.address={self.address}: no Ray cluster answers there ({error}); start one: "
                     "`ray start --head`, or leave the address out for one on this machine"
                 ) from error
         try:
@@ -79,7 +79,7 @@ class OnRay:
     def _outcomes(
         self, ray: Any, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
-        """Each worker has one task at a time, as with `Local`; one that dies costs its own and is replaced."""
+        """Each worker has one task at a time; one that dies costs its own, and is replaced."""
         actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
         num_workers = min(self.jobs or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
         idle = [actor.remote() for _ in range(max(1, num_workers))]

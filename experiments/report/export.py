@@ -43,8 +43,8 @@ def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str
         if "Chrome" not in type(error).__name__ and "Browser" not in type(error).__name__:
             raise
         raise ConfigError(
-            f"report.format={','.join(formats)}: no Chromium or Chrome could be started; install one, or name it "
-            f"in BROWSER_PATH ({type(error).__name__})"
+            f"report.format={','.join(formats)}: no Chromium or Chrome could be started; install one, or "
+            f"name it in BROWSER_PATH ({type(error).__name__})"
         ) from error
     return written
 

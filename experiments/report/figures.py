@@ -28,7 +28,7 @@ SCALE = [[0.0, "#eef3f9"], [0.5, "#5b9bd5"], [1.0, "#173f6b"]]
 
 
 def lines(grid: Grid, metric: Metric) -> go.Figure | None:
-    """A panel a combination of the facets; over a numeric axis lines with bands, else points with intervals."""
+    """A panel a combination of the facets; over numbers lines with bands, over names points with bars."""
     x = grid.x
     if x is None:
         return None
@@ -57,7 +57,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
 
 
 def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
-    """Means over the seeds, x against y, a panel for each combination of the other axes; None for one axis."""
+    """Means over the seeds, x against y, a panel a combination of the other axes; None for one axis."""
     x, y = grid.x, grid.y
     if x is None or y is None or x == y:
         return None

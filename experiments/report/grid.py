@@ -1,4 +1,4 @@
-"""A sweep's table as a grid: its axes, each with a place in the drawings, and a mean with its interval a cell.
+"""A sweep's table as a grid: its axes, each with a place in the drawings, and its figures with intervals.
 
 x: along lines and maps; colour: a line a value; facets: a panel for each combination of their values; seeds
 have no place, they make the intervals.
@@ -48,7 +48,7 @@ class GridAxis:
     @property
     def is_logarithmic(self) -> bool:
         numbers = self.values if self.is_numeric else (0,)
-        return min(numbers) > 0 and max(numbers) / min(numbers) >= LOGARITHMIC_FROM
+        return bool(min(numbers) > 0 and max(numbers) / min(numbers) >= LOGARITHMIC_FROM)
 
 
 Cell = tuple[Any, ...]

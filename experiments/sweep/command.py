@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ class How(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run what is asked, or what is missing of an earlier sweep. Raises ConfigError; exits 3 if runs failed."""
+    """Run what is asked, or what an earlier sweep lacks. Raises ConfigError; exits 3 if runs failed."""
     options = parser_of(APPLICATION).parse_intermixed_args(arguments)
     resume, overrides = _resume_of(options.overrides)
     if options.multirun:
@@ -109,9 +110,10 @@ def _how(source: ConfigSource, overrides: Sequence[str]) -> tuple[How, DictConfi
     """Of the overrides that are about the sweep itself. Raises ConfigError."""
     composed(source, overrides)  # for its messages
     cfg = source.compose(overrides, with_hydra=True)
+    drawn: Any = OmegaConf.to_container(cfg.report)
     return How(
         sweep=build_as(SweepSettings, cfg.sweep, "sweep"),
-        report=build_report_settings(OmegaConf.to_container(cfg.report), "report"),
+        report=build_report_settings(drawn, "report"),
         launcher=build(cfg.launcher, "launcher"),
     ), cfg
 
@@ -124,12 +126,16 @@ def _check(plan: Plan, source: ConfigSource, unbuildable: Unbuildable) -> None:
     errors = []
     for flight in flights(points, source, [os.getcwd()], tables=False):
         try:
+            flight.config()
+        except ConfigError as error:  # no such key or choice: that is no point
+            raise ConfigError(f"{error} (at {flight.point.name})") from error
+        try:
             flight.build()
         except ConfigError as error:
             errors.append(f"{error} (at {flight.point.name})")
             if unbuildable is Unbuildable.refuse:
-                others = "; sweep.unbuildable=skip goes on without such points" if len(checked) > 1 else ""
-                raise ConfigError(f"{errors[0]}{others}") from error
+                skip = "sweep.unbuildable=skip goes on without such points"
+                raise ConfigError(f"{errors[0]}; {skip}") from error
     if len(errors) == len(checked):
         raise ConfigError(errors[0])
 
@@ -147,9 +153,9 @@ def _run(folder: SweepFolder, how: How, source: ConfigSource) -> None:
         folder.rows.pop(point.index, None)
     begun = time.monotonic()
     total = folder.plan.num_points
-    with ctrl_c_noted() as interrupt:
-        with sweep_progress(console, total, already, enabled=how.sweep.progress) as report:
-            _collect(folder, how.launcher, tasks, points, interrupt, code, report)
+    progress = sweep_progress(console, total, already, enabled=how.sweep.progress)
+    with ctrl_c_noted() as interrupt, progress as report:
+        _collect(folder, how.launcher, tasks, points, interrupt, code, report)
     seconds = time.monotonic() - begun
     folder.write_runs()
     num_done, num_failed = folder.num_of(DONE), folder.num_of(FAILED)
@@ -192,8 +198,10 @@ def _collect(
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
     finally:
         outcomes.close()
-        if sys.exc_info()[0] is not None:  # what is done is in the table, whatever ends the sweep
-            _try_to_write(folder)
+        # What is done is in the table, whatever ends the sweep; on a full disk the one before it stays, and
+        # the folders have all.
+        with suppress(ConfigError):
+            folder.write_runs()
 
 
 def _keep(folder: SweepFolder, point: Point, outcome: Outcome[Flown], code: str) -> None:
@@ -207,19 +215,12 @@ def _keep(folder: SweepFolder, point: Point, outcome: Outcome[Flown], code: str)
     folder.note_failure(point, status, in_words(error), trace, code)
 
 
-def _try_to_write(folder: SweepFolder) -> None:
-    try:
-        folder.write_runs()
-    except ConfigError:
-        pass  # the disk is full: the last one that could be written stays, and the folders have all
-
-
 def _tell_resumed(folder: SweepFolder, already: int, missing: int, console: Any) -> None:
     console.print(Text(f"{already:,} runs are done; {missing:,} are missing or failed."))
     if len(folder.about["code"]) > 1:
         console.print(
             Text(
-                "  The code or a config has changed since: the column code of runs.parquet says which made a run.",
+                "  The code or a config has changed since: runs.parquet says which made a run (code).",
                 style="yellow",
             )
         )

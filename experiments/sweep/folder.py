@@ -1,8 +1,8 @@
 """The folder of a sweep: what is asked (sweep.json), a folder a run, and one row a run (runs.parquet).
 
-A run is done once its summary.json is there, which is written last and at once. Every file is replaced at once,
-so a kill at any time leaves files that can be read. runs.parquet follows the folders by seconds; `resume`
-reads what it lacks from them.
+A run is done once its summary.json is there, which is written last. Every file is replaced at once, so a
+kill at any time leaves files that can be read. runs.parquet follows the folders by seconds; `resume` reads
+what it lacks from them.
 """
 
 from __future__ import annotations
@@ -166,16 +166,17 @@ class SweepFolder:
             table = pd.read_parquet(self.path / RUNS)
         except (OSError, ValueError):  # not written yet, or not by us: the folders say it all
             table = pd.DataFrame()
-        known = {int(row["run"]): row for row in table.to_dict("records")}
+        known: dict[int, dict[str, Any]] = {}
+        for found in table.to_dict("records"):
+            known[int(found["run"])] = {str(key): value for key, value in found.items()}
         for point in self.plan.points():
             row = known.get(point.index)
             file = self.run_dir(point.index) / SUMMARY
             if row is not None and (row["status"] != DONE or file.exists()):
-                self.rows[point.index] = {**row, **_values_at(self.plan, point.index)}
+                self.rows[point.index] = row | _values_at(self.plan, point.index)
             elif file.exists():
                 summary = json.loads(file.read_text(encoding="utf-8"))
-                found = self._row(point, DONE, "", math.nan, "")
-                self.rows[point.index] = {**found, **figures(summary)}
+                self.rows[point.index] = self._row(point, DONE, "", math.nan, "") | figures(summary)
 
     def _cannot_write(self, error: OSError) -> CannotWriteError:
         done = self.num_of(DONE)

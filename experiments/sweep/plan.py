@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +112,9 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
         raise explain(error, overrides, source) from error
     if alternatives is None or settled is None:
         raise ConfigError("a sweep has a list of values for each setting: write a,b,c or range(1,9,2)")
-    for several in settled:
-        if len(several) > 1:
-            raise ConfigError(f"{key_of(several[0])}: must have one value, as the whole sweep has it once")
+    for of_one in settled:
+        if len(of_one) > 1:
+            raise ConfigError(f"{key_of(of_one[0])}: must have one value, as the whole sweep has it once")
     empty = next((o for o, found in zip(own, alternatives, strict=True) if not found), None)
     if empty is not None:
         raise ConfigError(f"{empty}: no value; a glob names choices of a group: glob(*)")
@@ -177,14 +176,10 @@ def _axis(overrides: Sequence[str], composed: Sequence[str]) -> Axis:
 
 
 def _value(override: str) -> Any:
+    """A number, a truth value, null or a list as it is; all else as it was written."""
     value = value_of(override)
-    return (
-        value
-        if isinstance(value, bool | int | float | list) or value is None
-        else re.sub(r"^[+~]*[^=]*=", "", override)
-        if isinstance(value, dict)
-        else str(value)
-    )
+    is_plain = value is None or isinstance(value, bool | int | float | list | str)
+    return value if is_plain else override.partition("=")[2]
 
 
 def _spread(count: int, most: int) -> list[int]:
