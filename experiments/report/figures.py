@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from experiments.compare.sentences import unit_of
 from experiments.compare.settings import Metric
-from experiments.report.grid import Grid, GridAxis, named, panel_title, short
+from experiments.report.grid import MAX_PANELS, Grid, GridAxis, named, panel_title, short
 from sim.metrics.paired import Interval
 from sim.report.look import GREY, RED, SERIES, styled
 from sim.report.plain_page import line_with_band
@@ -21,7 +21,6 @@ from sim.settings.convert import shown
 COLOURS = (*SERIES, RED, GREY)
 DASHES = ("solid", "dash", "dot")
 COLUMNS = 3
-MAX_PANELS = 24
 PANEL_PX = 290
 MAX_LABELLED_CELLS = 60
 SCALE = [[0.0, "#eef3f9"], [0.5, "#5b9bd5"], [1.0, "#173f6b"]]
@@ -164,7 +163,7 @@ def _combinations(axes: Sequence[GridAxis]) -> list[dict[str, Any]]:
 
 
 def _panels(panels: Sequence[Mapping[str, Any]], *, shared_y: bool) -> tuple[go.Figure, list[dict[str, int]]]:
-    columns = min(COLUMNS, len(panels))
+    columns = _columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     drawing = make_subplots(
         rows,
@@ -178,15 +177,20 @@ def _panels(panels: Sequence[Mapping[str, Any]], *, shared_y: bool) -> tuple[go.
 
 
 def _laid_out(drawing: go.Figure, num_panels: int, legend_title: str = "") -> go.Figure:
-    rows = math.ceil(num_panels / min(COLUMNS, num_panels))
+    rows = math.ceil(num_panels / _columns(num_panels))
     height_px = PANEL_PX * rows + 110
     legend = {"orientation": "h", "y": 1 + 34 / (height_px - 110), "yanchor": "bottom", "x": 0}
+    drawing.update_yaxes(automargin=True)
     return styled(
         drawing,
         height_px=height_px,
         legend={**legend, "title": {"text": f"{legend_title}  "}},
-        margin={"l": 70, "r": 20, "t": 76, "b": 54},
+        margin={"l": 70, "r": 20, "t": 76 if legend_title else 36, "b": 54},
     )
+
+
+def _columns(num_panels: int) -> int:
+    return 2 if num_panels == 4 else min(COLUMNS, num_panels)
 
 
 def _ticks(x: GridAxis) -> list[Any] | None:

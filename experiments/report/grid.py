@@ -30,6 +30,7 @@ USUAL = (
     "cost.usd_per_million_output_tokens",
 )
 MAX_COLOURS = 8
+MAX_PANELS = 24
 LOGARITHMIC_FROM = 8.0
 """Ratio of the largest to the smallest value from which on an axis is logarithmic."""
 
@@ -98,6 +99,12 @@ def grid_of(
         cells[tuple(cell)] = {metric.key: mean_interval(rows[metric.key]) for metric in metrics}
     x, colour, facets, y = _places(axes, settings)
     found = list(caveats)
+    num_panels = math.prod(len(axis.values) for axis in facets)
+    if num_panels > MAX_PANELS:
+        found.append(
+            f"{MAX_PANELS} of {num_panels} panels are drawn; the table has all. Choose x and colour, so that "
+            "the longest axes are not among the panels."
+        )
     if len(seeds) < 2:
         found.append("One seed has no interval: nothing can be told from noise. Add seed=0,1,2.")
     return Grid(

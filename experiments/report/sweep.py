@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.compare.sentences import LEVEL, unit_of
+from experiments.compare.settings import Metric
 from experiments.report.export import export
-from experiments.report.figures import MAX_PANELS, heat_map, lines, parallel
+from experiments.report.figures import heat_map, lines, parallel
 from experiments.report.grid import Cell, Grid, grid_of, named, short
 from experiments.report.settings import ReportSettings
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
-from experiments.terminal import plain_table
+from experiments.terminal import fits, plain_table
 from sim.metrics.paired import Interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 from sim.report.wording import MISSING, number
@@ -68,9 +69,12 @@ def print_found(grid: Grid, console: Console) -> None:
     """What a reader must know, and the table."""
     for caveat in grid.caveats:
         console.print(Text(f"  {caveat}", style="yellow"), soft_wrap=True)
-    heading, *body = rows(grid, num_metrics=PRINTED_METRICS)
-    labels = range(max(1, len(grid.axes)))
-    console.print(plain_table([heading, *body[:PRINTED_ROWS]], labels))
+    for num_metrics in range(PRINTED_METRICS, 0, -1):
+        heading, *body = rows(grid, num_metrics=num_metrics)
+        printed = plain_table([heading, *body[:PRINTED_ROWS]], range(max(1, len(grid.axes))))
+        if fits(printed, console):
+            break
+    console.print(printed)
     if len(body) > PRINTED_ROWS:
         console.print(Text(f"  and {len(body) - PRINTED_ROWS:,} more: runs.parquet, {PAGE}"))
 
@@ -114,11 +118,6 @@ def _caveats(folder: SweepFolder) -> list[str]:
     codes = {row["code"] for row in folder.rows.values() if row["status"] == DONE and row["code"]}
     if len(codes) > 1:
         found.append(f"The runs were made by {len(codes)} versions of the code or the configs: column code.")
-    panels = 1
-    for axis in folder.plan.axes[2:]:
-        panels *= len(axis.values)
-    if panels > MAX_PANELS:
-        found.append(f"A drawing shows {MAX_PANELS} panels at most; the table has all. Choose report.facet.")
     return found
 
 
@@ -126,9 +125,8 @@ def _labels(grid: Grid, cell: Cell) -> list[str]:
     return [shown(value) for value in cell] or ["all seeds"]
 
 
-def _at(grid: Grid, cell: Cell, metric: object) -> str:
-    key, factor = metric.key, unit_of(metric)[0]  # type: ignore[attr-defined,arg-type]
-    return _text(grid.cells[cell][key], factor)
+def _at(grid: Grid, cell: Cell, metric: Metric) -> str:
+    return _text(grid.cells[cell][metric.key], unit_of(metric)[0])
 
 
 def _text(interval: Interval, factor: float) -> str:
