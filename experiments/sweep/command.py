@@ -32,7 +32,7 @@ from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import COMPOSE_ERRORS, composed, explain
+from sim.settings.hydra_errors import COMPOSE_ERRORS, check_edits, explain
 
 APPLICATION = Application(
     name="sweep",
@@ -108,8 +108,11 @@ def _resumed(
 
 def _how(source: ConfigSource, overrides: Sequence[str]) -> tuple[How, DictConfig]:
     """Of the overrides that are about the sweep itself. Raises ConfigError."""
-    composed(source, overrides)  # for its messages
-    cfg = source.compose(overrides, with_hydra=True)
+    try:
+        cfg = source.compose(overrides, with_hydra=True)
+    except COMPOSE_ERRORS as error:
+        raise explain(error, overrides, source) from error
+    check_edits(cfg, overrides, source)
     drawn: Any = OmegaConf.to_container(cfg.report)
     return How(
         sweep=build_as(SweepSettings, cfg.sweep, "sweep"),

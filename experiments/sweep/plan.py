@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ OF_THE_SWEEP = ("launcher", "sweep", "report", "hydra")
 """Keys of the root that say how runs are made and drawn: one value each, and none of them in a run."""
 MAX_CHECKED_VALUES = 20
 """Of an axis, that are built before anything runs: the first, the last, and some between them."""
+
+_INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,19 +127,19 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
             "no setting has several values; write batching=chunked,prefill_first or seed=range(0,5) "
             "(a single run: windtunnel simulate)"
         )
+    num_points = math.prod(len(of_one) for of_one in several)
+    if num_points > MAX_RUNS:
+        raise ConfigError(f"{num_points:,} runs: must be <= {MAX_RUNS:,}; give some axis fewer values")
     keys = [key_of(of_one[0]) for of_one in alternatives]
     for of_one in several:
         _check_axis(of_one, keys)
     groups = find_groups(source.dirs)
     composed = [key for key in map(key_of, (o[0] for o in several)) if _is_composed(key, groups, keys)]
     composed += [key_of(of_one[0]) for of_one in several if _needs_hydra(of_one)]
-    plan = Plan(
+    return Plan(
         alternatives=tuple(map(tuple, alternatives)),
         axes=tuple(_axis(of_one, composed) for of_one in several),
     )
-    if plan.num_points > MAX_RUNS:
-        raise ConfigError(f"{plan.num_points:,} runs: must be <= {MAX_RUNS:,}; give some axis fewer values")
-    return plan
 
 
 def key_of(override: str) -> str:
@@ -162,7 +165,7 @@ def _is_composed(key: str, groups: Any, keys: Sequence[str]) -> bool:
 
 
 def _needs_hydra(overrides: Sequence[str]) -> bool:
-    return any(o[0] in "+~" or isinstance(value_of(o), dict) for o in overrides)
+    return any(o[0] in "+~" or ("{" in o and isinstance(value_of(o), dict)) for o in overrides)
 
 
 def _axis(overrides: Sequence[str], composed: Sequence[str]) -> Axis:
@@ -177,9 +180,12 @@ def _axis(overrides: Sequence[str], composed: Sequence[str]) -> Axis:
 
 def _value(override: str) -> Any:
     """A number, a truth value, null or a list as it is; all else as it was written."""
+    text = override.partition("=")[2]
+    if _INTEGER.fullmatch(text):  # Hydra's parser takes a millisecond for it, and there may be thousands
+        return int(text)
     value = value_of(override)
     is_plain = value is None or isinstance(value, bool | int | float | list | str)
-    return value if is_plain else override.partition("=")[2]
+    return value if is_plain else text
 
 
 def _spread(count: int, most: int) -> list[int]:
