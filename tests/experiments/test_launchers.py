@@ -102,7 +102,7 @@ def test_nothing_begins_after_ctrl_c(jobs):
 def test_commands_that_need_every_run_name_the_one_that_was_lost():
     with pytest.raises(ConfigError, match=r"^number 3: its process was killed \(SIGKILL\)"):
         list(in_turn(odd_work, [Number(3)] * 2, 2, Interrupt()))
-    with pytest.raises(ConfigError, match="^number 9: nine: must not be"):
+    with pytest.raises(ConfigError, match=r"^number 9: nine: must not be"):
         list(in_turn(odd_work, [Number(9)], 1, Interrupt()))
     with pytest.raises(ValueError, match="five"):
         list(in_turn(odd_work, [Number(5)] * 2, 2, Interrupt()))
@@ -150,7 +150,7 @@ def test_slurm_is_missed_before_anything_is_submitted(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     launcher = BySubmitit(cluster="slurm", folder=str(tmp_path / "jobs"))
-    with pytest.raises(ConfigError, match="^launcher.cluster=slurm: .*srun"):
+    with pytest.raises(ConfigError, match=r"^launcher\.cluster=slurm: .*srun"):
         outcomes_of(launcher, square, 1)
 
 
