@@ -49,6 +49,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
             console.print(table)
     for line in (*wording.pressure_lines(summary), *wording.fleet_lines(summary)):
         console.print(Text(line))
+    for line in wording.interval_lines(summary):
+        console.print(Text(line, style="dim"))
     if energy := wording.energy_line(summary):
         console.print(Text(energy))
 

@@ -26,7 +26,8 @@ def in_turn(
     """(index of the task, what `work` makes of it), as they are done; none begins after Ctrl-C.
 
     With one job all is done here, where a debugger sees it; else in processes, to which `work`, tasks and
-    what comes back are pickled. Raises ConfigError, which names the task, for settings that cannot be run and
+    what comes back are pickled. Work that Ctrl-C cuts short may raise KeyboardInterrupt: then the others end,
+    and what came back stays. Raises ConfigError, which names the task, for settings that cannot be run and
     for a process that was killed.
     """
     outcomes = Local(jobs=jobs).outcomes(work, tasks, interrupt)

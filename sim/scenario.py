@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
@@ -59,15 +59,24 @@ class SimSettings:
 class MetricsSettings:
     """Which part of the run is measured."""
 
-    warmup_s: float = 0.0
-    """Simulated seconds at the start that no figure counts."""
+    warmup_s: float | Literal["auto"] = 0.0
+    """Simulated seconds at the start that no figure counts; auto: found by MSER-5, see `one_run`."""
     cooldown_s: float = 0.0
     """The same at the end."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 s")
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value < inf:
+                or_auto = ", or auto" if name == "warmup_s" else ""
+                raise ValueError(f"{name}={value}: must be a finite number >= 0 s{or_auto}")
+
+    @property
+    def known_warmup_s(self) -> float:
+        """For what is not simulated. Raises ValueError where it would have to be found."""
+        if self.warmup_s == "auto":
+            raise ValueError("warmup_s=auto: is found in simulated runs; here it must be a number of seconds")
+        return float(self.warmup_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,9 +114,11 @@ def _check_metrics(scenario: Scenario, metrics: Sequence[Metric]) -> None:
 def figures(summary: dict[str, Any]) -> dict[str, float]:
     """The numbers of a summary by dotted key; NaN where a figure does not exist, 0 or 1 for false or true.
 
-    Texts and lists are left out, and so is a whole section that does not exist.
+    Texts and lists are left out, and so is a whole section that does not exist, and what one run alone says
+    of its own noise: that is known here, from several.
     """
-    leaves = ((key, value) for key, value in _leaves(summary) if "." in key or value is not None)
+    of_runs = {key: value for key, value in summary.items() if key != "intervals"}
+    leaves = ((key, value) for key, value in _leaves(of_runs) if "." in key or value is not None)
     return {
         key: float("nan") if value is None else float(value)
         for key, value in leaves
@@ -130,6 +132,7 @@ def _check_traffic(found: Sequence[Point], settings: CompareSettings) -> None:
     for point in found:
         other = next(p for p in found if p.arm == baseline and p.swept == point.swept)
         mine, its = (dict(_leaves(_resolved(p.config)["workload"], "workload.")) for p in (point, other))
+        mine["load"], its["load"] = point.config["load"], other.config["load"]
         for key in [*mine, *its]:
             value, wanted = mine.get(key, "not there"), its.get(key, "not there")
             if _text(value) != _text(wanted):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from experiments.launchers.outcome import Outcome, R, T, WorkerDiedError, attempt
+from experiments.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt
 from sim.interrupt import Interrupt
 
 PATIENCE_S = 0.5
@@ -45,6 +45,9 @@ def _here(
         result, failure = None, None
         try:
             result = work(task)
+        except KeyboardInterrupt:
+            interrupt.noted = True
+            return
         except Exception as error:
             failure = error
         yield Outcome(index, result, failure)
@@ -76,6 +79,9 @@ def _in_processes(
                 outcome: Outcome[R] = workers[i].outcome()
                 if isinstance(outcome.error, WorkerDiedError):
                     workers[i] = _Worker(work)
+                if isinstance(outcome.error, CutShortError):
+                    interrupt.noted = True
+                    continue
                 yield outcome
     finally:
         for worker in workers:

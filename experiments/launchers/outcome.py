@@ -29,6 +29,10 @@ class WorkerDiedError(ConfigError):
     """The process that ran a task was killed; what it did is lost."""
 
 
+class CutShortError(Exception):
+    """The work ended early, by Ctrl-C: what it has is no result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
     """Of the task at `index`: what the work made of it, or what it raised."""
@@ -56,6 +60,8 @@ def attempt(work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None
     """In a worker: the result or the exception, which keeps its traceback as a note, and can be pickled."""
     try:
         return work(task), None
+    except KeyboardInterrupt:
+        return None, CutShortError()
     except Exception as error:
         if not isinstance(error, ConfigError):
             error.add_note(f"in a worker, {task.name}:\n{traceback.format_exc()}")

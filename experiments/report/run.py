@@ -17,7 +17,15 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 
 PAGE = "report.html"
-NEEDED = ("config.yaml", "summary.json", "requests.parquet", "iterations.parquet", GAPS, RECORDS)
+NEEDED = (
+    "config.yaml",
+    "summary.json",
+    "requests.parquet",
+    "iterations.parquet",
+    "gaps.parquet",
+    GAPS,
+    RECORDS,
+)
 
 
 def redraw(folder: Path, settings: ReportSettings) -> list[Path]:

@@ -194,8 +194,8 @@ def _collect(
     try:
         for outcome in outcomes:
             if outcome.result is not None and outcome.result.interrupted:
-                interrupt.noted = True  # in this process a simulation itself notes Ctrl-C
-                break
+                interrupt.noted = True  # a simulation itself notes Ctrl-C, and what it has is no result
+                continue
             _keep(folder, points[outcome.index], outcome, code)
             folder.write_runs(now=False)
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))

@@ -58,6 +58,7 @@ def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> 
         yield "iterations.parquet", table_bytes(records.iterations)
         yield "replicas.parquet", table_bytes(result.replicas)
         yield "events.parquet", table_bytes(events_table(records))
+        yield "gaps.parquet", table_bytes(records.own_gaps)
         yield from saved_records(records)
     yield "summary.json", f"{json.dumps(result.summary, indent=2)}\n".encode()
 

@@ -90,9 +90,13 @@ def write_report(
         blocks=_blocks(summary),
         pressure="".join(
             f"<p class=caption>{html.escape(text)}</p>"
-            for text in (*wording.pressure_lines(summary), *wording.fleet_lines(summary))
+            for text in (
+                *wording.pressure_lines(summary),
+                *wording.fleet_lines(summary),
+                *wording.interval_lines(summary),
+            )
         ),
-        latencies=_latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]),
+        latencies=_latency_table(summary),
         classes="".join(
             f"<div class=scroll>{_latencies(rows)}</div>"
             for rows in (*wording.class_tables(summary), wording.pool_table(summary))
@@ -183,6 +187,15 @@ def _blocks(summary: dict[str, Any]) -> str:
         f"<div class=block><h3>{title}</h3><table>{rows(block)}</table></div>"
         for title, block in blocks.items()
     )
+
+
+def headline_html(summary: dict[str, Any]) -> str:
+    """Latencies and blocks of figures as tables without a style of their own."""
+    return f"{_latency_table(summary)}<div style='display:flex;gap:24px'>{_blocks(summary)}</div>"
+
+
+def _latency_table(summary: dict[str, Any]) -> str:
+    return _latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)])
 
 
 def _latencies(rows: list[list[str]]) -> str:

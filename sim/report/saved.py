@@ -1,6 +1,7 @@
 """What the tables of a run do not hold but its figures need, written beside them and read back.
 
-gaps.parquet: every gap between two tokens (its length, how many sequences had it, when it ended).
+itl.parquet: every gap between two tokens, one behind the other (how long, of how many sequences, when it
+ended); those of single requests, which gaps.parquet has, among them.
 records.json: pools and replicas, and when the run was over. With them and the tables the report can be drawn
 again without simulating.
 """
@@ -16,7 +17,7 @@ import pandas as pd
 
 from sim.records import PoolRecord, ReplicaRecord, RunRecords
 
-GAPS, RECORDS = "gaps.parquet", "records.json"
+GAPS, RECORDS = "itl.parquet", "records.json"
 
 
 def saved_records(records: RunRecords) -> Iterator[tuple[str, bytes]]:
@@ -50,6 +51,7 @@ def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) ->
             ReplicaRecord(**{**replica, "down": tuple(map(tuple, replica["down"]))})
             for replica in plain["replicas"]
         ),
+        own_gaps=table("gaps.parquet"),
         end_s=plain["end_s"],
         interrupted=plain["interrupted"],
     )

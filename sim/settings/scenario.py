@@ -1,6 +1,7 @@
 """From a composed config to a scenario that can be run, and running it: all mistakes are ConfigErrors."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hwmodels.energy import EnergySettings
@@ -23,10 +24,11 @@ OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling")
 """Groups whose choice `none` is an empty node."""
 
 
-def build_scenario(cfg: Mapping[Any, Any]) -> Scenario:
+def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Scenario:
     """What is simulated; whether the model fits its devices is not asked. Raises ConfigError.
 
-    cfg: composed, or the same as plain data, resolved.
+    cfg: composed, or the same as plain data, resolved. objects: what stands in the place of the nodes of
+    root keys.
     """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
     settings |= {key: cfg[key] or None for key in OPTIONAL}
@@ -36,7 +38,7 @@ def build_scenario(cfg: Mapping[Any, Any]) -> Scenario:
     settings["sim"] = build_as(SimSettings, cfg["sim"], "sim")
     settings["energy"] = build_as(EnergySettings, cfg["energy"], "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")
-    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
+    scenario: Scenario = build_as(Scenario, with_layout(settings | dict(objects)), "")
     return scenario
 
 
@@ -48,9 +50,14 @@ def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
     return pool
 
 
-def build_run(cfg: Mapping[Any, Any]) -> tuple[Scenario, Source]:
-    """The scenario, whose model fits its devices, and its traffic (good for one run). Raises ConfigError."""
-    scenario = build_scenario(cfg)
+def build_run(
+    cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Scenario, Source]:
+    """The scenario, whose model fits its devices, and its traffic (good for one run).
+
+    objects: see `build_scenario`. Raises ConfigError.
+    """
+    scenario = build_scenario(cfg, objects)
     try:
         for pool in scenario.pools_by_name.values():
             pool.plan_memory()

@@ -224,7 +224,7 @@ def test_a_sweep_is_drawn_as_asked(folders, monkeypatch, capsys):
         (["sweep=RUN"], "that is the folder of a single run"),
         (
             ["run=SWEEP/0"],
-            "has no requests.parquet, iterations.parquet, gaps.parquet, records.json; simulate again",
+            "has no requests.parquet, iterations.parquet, gaps.parquet, itl.parquet, records.json; ",
         ),
         (["sweep=SWEEP", "report.x=lode"], "report.x=lode: no axis of this sweep"),
         (["sweep=SWEEP", "report.format=html,pdf"], "report.format=pdf: no such format"),

@@ -200,7 +200,7 @@ def test_runs_are_those_of_simulate_and_stand_in_a_table(capsys):
         == 0
     )
     assert Path("out/3/summary.json").read_bytes() == Path("one/summary.json").read_bytes()
-    for table in ("requests", "iterations", "gaps"):
+    for table in ("requests", "iterations", "gaps", "itl"):
         assert Path(f"out/3/{table}.parquet").read_bytes() == Path(f"one/{table}.parquet").read_bytes()
     one = OmegaConf.to_container(OmegaConf.load("one/config.yaml"))
     del one["output"]
