@@ -22,6 +22,7 @@ class Command(NamedTuple):
     module: str  # with main(arguments); of a Hydra application main() and check(cfg)
     summary: str
     config_name: str | None = None  # the root config of a Hydra application
+    by_hydra: bool = True  # Hydra runs it; else main(arguments) composes for itself
 
 
 COMMANDS = {
@@ -37,6 +38,15 @@ COMMANDS = {
         "experiments.goodput.command",
         "The highest request rate that keeps an SLO, and the share within it at every rate.",
         "goodput",
+    ),
+    "sweep": Command(
+        "experiments.sweep.command",
+        "Every combination of several values, one run each, in warm workers; can be resumed.",
+        "sweep",
+        by_hydra=False,
+    ),
+    "report": Command(
+        "experiments.report.command", "Draw a run or a sweep again, without simulating; also PNG and SVG."
     ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
@@ -138,7 +148,7 @@ def _run(arguments: list[str]) -> None:
         raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
     check_not_shadowed(Path(__file__).resolve().parents[1])
     command = COMMANDS[name]
-    if command.config_name is None:
+    if command.config_name is None or not command.by_hydra:
         importlib.import_module(command.module).main(rest)
         return
     application = importlib.import_module("experiments.application")

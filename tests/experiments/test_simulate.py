@@ -56,6 +56,8 @@ def test_leaves_every_file(written):
         "replicas.parquet",
         "events.parquet",
         "gaps.parquet",
+        "itl.parquet",
+        "records.json",
         "report.html",
     }
 
