@@ -38,6 +38,11 @@ COMMANDS = {
         "The highest request rate that keeps an SLO, and the share within it at every rate.",
         "goodput",
     ),
+    "whatif": Command(
+        "experiments.whatif.command",
+        "One change at a time against a baseline: twice the traffic, another GPU, FP8, ...",
+        "whatif",
+    ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
     ),
