@@ -43,6 +43,9 @@ COMMANDS = {
         "One change at a time against a baseline: twice the traffic, another GPU, FP8, ...",
         "whatif",
     ),
+    "dashboard": Command(
+        "experiments.dashboard.command", "A local page that simulates while its settings are turned."
+    ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
     ),

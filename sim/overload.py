@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from simpy import Event
 
@@ -104,6 +105,17 @@ class OverloadWatch:
         if len(served_s) < MIN_ENDED:
             return False
         return growing.at_s - growing.since_s >= SERVICE_TIMES * float(np.percentile(served_s, 95))
+
+
+def growth_of(arrival_s: NDArray[np.float64], ended_s: NDArray[np.float64]) -> Overload | None:
+    """The same evidence of a run that was not ended, until its last arrival; NaN: never ended."""
+    last_s = float(arrival_s.max(initial=0.0))
+    counts, moment = [Count(0.0, 0, 0)], FIRST_S
+    while moment <= last_s:
+        arrived, ended = int((arrival_s <= moment).sum()), int((ended_s <= moment).sum())
+        counts.append(Count(moment, arrived, ended))
+        moment = FIRST_S * 2 ** (len(counts) / PARTS - 1 / PARTS)
+    return growth(counts)
 
 
 def growth(counts: Sequence[Count]) -> Overload | None:

@@ -1,5 +1,8 @@
 """Longer prompts and answers: the same content stretched, shared prefixes shared, the context kept."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from policies.request import Prompt, Request, Segment
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.scenario import build_run, run
+from sim.settings.scenario import build_run, build_scenario, run
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.longer import LongerSource
 
@@ -103,12 +106,15 @@ def test_what_exceeds_the_context_is_clipped_the_prompt_first():
     assert source.notes.num_clipped == 1
 
 
+@cache
+def scenario():
+    cfg = SOURCE.compose([*SMALL, "workload=synthetic", "workload.num_requests=40", "engine.max_model_len=512"])
+    return build_scenario(cfg)
+
+
 @given(scales, scales)
 def test_every_request_of_any_traffic_fits_the_context(prompt, output):
-    cfg = SOURCE.compose([*SMALL, "workload=synthetic", "workload.num_requests=40", "engine.max_model_len=512"])
-    cfg.prompt_scale, cfg.output_scale = prompt, output
-    _, source = build_run(cfg)
-    arrivals = list(source.arrivals())
+    arrivals = list(replace(scenario(), prompt_scale=prompt, output_scale=output).source().arrivals())
     assert [arrival.request.request_id for arrival in arrivals] == list(range(40))
     for arrival in arrivals:
         assert arrival.request.prompt.num_tokens >= 1
@@ -135,11 +141,11 @@ def test_a_later_turn_quotes_an_answer_as_long_as_it_was():
 
 
 def test_conversations_end_where_their_context_is_full():
-    overrides = [*SMALL, "workload=conversation", "workload.num_conversations=20", "engine.max_model_len=2048"]
-    result = run(*build_run(SOURCE.compose([*overrides, "prompt_scale=4"])))
+    overrides = [*SMALL, "workload=conversation", "workload.num_conversations=20", "engine.max_model_len=4096"]
+    result = run(*build_run(SOURCE.compose([*overrides, "prompt_scale=2"])))
     notes = result.summary["workload"]
     assert notes["num_conversations_cut"] + sum(notes["skipped"].values()) > 0
-    assert (result.requests["prompt_tokens"] + result.requests["output_tokens"]).max() <= 2048
+    assert (result.requests["prompt_tokens"] + result.requests["output_tokens"]).max() <= 4096
 
 
 @pytest.mark.parametrize("key", ["prompt_scale", "output_scale"])
