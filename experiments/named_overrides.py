@@ -8,7 +8,7 @@ OPENING, CLOSING, QUOTES = "[{(", "]})", "'\""
 
 
 def by_name(lines: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Name -> overrides, which have blanks between them; a line without a name is called by what it overrides.
+    """Name -> overrides, which have blanks between them; without a name, a line is called by what it says.
 
     Equal names: the last one wins.
     """
@@ -41,7 +41,7 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def check(name: str, overrides: Sequence[str], reserved: Mapping[str, str]) -> None:
-    """Raise ValueError for what is no override, and for a key of the root that must not be set: key -> why."""
+    """Raise ValueError for what is no override, and for a key of the root that is reserved: key -> why."""
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise ValueError(f"{name}={override}: must be key=value, several with a blank between")

@@ -33,7 +33,9 @@ class Callbacks:
         board = self.board
         if source in (None, "url"):
             state, problems = board.state_of(query or "")
-            shown = [no_update if new == old else new for new, old in zip(values(board, state), given, strict=True)]
+            shown = [
+                no_update if new == old else new for new, old in zip(values(board, state), given, strict=True)
+            ]
             return state, problems, no_update, *shown
         state, problems = board.parse(dict(zip([c.key for c in board.controls], given, strict=True)))
         if problems:  # what was typed stays as it is
@@ -100,7 +102,7 @@ def ctx_triggered() -> Any:
 def make_app(kitchen: Kitchen) -> dash.Dash:
     """The page, ready to be served; all scripts come from this server."""
     callbacks, board = Callbacks(kitchen), kitchen.board
-    app = dash.Dash("windtunnel", title="windtunnel", update_title=None, serve_locally=True)
+    app = dash.Dash("windtunnel", title="windtunnel", update_title="", serve_locally=True)
     app.index_string = INDEX
     app.layout = lambda: layout(board)
     fields = [field_id(control) for control in board.controls]

@@ -27,10 +27,10 @@ TRIED_PORTS = 100
 """Behind a taken one, to propose a free one."""
 
 DESCRIPTION = """\
-A local page that simulates 2,000 requests while model, GPU, replicas, engine, rate, lengths and SLO are turned.
+A local page that simulates 2,000 requests while model, GPU, replicas, engine, rate, lengths and SLO are
+turned. Its address holds what was turned and brings it back; it shows the same on the command line.
 
-Its address holds what was turned and brings it back; it shows the same on the command line. Overrides are those
-of `windtunnel simulate` (see `windtunnel simulate --help`), under all that the page does."""
+Overrides are those of `windtunnel simulate` (see its --help), under all that the page does."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     check_port(options.port)
     board = build_board(options.config_dir, options.overrides)
     with Kitchen(board) as kitchen:
+        kitchen.warm()
         app = importlib.import_module("experiments.dashboard.app").make_app(kitchen)
         print(f"http://{HOST}:{options.port}  (Ctrl-C ends it)", flush=True)
         serve(app, options.port)

@@ -1,4 +1,4 @@
-"""What the page can turn: settings of `simulate`, their values in the page's address and on a command line."""
+"""What the page can turn: settings of `simulate`, in the page's address and on a command line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ class Control:
             value = float(given)
         except (TypeError, ValueError):
             raise ValueError(f"{self.key}={given}: must be a number") from None
-        if not math.isfinite(value) or value < self.minimum or (self.maximum is not None and value > self.maximum):
+        if (
+            not math.isfinite(value)
+            or value < self.minimum
+            or (self.maximum is not None and value > self.maximum)
+        ):
             most = "" if self.maximum is None else f" and <= {self.maximum:g}"
             raise ValueError(f"{self.key}={given}: must be a number >= {self.minimum:g}{most}")
         if self.kind == "whole" and value != int(value):
@@ -92,7 +96,7 @@ class Board:
 
     def command_line(self, state: State) -> str:
         """To be typed into a shell."""
-        words = (f"'{o}'" if set(o) & set(" {}[]()*?$&;|<>\"") else o for o in self.overrides(state))
+        words = (f"'{o}'" if set(o) & set(' {}[]()*?$&;|<>"') else o for o in self.overrides(state))
         return " ".join(["windtunnel simulate", *words])
 
     def query(self, state: State) -> str:
@@ -104,7 +108,9 @@ class Board:
         """What the address says, and what is wrong in it; wrong and missing values are the defaults."""
         given = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
         known = {control.key for control in self.controls}
-        problems = [f"{key}: no such control; {suggest(key, sorted(known))}" for key in given if key not in known]
+        problems = [
+            f"{key}: no such control; {suggest(key, sorted(known))}" for key in given if key not in known
+        ]
         state, wrong = self.parse({**self.defaults, **{k: v for k, v in given.items() if k in known}})
         return state, problems + wrong
 
@@ -159,8 +165,14 @@ def _numbers(cfg: DictConfig) -> list[Control]:
     """The others; those of a synthetic workload by their own unit, else as multiples of what it has."""
     traffic = [
         (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, times", 0.5)),
-        (("workload.lengths.prompt_tokens.mean", "prompt tokens", 128.0), ("prompt_scale", "prompts, times", 0.5)),
-        (("workload.lengths.output_tokens.mean", "answer tokens", 32.0), ("output_scale", "answers, times", 0.5)),
+        (
+            ("workload.lengths.prompt_tokens.mean", "prompt tokens", 128.0),
+            ("prompt_scale", "prompts, times", 0.5),
+        ),
+        (
+            ("workload.lengths.output_tokens.mean", "answer tokens", 32.0),
+            ("output_scale", "answers, times", 0.5),
+        ),
     ]
     found = [
         _whole(cfg, "replicas", "replicas", 1),

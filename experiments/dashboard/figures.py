@@ -15,12 +15,12 @@ from hwmodels.iteration import UnknownIterationError
 from sim.deployment import Deployment
 from sim.metrics.limiting import time_shares
 from sim.metrics.window import Window
-from sim.overload import growth_of
+from sim.overload import overload_of
 from sim.report import wording
 from sim.report.latency import latency_cdfs
 from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
 
-CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 460
+CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540
 
 
 def latency_figure(answer: Answer) -> go.Figure | None:
@@ -94,15 +94,15 @@ def limit_sentence(answer: Answer) -> str:
 def caveats(answer: Answer) -> list[str]:
     """What a reader must know first; overload before all."""
     table = answer.result.requests
-    found = growth_of(
-        table["arrival_s"].to_numpy(dtype=np.float64), table["finished_s"].to_numpy(dtype=np.float64)
-    )
+    moments = (table[f"{name}_s"].to_numpy(dtype=np.float64) for name in ("arrival", "scheduled", "finished"))
+    found = overload_of(*moments)
     lines = wording.caveats(answer.result.summary)
     if found is None:
         return lines
     return [
         f"Overloaded: since {wording.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s came and "
-        f"{found.ends_per_s:.3g} ended; {found.outstanding:,} were under way at {wording.seconds(found.at_s)}. "
+        f"{found.ends_per_s:.3g} ended; {found.outstanding:,} were under way at "
+        f"{wording.seconds(found.at_s)}. "
         "The backlog grows for as long as the traffic lasts: latencies say how long that was.",
         *lines,
     ]

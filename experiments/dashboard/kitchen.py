@@ -7,11 +7,12 @@ rates of the curve in one process beside it, so that they never keep an answer w
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 MAX_COMPOSED = 64
 MAX_CLIENTS = 16
 """Pages that are remembered."""
+MAX_ANSWERS = 8
+"""The same of answers: turning a setting back asks for what was just there."""
 
 
 class Superseded(Exception):
@@ -113,6 +116,7 @@ class Kitchen:
         self.board = board
         self._composed: OrderedDict[tuple[str, ...], DictConfig] = OrderedDict()
         self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[Answer, DictConfig]] = OrderedDict()
         self._lock = threading.Lock()
         self._hydra = threading.Lock()  # it has one global state
         self._curves = curves
@@ -147,33 +151,51 @@ class Kitchen:
 
     def answer(self, client_id: str, state: State) -> Answer:
         """Simulate. Raises ConfigError, and Superseded as soon as a newer question of the client is here."""
-        began = time.perf_counter()
         with self._asked(client_id) as is_current:
 
             def check(simulated_s: float, num_ended: int) -> None:
                 if not is_current():
                     raise Superseded
 
-            cfg = self.config(state)
-            check(0.0, 0)
-            scenario, source = build_run(cfg)
-            last_s, count = source.last_arrival_s, source.num_requests
-            result = run(scenario, source, check)
-            check(0.0, 0)
-            answer = Answer(
-                query=self.board.query(state),
-                scenario=scenario,
-                result=result,
-                rate_per_s=count / last_s if last_s and count else None,
-                seconds=time.perf_counter() - began,
-            )
+            query = self.board.query(state)
+            with self._lock:
+                known = self._answers.get(query)
+            answer, cfg = known or self._simulated(query, state, check)
             curve = self._begin_curve(answer, cfg)
             with self._lock:
                 if not is_current():
                     _cancel(curve)
                     raise Superseded
                 self._clients[client_id].curve = curve
+                self._answers[query] = answer, cfg
+                self._answers.move_to_end(query)
+                if len(self._answers) > MAX_ANSWERS:
+                    self._answers.popitem(last=False)
         return answer
+
+    def warm(self) -> None:
+        """Simulate what a page begins with, so that the first one need not wait. Raises ConfigError."""
+        state = self.board.defaults
+        self._answers[self.board.query(state)] = self._simulated("", state, lambda simulated_s, ended: None)
+
+    def _simulated(
+        self, query: str, state: State, check: Callable[[float, int], None]
+    ) -> tuple[Answer, DictConfig]:
+        began = time.perf_counter()
+        cfg = self.config(state)
+        check(0.0, 0)
+        scenario, source = build_run(cfg)
+        last_s, count = source.last_arrival_s, source.num_requests
+        result = run(scenario, source, check)
+        check(0.0, 0)
+        answer = Answer(
+            query=query,
+            scenario=scenario,
+            result=result,
+            rate_per_s=count / last_s if last_s and count else None,
+            seconds=time.perf_counter() - began,
+        )
+        return answer, cfg
 
     def curve(self, client_id: str) -> Curve | None:
         """Of the client's last answer."""
@@ -224,10 +246,15 @@ class Kitchen:
         self._pool = ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("spawn"),  # this one has threads
-            initializer=signal.signal,  # Ctrl-C is for this process to handle
-            initargs=(signal.SIGINT, signal.SIG_IGN),
+            initializer=_stand_back,
         )
         self._pool.submit(rate_point, {}, 0.0)  # imports all, while the page is being opened
+
+
+def _stand_back() -> None:
+    """In the process of the curves: Ctrl-C is not for it, and answers go first where cores are few."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)
 
 
 def rate_point(config: Mapping[str, Any], load: float) -> RatePoint:

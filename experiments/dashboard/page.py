@@ -17,7 +17,7 @@ from sim.report import wording
 POLL_MS = 400
 """Between two looks at the curve while it grows."""
 
-GRAPH = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+GRAPH: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
 
 STYLE = """
 :root { --ink: #1f2733; --soft: #647084; --line: #e1e5ec; --blue: #2563a8; }
@@ -33,28 +33,28 @@ form label { display: block; color: var(--soft); font-size: 12px; margin-top: 7p
 form input { width: 100%; font: inherit; color: inherit; padding: 4px 8px; border: 1px solid #c3c9d3;
   border-radius: 4px; }
 form input:focus-visible, form button:focus-visible { outline: 2px solid var(--blue); outline-offset: 1px; }
-.error { background: #fdecec; border: 1px solid #c43838; color: #7d1f1f; border-radius: 8px; padding: 8px 12px;
-  margin-bottom: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
+.error { background: #fdecec; border: 1px solid #c43838; color: #7d1f1f; border-radius: 8px;
+  padding: 8px 12px; margin-bottom: 12px; max-height: 12em; overflow: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 .error:empty { display: none; }
 .verdict { font-size: 17px; font-weight: 600; } .attained { color: #2f8f5b; } .missed { color: #c43838; }
 .caveat { color: #8a5a00; margin: 3px 0; } .soft { color: var(--soft); margin: 3px 0; }
-.stale { opacity: .4; filter: grayscale(1); } .stale::before { content: "not of these settings"; color: #c43838;
-  font-weight: 600; }
-.blocks { display: flex; flex-wrap: wrap; gap: 8px 28px; } table { border-collapse: collapse; }
+.stale { opacity: .4; filter: grayscale(1); } .stale::before { color: #c43838;
+  content: "The last answer, not of these settings:";  font-weight: 600; }
+.blocks { display: flex; flex-wrap: wrap; gap: 8px 22px; } table { border-collapse: collapse; }
 td, th { padding: 1px 10px 1px 0; font-weight: 400; text-align: left; } td { text-align: right; }
 th { color: var(--soft); } thead th { text-align: right; } .scroll { overflow-x: auto; }
 code { display: block; background: #f1f3f6; border-radius: 4px; padding: 7px 9px; overflow-wrap: anywhere;
   user-select: all; }
-.pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 12px; }
-@media (max-width: 1100px) { .pair { grid-template-columns: minmax(0, 1fr); gap: 0; } }
 @media (max-width: 760px) { main { grid-template-columns: minmax(0, 1fr); padding: 8px; }
-  form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; } form h1 { grid-column: 1 / 3; } }
+  form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; }
+  form h1 { grid-column: 1 / 3; } }
 """
 
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
-<head>{{%metas%}}<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{%title%}}</title><link rel="icon" href="data:,">{{%css%}}<style>{STYLE}</style></head>
+<head>{{%metas%}}<title>{{%title%}}</title>
+<link rel="icon" href="data:,">{{%css%}}<style>{STYLE}</style></head>
 <body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
 </html>
 """
@@ -73,7 +73,7 @@ def layout(board: Board) -> html.Div:
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
             html.Main(
                 [
-                    html.Form([html.H1("windtunnel"), *fields], **{"aria-label": "settings"}),
+                    html.Form([html.H1("windtunnel"), *fields], title="settings"),
                     html.Div(
                         [
                             html.Div(id="error", className="error", role="alert"),
@@ -81,7 +81,13 @@ def layout(board: Board) -> html.Div:
                                 [
                                     html.Section(id="summary"),
                                     html.Section([html.H2("Latency"), _graph("latency")]),
-                                    html.Section([html.H2("Against the rate"), _graph("curve"), html.Div(id="curve-note", className="soft")]),
+                                    html.Section(
+                                        [
+                                            html.H2("Against the rate"),
+                                            _graph("curve"),
+                                            html.Div(id="curve-note", className="soft"),
+                                        ]
+                                    ),
                                     html.Section(
                                         [
                                             html.H2("Roofline"),
@@ -147,7 +153,9 @@ def field_id(control: Control) -> str:
 
 
 def _label(control: Control) -> html.Label:
-    return html.Label(control.label, htmlFor=field_id(control), title=control.key, id=f"{field_id(control)}-label")
+    return html.Label(
+        control.label, htmlFor=field_id(control), title=control.key, id=f"{field_id(control)}-label"
+    )
 
 
 def _field(control: Control) -> Any:
@@ -165,7 +173,11 @@ def _field(control: Control) -> Any:
 
 
 def _graph(name: str) -> dcc.Graph:
-    return dcc.Graph(id=name, config=GRAPH, figure={"layout": {"height": 120, "xaxis": {"visible": False}, "yaxis": {"visible": False}}})
+    return dcc.Graph(
+        id=name,
+        config=GRAPH,
+        figure={"layout": {"height": 120, "xaxis": {"visible": False}, "yaxis": {"visible": False}}},
+    )
 
 
 def _block(title: str, rows: dict[str, str]) -> html.Div:

@@ -14,8 +14,9 @@ from experiments.named_overrides import by_name
 from experiments.whatif.offered import OFFERED, Baseline, Change, DoesNotApply
 from experiments.whatif.settings import BASELINE, WhatifSettings
 from sim.scenario import Scenario
-from sim.settings.build import build, build_as
+from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run
@@ -64,7 +65,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
     own = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] != NODE]
     maker = _Maker(settings, simulate, own)
     scenario, traffic = maker.add(Change(BASELINE, ()))
-    left_out = {}
+    left_out: dict[str, str] = {}
     if settings.changes:
         for i, (name, words) in enumerate(by_name(settings.changes).items()):
             try:
@@ -73,7 +74,6 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
                 raise ConfigError(f"{NODE}.changes[{i}]: {error}") from error
     else:
         baseline = Baseline(
-            cfg=maker.cfgs[BASELINE],
             scenario=scenario,
             source=traffic,
             bandwidth_by_gpu=lambda name: _bandwidth(simulate, name),
@@ -104,7 +104,9 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
         points=maker.points,
         targets=maker.targets,
         left_out=left_out,
-        other_traffic=[name for name, cfg in maker.cfgs.items() if OmegaConf.to_yaml(cfg.workload) != workload],
+        other_traffic=[
+            name for name, cfg in maker.cfgs.items() if OmegaConf.to_yaml(cfg.workload) != workload
+        ],
         num_requests=maker.num_requests,
     )
 
@@ -174,7 +176,5 @@ def _offered(
 
 def _bandwidth(source: ConfigSource, hardware: str) -> float:
     """Bytes/s of a choice of `hardware`."""
-    bandwidth: float = build(
-        composed(source, [f"hardware={hardware}"]).hardware, "hardware"
-    ).memory_bandwidth_bytes_per_s
-    return bandwidth
+    file = next(choice.file for choice in find_groups(source.dirs)["hardware"] if choice.name == hardware)
+    return float(OmegaConf.load(file)["memory_bandwidth_bytes_per_s"])  # type: ignore[index]

@@ -79,7 +79,8 @@ def _write(folder: Path, answers: Answers, runs: Runs, config: dict[str, Any]) -
         "changes": {arm: list(words) for arm, words in questions.experiment.arms.items()},
         "left_out": questions.left_out,
         "limits": {
-            arm: {name: share.mean for name, share in shares.items()} for arm, shares in answers.limits.items()
+            arm: {name: share.mean for name, share in shares.items()}
+            for arm, shares in answers.limits.items()
         },
         "notes": runs.notes,
     }

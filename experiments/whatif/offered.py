@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from omegaconf import DictConfig
-
 from hwmodels.layers.matrices import Role
 from hwmodels.quantization import weight_format
 from policies.caching.eviction.future import FutureUses
@@ -34,7 +32,6 @@ class DoesNotApply(Exception):
 class Baseline:
     """What the changes are of."""
 
-    cfg: DictConfig
     scenario: Scenario
     source: Source
     bandwidth_by_gpu: Callable[[str], float]

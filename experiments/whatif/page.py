@@ -54,7 +54,7 @@ def write_answers(
 
 
 def delta_figure(answers: Answers) -> go.Figure:
-    """A panel a figure, a row a change: the ratio to the baseline (a share: the difference) and its interval."""
+    """A panel a figure, a row a change: the ratio to the baseline (of a share: the difference), intervals."""
     metrics, arms = answers.questions.experiment.metrics, answers.changes
     num_rows = math.ceil(len(metrics) / COLUMNS)
     height = num_rows * (PANEL_PX + ROW_PX * len(arms))
@@ -97,7 +97,7 @@ def _dot(comparison: Comparison, *, is_share: bool) -> go.Scatter:
 
 
 def limit_figure(answers: Answers) -> go.Figure:
-    """A bar an arm: shares of the time from arrival to the last token, by what was waited for or worked by."""
+    """A bar an arm: shares of the time from arrival to the end, by what was waited for or worked by."""
     arms = list(answers.questions.experiment.arms)
     resources = list(dict.fromkeys(name for arm in arms for name in answers.limits.get(arm, {})))
     drawing = go.Figure()

@@ -36,7 +36,7 @@ class Answers:
 
 def limits_by_arm(runs: pd.DataFrame) -> dict[str, dict[str, Interval]]:
     """From the table of runs; a resource that a run does not name took no time of it."""
-    columns = [name for name in runs if str(name).startswith(LIMITS)]
+    columns = [name for name in map(str, runs) if name.startswith(LIMITS)]
     found = {}
     for arm, rows in runs.groupby("arm", sort=False):
         shares = {name.removeprefix(LIMITS): mean_interval(rows[name].fillna(0.0)) for name in columns}
@@ -167,6 +167,6 @@ def _size(comparison: Comparison) -> str:
 
 def introduction(seeds: Sequence[int]) -> str:
     return (
-        f"Each change alone against the baseline, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, the same "
-        f"requests in every arm. Behind ±: half of the {LEVEL}, paired by seed."
+        f"Each change alone against the baseline, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, "
+        f"the same requests in every arm. Behind ±: half of the {LEVEL}, paired by seed."
     )

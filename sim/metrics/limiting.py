@@ -1,12 +1,12 @@
 """What limits a service: where the time of its requests goes, by resource.
 
-A request either waits, for a cause that is recorded, or its iteration runs, and then each operator is bound by
-compute, memory bandwidth, the interconnect, launches or the host (`IterationModel.explain`). Means over the
-requests, as shares of the mean time from arrival to end; waiting for an iteration under way counts as running.
-What takes the largest share is what limits: more of anything else would shorten less.
+A request either waits, for a cause that is recorded, or its iteration runs, and then each operator is bound
+by compute, memory bandwidth, the interconnect, launches or the host (`IterationModel.explain`). Means over
+the requests, as shares of the mean time from arrival to end; waiting for the iteration under way counts as
+running. What takes the largest share is what limits: more of anything else would shorten less.
 
-Prompts of 1 s and answers of 3 s, a third of each iteration compute bound, the rest memory bound; 4 s before for
-want of KV blocks: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
+A mean of 4 s waited for KV blocks, then 4 s of iterations, a third of each compute bound, the rest memory
+bound: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def _spread(inside_s: NDArray[np.float64]) -> NDArray[np.int64]:
     if not len(until_s) or until_s[-1] <= 0:
         return np.zeros(0, np.int64)
     middles = (np.arange(SAMPLES) + 0.5) / SAMPLES * until_s[-1]
-    return np.minimum(np.searchsorted(until_s, middles), len(until_s) - 1)
+    return np.asarray(np.minimum(np.searchsorted(until_s, middles), len(until_s) - 1), dtype=np.int64)
 
 
 def _shape(records: RunRecords, row: int) -> IterationShape:
     one = records.iterations.iloc[row]
     adapters = None
-    if "adapter_tokens" in one and one["adapter_tokens"]:
+    if one.get("adapter_tokens"):
         adapters = AdapterBatch(*(float(one[f"adapter_{name}"]) for name in AdapterBatch._fields))
-    return IterationShape(*(float(one[name]) for name in COUNTED), adapters=adapters)
+    return IterationShape(**{name: float(one[name]) for name in COUNTED}, adapters=adapters)

@@ -1,9 +1,8 @@
-"""The same requests with longer prompts or answers, or shorter ones: how lengths are varied with nothing else.
+"""The same requests with longer prompts or answers, or shorter ones: lengths are varied with nothing else.
 
 A prompt stays the same content, stretched: what named its first k tokens names the first round(k scale), so
-prompts that had a prefix in common still have it, and by as much of themselves (shorter ones may lose what told
-them apart). What a later turn of a
-conversation quotes of an earlier answer is as long as that answer was.
+prompts that had a prefix in common still have it, and by as much of themselves (shorter ones may lose what
+told them apart). What a later turn of a conversation quotes of an answer is as long as that answer was.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Sent(NamedTuple):
 class LongerSource:
     """A workload's traffic, its prompts and its answers (and limits on them) so many times as long.
 
-    What then exceeds the context is clipped, the prompt first, as `clip_to_context` does; a conversation ends.
+    What then exceeds the context is clipped, the prompt first, as in `clip_to_context`; a conversation ends.
     Raises ValueError for traffic that cannot be made, as the workload does.
     """
 
@@ -102,7 +101,9 @@ class LongerSource:
     def _stretched(self, prompt: Prompt) -> Prompt:
         """With its pieces where they are then; each depends on what stands before it alone."""
         pieces: list[Segment] = []
-        num_own = num_quoted = end = 0  # tokens so far: of clients, before scaling; of answers; of both, after
+        num_own = num_quoted = end = (
+            0  # tokens so far: of clients, before scaling; of answers; of both, after
+        )
         num_left, num_pinned = prompt.num_tokens, 0
         for content, num_tokens in (*prompt.segments, (None, prompt.num_tokens)):
             num_here = min(num_tokens, num_left)

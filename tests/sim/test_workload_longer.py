@@ -60,7 +60,9 @@ def tokens_of(request):
 
 def common(one, other):
     pairs = zip(tokens_of(one), tokens_of(other), strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens_of(one)), len(tokens_of(other))))
+    return next(
+        (i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens_of(one)), len(tokens_of(other)))
+    )
 
 
 pieces = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=5)
@@ -100,7 +102,9 @@ def test_answers_their_samples_and_their_limits_are_longer_prompts_are_not():
 
 
 def test_what_exceeds_the_context_is_clipped_the_prompt_first():
-    source = longer(Arrival(Request(0, 0.0, Prompt(30, (Segment(1, 30),))), 10), prompt=3.0, output=4.0, context=100)
+    source = longer(
+        Arrival(Request(0, 0.0, Prompt(30, (Segment(1, 30),))), 10), prompt=3.0, output=4.0, context=100
+    )
     (made,) = source.arrivals()
     assert (made.request.prompt, made.num_output_tokens) == (Prompt(60, (Segment(1, 60),)), 40)
     assert source.notes.num_clipped == 1
@@ -108,7 +112,9 @@ def test_what_exceeds_the_context_is_clipped_the_prompt_first():
 
 @cache
 def scenario():
-    cfg = SOURCE.compose([*SMALL, "workload=synthetic", "workload.num_requests=40", "engine.max_model_len=512"])
+    cfg = SOURCE.compose(
+        [*SMALL, "workload=synthetic", "workload.num_requests=40", "engine.max_model_len=512"]
+    )
     return build_scenario(cfg)
 
 
@@ -141,7 +147,12 @@ def test_a_later_turn_quotes_an_answer_as_long_as_it_was():
 
 
 def test_conversations_end_where_their_context_is_full():
-    overrides = [*SMALL, "workload=conversation", "workload.num_conversations=20", "engine.max_model_len=4096"]
+    overrides = [
+        *SMALL,
+        "workload=conversation",
+        "workload.num_conversations=20",
+        "engine.max_model_len=4096",
+    ]
     result = run(*build_run(SOURCE.compose([*overrides, "prompt_scale=2"])))
     notes = result.summary["workload"]
     assert notes["num_conversations_cut"] + sum(notes["skipped"].values()) > 0
