@@ -45,7 +45,7 @@ class Callbacks:
     def answer(
         self, client: str, state: Mapping[str, Any] | None, problems: Sequence[str]
     ) -> tuple[Any, ...]:
-        """(error, class of the results, summary, latency figure, query answered, poll is off, command line).
+        """(error, class of the results, summary, latency figure, question's number, poll off, command line).
 
         With an error the last results stay, visibly not of these settings.
         """
@@ -62,7 +62,12 @@ class Callbacks:
         except ConfigError as error:
             said = "\n".join([*problems, str(error)])
             return said, STALE, no_update, no_update, no_update, True, command
-        return told, "", summary(found), latency(found), found.query + " ", False, command
+        return told, "", summary(found), latency(found), self._number(client), False, command
+
+    def _number(self, client: str) -> int:
+        """Of the question that was answered last."""
+        curve = self.kitchen.curve(client)
+        return 0 if curve is None else curve.number
 
     def details(self, client: str) -> tuple[Any, Any]:
         """(roofline, where the time goes) of the last answer."""
@@ -76,19 +81,22 @@ class Callbacks:
             return drawn(None, str(error)), limit_sentence(answer)
         return drawn(figure, "This latency level cannot explain its iterations."), limit_sentence(answer)
 
-    def grow(self, client: str, is_new: bool) -> tuple[Any, Any, Any]:
-        """(curve, what is said of it, poll is off), with the points that have come since."""
+    def grow(self, client: str, shown: Any) -> tuple[Any, Any, Any, Any]:
+        """(curve, what is said of it, its version, poll is off), with the points that have come.
+
+        shown: the version that the page has; answers may be lost on their way, so only the page knows.
+        """
         curve = self.kitchen.curve(client)
         if curve is None:
             raise PreventUpdate
-        has_grown = curve.gather()
-        if not (has_grown or is_new):
-            return no_update, no_update, curve.is_done
+        curve.gather()
+        if curve.version == shown:
+            return no_update, no_update, no_update, curve.is_done
         note = curve.problem
         if curve.futures:
             note = f"{len(curve.futures)} more rates are being simulated ..."
         figure = drawn(curve_figure(curve), "These requests have no rate that could be varied.")
-        return figure, note, curve.is_done
+        return figure, note, curve.version, False
 
 
 def ctx_triggered() -> Any:
@@ -146,13 +154,15 @@ def make_app(kitchen: Kitchen) -> dash.Dash:
     @app.callback(
         Output("curve", "figure"),
         Output("curve-note", "children"),
+        Output("shown", "data"),
         Output("poll", "disabled", allow_duplicate=True),
         Input("answered", "data"),
         Input("poll", "n_intervals"),
         State("client", "data"),
+        State("shown", "data"),
         prevent_initial_call=True,
     )
-    def grow(answered: Any, n_intervals: Any, client: str) -> Any:
-        return callbacks.grow(client, ctx.triggered_id == "answered")
+    def grow(answered: Any, n_intervals: Any, client: str, shown: Any) -> Any:
+        return callbacks.grow(client, shown)
 
     return app

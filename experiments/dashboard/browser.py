@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.dashboard.command import HOST, build_board
-from experiments.dashboard.kitchen import Kitchen
+from experiments.dashboard.kitchen import LOADS, Kitchen
 from sim.settings.errors import ConfigError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -61,6 +61,14 @@ class Opened:
         )
         self.page.wait_for_selector("#latency .main-svg")
         self.page.evaluate("() => new Promise(requestAnimationFrame)")
+
+    def drawn_whole(self) -> None:
+        """Wait until the curve has all its points, and the roofline is there."""
+        self.page.wait_for_function(
+            "count => { const drawn = id => document.querySelector(`#${id} .js-plotly-plot`)?.data ?? [];"
+            " return drawn('roofline').length && drawn('curve')[0]?.x.length === count }",
+            arg=1 + len(LOADS),
+        )
 
     def set(self, selector: str, value: object) -> None:
         """Type a number into a control."""
@@ -139,14 +147,10 @@ def take_shots(address: str, folder: Path) -> None:
     """The pictures of the README: an answer on a wide screen, and on a phone."""
     folder.mkdir(parents=True, exist_ok=True)
     query = "?hardware=l40s&workload.arrivals.rate_per_s=8"
-    for name, width, height in (("dashboard.png", 1280, 1560), ("dashboard_narrow.png", 420, 1300)):
+    for name, width, height in (("dashboard.png", 1280, 800), ("dashboard_narrow.png", 420, 900)):
         with opened(address + query, width=width, height=height) as page:
             page.answered("rate_per_s=8")
-            page.page.wait_for_function(
-                "() => document.querySelector('#curve .main-svg')"
-                " && document.querySelector('#roofline .main-svg')"
-                " && document.querySelector('#curve-note').innerText === ''"
-            )
+            page.drawn_whole()
             page.page.wait_for_timeout(1000)
             page.page.screenshot(path=str(folder / name))
             print(folder / name)

@@ -70,6 +70,7 @@ def layout(board: Board) -> html.Div:
             dcc.Store(id="state"),
             dcc.Store(id="problems", data=[]),
             dcc.Store(id="answered"),
+            dcc.Store(id="shown"),
             dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
             html.Main(
                 [

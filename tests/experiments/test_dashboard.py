@@ -248,13 +248,16 @@ class TestCallbacks:
         figure, told = callbacks.details("page")
         assert figure.data
         assert told
-        curve, note, off = callbacks.grow("page", True)
+        curve, note, shown, off = callbacks.grow("page", None)
         assert list(curve.data[0].x) == pytest.approx([callbacks.kitchen.curve("page").answer.rate_per_s])
-        assert (note, off) == ("", True)
-        assert callbacks.grow("page", False) == (self.dash.no_update, self.dash.no_update, True)
+        assert (note, off) == ("", False)
+        nothing = self.dash.no_update
+        assert callbacks.grow("page", shown) == (nothing, nothing, nothing, True)
+        callbacks.answer("page", board.defaults, [])  # the same again is another question
+        assert callbacks.grow("page", shown)[2] != shown
 
     def test_a_page_that_nobody_knows_is_left_as_it_is(self, callbacks):
-        for call in (callbacks.details, lambda client: callbacks.grow(client, True)):
+        for call in (callbacks.details, lambda client: callbacks.grow(client, None)):
             with pytest.raises(self.dash.exceptions.PreventUpdate):
                 call("unheard of")
 
