@@ -22,6 +22,7 @@ class Command(NamedTuple):
     module: str  # with main(arguments); of a Hydra application main() and check(cfg)
     summary: str
     config_name: str | None = None  # the root config of a Hydra application
+    by_hydra: bool = True  # Hydra runs it; else main(arguments) composes for itself
 
 
 COMMANDS = {
@@ -44,7 +45,19 @@ COMMANDS = {
         "whatif",
     ),
     "dashboard": Command(
-        "experiments.dashboard.command", "A local page that simulates while its settings are turned."
+        "experiments.dashboard.command",
+        "A local page that simulates while its settings are turned.",
+        "simulate",
+        by_hydra=False,
+    ),
+    "sweep": Command(
+        "experiments.sweep.command",
+        "Every combination of several values, one run each, in warm workers; can be resumed.",
+        "sweep",
+        by_hydra=False,
+    ),
+    "report": Command(
+        "experiments.report.command", "Draw a run or a sweep again, without simulating; also PNG and SVG."
     ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
@@ -74,6 +87,10 @@ COMMANDS = {
     ),
     "explain": Command(
         "experiments.explain.command", "One request's life in a run: every wait with its reason."
+    ),
+    "dialects": Command(
+        "experiments.dialects.command",
+        "A run's figures by the definitions of vLLM, guidellm, AIPerf, MLPerf.",
     ),
     "observe": Command(
         "experiments.observe.command",
@@ -142,7 +159,7 @@ def _run(arguments: list[str]) -> None:
         raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
     check_not_shadowed(Path(__file__).resolve().parents[1])
     command = COMMANDS[name]
-    if command.config_name is None:
+    if command.config_name is None or not command.by_hydra:
         importlib.import_module(command.module).main(rest)
         return
     application = importlib.import_module("experiments.application")

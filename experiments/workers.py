@@ -1,38 +1,23 @@
-"""Many runs in processes that stay, so that none imports anything anew; Ctrl-C keeps what is done."""
+"""Many runs in processes of this machine, for commands of which one failed run ends all."""
 
 from __future__ import annotations
 
-import signal
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, cast
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.launchers.local import Local
+from experiments.launchers.outcome import R, T
 from sim.interrupt import Interrupt
 from sim.result import RunResult
 from sim.settings.errors import ConfigError
+from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 
 Report = Callable[[int, int], None]  # tasks done, tasks in all
-
-
-class Task(Protocol):
-    """What a worker is handed; it can be pickled."""
-
-    @property
-    def name(self) -> str:
-        """For messages: arm paged, seed 3."""
-        ...
-
-
-T = TypeVar("T", bound=Task)
-R = TypeVar("R")
 
 
 def in_turn(
@@ -41,63 +26,25 @@ def in_turn(
     """(index of the task, what `work` makes of it), as they are done; none begins after Ctrl-C.
 
     With one job all is done here, where a debugger sees it; else in processes, to which `work`, tasks and
-    what comes back are pickled. Raises ConfigError, which names the task, for settings that cannot be run and
+    what comes back are pickled. Work that Ctrl-C cuts short may raise KeyboardInterrupt: then the others end,
+    and what came back stays. Raises ConfigError, which names the task, for settings that cannot be run and
     for a process that was killed.
     """
-    return _here(work, tasks, interrupt) if jobs == 1 else _in_processes(work, tasks, jobs, interrupt)
+    outcomes = Local(jobs=jobs).outcomes(work, tasks, interrupt)
+    try:
+        for outcome in outcomes:
+            if isinstance(outcome.error, ConfigError):
+                raise ConfigError(f"{tasks[outcome.index].name}: {outcome.error}") from outcome.error
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.index, cast(R, outcome.result)
+    finally:
+        outcomes.close()
 
 
 def fly(config: dict[str, Any]) -> RunResult:
     """One run of a composed config. Raises ConfigError."""
-    return run(*build_run(OmegaConf.create(config)))
-
-
-def _here(
-    work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-) -> Generator[tuple[int, R], None, None]:
-    for index, task in enumerate(tasks):
-        if interrupt.noted:
-            return
-        with _named(task):
-            result = work(task)
-        yield index, result
-
-
-def _in_processes(
-    work: Callable[[T], R], tasks: Sequence[T], jobs: int, interrupt: Interrupt
-) -> Generator[tuple[int, R], None, None]:
-    """A process is handed one task at a time: at Ctrl-C nothing is queued that would still run."""
-    waiting = deque(enumerate(tasks))
-    running: dict[Future[R], int] = {}
-    with ProcessPoolExecutor(jobs, initializer=_leave_ctrl_c_to_the_parent) as pool:
-        while running or (waiting and not interrupt.noted):
-            while waiting and len(running) < jobs and not interrupt.noted:
-                index, task = waiting.popleft()
-                running[pool.submit(work, task)] = index
-            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in done:
-                index = running.pop(future)
-                with _named(tasks[index]):
-                    result = future.result()
-                yield index, result
-
-
-@contextmanager
-def _named(task: Task) -> Iterator[None]:
-    """What a run raises about its settings, with the run's name."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{task.name}: {error}") from error
-    except BrokenProcessPool as error:
-        raise ConfigError(
-            f"{task.name}: its process ended abruptly, perhaps for lack of memory; try fewer jobs"
-        ) from error
-
-
-def _leave_ctrl_c_to_the_parent() -> None:
-    """In a worker. While it simulates, `Simulation.run` notes Ctrl-C and ends the run early."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return run(*build_run(resolved(config)))
 
 
 @contextmanager

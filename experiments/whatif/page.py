@@ -127,4 +127,5 @@ def _differences(answers: Answers) -> str:
     points = answers.questions.points
     differing = settings_that_differ(points).items()
     rows = [[key, *(shown(value)[:60] for value in by_arm.values())] for key, by_arm in differing]
-    return f"<h3>Settings that differ</h3>{table([['setting', *(p.arm for p in points)], *rows])}"
+    whole = table([["setting", *(point.arm for point in points)], *rows])
+    return f"<details><summary>Settings that differ</summary>{whole}</details>"
