@@ -135,7 +135,9 @@ class _Maker:
                 cfg.seed = self._settings.seeds[0]
             scenario, traffic = build_run(cfg)
         except ConfigError as error:
-            raise ConfigError(str(error) if name == BASELINE else f"{name}: {error}") from error
+            told = str(error)
+            is_plain = name == BASELINE or told.startswith(f"{name}:")
+            raise ConfigError(told if is_plain else f"{name}: {told}") from error
         config: Any = OmegaConf.to_container(cfg)
         self.points.append(Point(arm=name, swept=None, config=config))
         self.cfgs[name] = cfg
