@@ -39,6 +39,17 @@ COMMANDS = {
         "The highest request rate that keeps an SLO, and the share within it at every rate.",
         "goodput",
     ),
+    "whatif": Command(
+        "experiments.whatif.command",
+        "One change at a time against a baseline: twice the traffic, another GPU, FP8, ...",
+        "whatif",
+    ),
+    "dashboard": Command(
+        "experiments.dashboard.command",
+        "A local page that simulates while its settings are turned.",
+        "simulate",
+        by_hydra=False,
+    ),
     "sweep": Command(
         "experiments.sweep.command",
         "Every combination of several values, one run each, in warm workers; can be resumed.",

@@ -39,6 +39,7 @@ from sim.troubles import Troubles
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload
 from sim.workload.faster import FasterSource
+from sim.workload.longer import LongerSource
 from sim.workload.retries import Retries
 
 
@@ -128,6 +129,10 @@ class Scenario(PoolSettings):
     energy: EnergySettings = EnergySettings()
     load: float = 1.0
     """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
+    prompt_scale: float = 1.0
+    """Prompts are so many times as long: see `sim.workload.longer`."""
+    output_scale: float = 1.0
+    """Answers are so many times as long."""
     seed: int = 0
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -137,6 +142,9 @@ class Scenario(PoolSettings):
             raise ValueError(f"seed={self.seed}: must be >= 0")
         if not 0 < self.load < inf:
             raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
+        for name in ("prompt_scale", "output_scale"):
+            if not 1e-6 <= getattr(self, name) <= 1e6:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
         if self.max_resends < 0:
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
@@ -280,7 +288,17 @@ class Scenario(PoolSettings):
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
         longest = min(pool.max_model_len for pool in self.pools_by_name.values())
-        source = self.workload.source(seed=self.seed, max_model_len=longest)
+        source: Source
+        if self.prompt_scale == self.output_scale == 1:
+            source = self.workload.source(seed=self.seed, max_model_len=longest)
+        else:
+            source = LongerSource(
+                self.workload,
+                seed=self.seed,
+                max_model_len=longest,
+                prompt_scale=self.prompt_scale,
+                output_scale=self.output_scale,
+            )
         return source if self.load == 1 else FasterSource(source, self.load)
 
     def future(self) -> FutureUses | None:

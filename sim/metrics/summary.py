@@ -138,6 +138,7 @@ def summarise(
         "cost": _cost(
             float(np.dot([pool.price_usd_per_hour for pool in pools], replica_s)) / 3600,
             float(np.dot([pool.num_devices for pool in pools], replica_s)) / 3600,
+            window.duration_s / 3600,
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
@@ -214,8 +215,10 @@ def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str
     }
 
 
-def _cost(usd: float, device_hours: float, output: _Output, prefill_share: float) -> dict[str, Any]:
-    """Rent of all replicas, idle or not, per token and per request; device_hours: what was rented.
+def _cost(
+    usd: float, device_hours: float, hours: float, output: _Output, prefill_share: float
+) -> dict[str, Any]:
+    """Rent of all replicas, idle or not, per hour, token and request; device_hours: what was rented.
 
     usd_per_million_output_tokens puts all of it on the output; `split`: see `hwmodels.cost.split_cost`.
     """
@@ -229,6 +232,7 @@ def _cost(usd: float, device_hours: float, output: _Output, prefill_share: float
     return {
         "usd": usd,
         "device_hours": device_hours,
+        "usd_per_hour": _per(usd, hours),
         "usd_per_million_output_tokens": _per(usd * 1e6, output.output_tokens),
         "usd_per_1000_requests": split.usd_per_thousand_requests,
         "split": {
