@@ -44,7 +44,19 @@ def in_turn(
     what comes back are pickled. Raises ConfigError, which names the task, for settings that cannot be run and
     for a process that was killed.
     """
-    return _here(work, tasks, interrupt) if jobs == 1 else _in_processes(work, tasks, jobs, interrupt)
+    waiting = deque(tasks)
+    return as_asked(work, lambda: waiting.popleft() if waiting else None, jobs, interrupt)
+
+
+def as_asked(
+    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
+) -> Generator[tuple[int, R], None, None]:
+    """The same for tasks that depend on what others have found: next_task is asked whenever a job is free.
+
+    None: there is nothing to do until a running task is done; if none runs, that is the end. The index counts
+    tasks in the order in which they were asked for.
+    """
+    return _here(work, next_task, interrupt) if jobs == 1 else _in_processes(work, next_task, jobs, interrupt)
 
 
 def fly(config: dict[str, Any]) -> RunResult:
@@ -53,31 +65,33 @@ def fly(config: dict[str, Any]) -> RunResult:
 
 
 def _here(
-    work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
 ) -> Generator[tuple[int, R], None, None]:
-    for index, task in enumerate(tasks):
-        if interrupt.noted:
-            return
+    index = 0
+    while not interrupt.noted and (task := next_task()) is not None:
         with _named(task):
             result = work(task)
         yield index, result
+        index += 1
 
 
 def _in_processes(
-    work: Callable[[T], R], tasks: Sequence[T], jobs: int, interrupt: Interrupt
+    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
 ) -> Generator[tuple[int, R], None, None]:
     """A process is handed one task at a time: at Ctrl-C nothing is queued that would still run."""
-    waiting = deque(enumerate(tasks))
-    running: dict[Future[R], int] = {}
+    running: dict[Future[R], tuple[int, T]] = {}
+    asked = 0
     with ProcessPoolExecutor(jobs, initializer=_leave_ctrl_c_to_the_parent) as pool:
-        while running or (waiting and not interrupt.noted):
-            while waiting and len(running) < jobs and not interrupt.noted:
-                index, task = waiting.popleft()
-                running[pool.submit(work, task)] = index
+        while True:
+            while len(running) < jobs and not interrupt.noted and (task := next_task()) is not None:
+                running[pool.submit(work, task)] = asked, task
+                asked += 1
+            if not running:
+                return
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
-                index = running.pop(future)
-                with _named(tasks[index]):
+                index, task = running.pop(future)
+                with _named(task):
                     result = future.result()
                 yield index, result
 

@@ -26,6 +26,7 @@ from policies.plan import AdapterUse, Cause
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence
 from sim.events import logged_events
+from sim.missed import Missed
 from sim.overload import Overload
 from sim.shape import shape_of
 from sim.troubles import Trouble
@@ -579,7 +580,7 @@ class RunRecords:
     and tokens held at the iteration's end, sequences preempted by the plan. replicas: by index, all that
     there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
     replica, first iteration, iteration behind the last, token places; else None.
-    interrupted: the run was stopped by hand at end_s. overload: why it was ended early there, if it was.
+    interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there, if it was.
     events: `sim.events.logged_events`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
@@ -601,6 +602,7 @@ class RunRecords:
     end_s: float
     interrupted: bool = False
     overload: Overload | None = None
+    missed: Missed | None = None
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     num_evicted_blocks: int = 0
     pinned_token_s: float = 0.0
