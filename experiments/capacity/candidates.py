@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -41,6 +41,8 @@ class Candidate:
     """Of `simulate`, besides those of the command line."""
     scenario: Scenario
     """With one replica."""
+    asked: Mapping[str, str | None]
+    """Of the model's number formats, what was set: weights, moe_weights, kv_cache_dtype; else None."""
 
     @property
     def usd_per_hour(self) -> float:
@@ -139,7 +141,9 @@ def build_candidates(
             refused.append(Refused(name=name, parts=parts, reason=str(error)))
             continue
         candidates.append(
-            Candidate(name=name, parts=parts, overrides=own, scenario=replace(scenario, replicas=1))
+            Candidate(
+                name=name, parts=parts, overrides=own, scenario=scenario, asked=_asked_formats(cfg.model)
+            )
         )
     for axis, entries_of_axis in axes.items():
         for entry in entries_of_axis:
@@ -152,6 +156,11 @@ def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -
     """The labels of all axes on which candidates differ."""
     varied = [entry.label for axis, entry in entries.items() if len(axes[axis]) > 1 or axis == "hardware"]
     return " ".join(varied) or "as set"
+
+
+def _asked_formats(model: DictConfig) -> dict[str, str | None]:
+    found = {key: model.get(key) for key in ("weights", "moe_weights", "kv_cache_dtype")}
+    return {key: None if value in (None, "auto") else str(value) for key, value in found.items()}
 
 
 def _composed(variants: Variants, combination: Sequence[Entry], own: Sequence[str]) -> DictConfig:

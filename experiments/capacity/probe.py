@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from experiments.capacity.settings import CapacitySettings
 from hwmodels.iteration import IterationModel
@@ -34,9 +35,13 @@ class Run(NamedTuple):
     """Within the SLO, of all requests; of a run that was ended early, the most that it could have been."""
     is_cut: bool
     """Ended early, as the target was out of reach."""
+    rate_per_s: float
+    """Requests that arrived."""
     term_shares: Mapping[str, float]
     term_limits_s: Mapping[str, float]
     """By term: the limit that the target's share of the requests keeps; of an ended run, of those so far."""
+    loosened_s: Mapping[str, float]
+    """By term: the smallest limit in place of its own with which the whole SLO is attained; inf: none."""
     figures: Mapping[str, float]
     """See `FIGURES`; NaN where one does not exist."""
     waits: Mapping[str, float]
@@ -85,7 +90,7 @@ class Probe:
         return runs
 
     def _run(self, seed: int) -> Run:
-        scenario = replace(self.scenario, replicas=self.replicas, seed=seed, load=self.load)
+        scenario = replace(reseeded(self.scenario, seed), replicas=self.replicas, load=self.load)
         is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
         scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
         source, _ = traffic(self.scenario, seed, self.window_s)
@@ -93,6 +98,31 @@ class Probe:
             scenario = replace(scenario, latency=_KeptPrices(of=scenario.latency))
         result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
         return _measured(result, self.replicas * self.scenario.layout.num_devices)
+
+
+DRAWING = ("routing", "decode_routing", "prediction", "retries")
+"""Parts of a scenario that may draw, from a seed that is the run's unless it was set."""
+
+
+def reseeded(scenario: Scenario, seed: int) -> Scenario:
+    """The same with another seed, as composing it with seed=... would give it."""
+    parts: dict[str, Any] = {
+        name: replace(part, seed=seed)
+        for name in DRAWING
+        if getattr(part := getattr(scenario, name), "seed", None) == scenario.seed
+    }
+    return replace(scenario, seed=seed, **parts)
+
+
+def distinct_seeds(scenario: Scenario, settings: CapacitySettings) -> tuple[int, ...]:
+    """Those that give different runs: a trace is the same with every seed. Raises ValueError."""
+    if any(hasattr(getattr(scenario, name), "seed") for name in DRAWING):
+        return settings.seeds
+    found: dict[bytes, int] = {}
+    for seed in settings.seeds:
+        source, _ = traffic(scenario, seed, settings.window_s)
+        found.setdefault(pickle.dumps([tuple(arrival) for arrival in source.listed]), seed)
+    return tuple(found.values())
 
 
 def keeps(one: Run, slo: Slo | None) -> bool:
@@ -177,13 +207,27 @@ def _measured(result: RunResult, num_devices: int) -> Run:
     return Run(
         share=1 - cut["missed"] / cut["requests"] if cut else float(share),
         is_cut=cut is not None,
+        rate_per_s=len(requests) / max(float(requests["arrival_s"].max()), 1e-9),
         term_shares={term: float(met.mean()) for term, met in slo.terms_met(decided).items()},
         term_limits_s=limits_s,
+        loosened_s={term: _loosened_s(decided, slo, term) for term in slo.limits_s},
         figures=plain,
         waits={cause: value or 0.0 for cause, value in summary["waiting"]["by_cause_s"].items()},
         batch=_batch(result),
         notes=tuple(summary["notes"]),
     )
+
+
+def _loosened_s(requests: pd.DataFrame, slo: Slo, term: str) -> float:
+    held = slo.terms_met(requests)
+    others = (requests["status"] == "finished").to_numpy(np.bool_)
+    for name, met in held.items():
+        if name != term:
+            others = others & met
+    values = requests[f"{term}_s"].to_numpy(np.float64)
+    values = np.where(np.isnan(values) & held[term], 0.0, values)
+    values = np.where(others, values, np.inf)
+    return least_limit(values, slo.attainment_target) if len(values) else float("inf")
 
 
 def _batch(result: RunResult) -> tuple[float, float]:
