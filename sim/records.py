@@ -580,8 +580,8 @@ class RunRecords:
     and tokens held at the iteration's end, sequences preempted by the plan. replicas: by index, all that
     there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
     replica, first iteration, iteration behind the last, token places; else None.
-    interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there, if it was.
-    events: `sim.events.logged_events`.
+    interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there,
+    if it was. events: `sim.events.logged_events`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers in vain, which their requests' rows do not count. num_crash_tokens: of

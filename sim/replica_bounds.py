@@ -1,4 +1,4 @@
-"""What no engine can beat on given replicas: bounds by which candidates are ruled out before they are simulated.
+"""What no engine can beat on given replicas: bounds that rule candidates out before they are simulated.
 
 An idle replica is the best case of every request: its prompt alone in one iteration, then its answer decoded
 alone. With t(n, c) the seconds of an iteration that decodes n sequences of c tokens of context together, and
@@ -207,7 +207,8 @@ def _prompt_seconds(model: IterationModel, lengths: Floats, reusable: bool) -> F
 def _step_seconds(model: IterationModel, contexts: Floats, max_num_seqs: int) -> Floats:
     """The shortest iteration that decodes a sequence of so much context, alone or among its like."""
     counts = [2**k for k in range(max_num_seqs.bit_length()) if 2**k <= min(max_num_seqs, 64)]
-    return np.min([_decode_seconds(model, n + 0 * contexts, n * contexts) for n in counts], axis=0)
+    least: Floats = np.min([_decode_seconds(model, n + 0 * contexts, n * contexts) for n in counts], axis=0)
+    return least
 
 
 def _decode_seconds(model: IterationModel, seqs: Floats, contexts: Floats) -> Floats:
@@ -224,11 +225,8 @@ def _deadlines(demand: Demand, slo: Slo) -> Floats:
     """Seconds after its arrival by which a good answer has ended."""
     limits: Mapping[str, float] = slo.limits_s
     gaps = demand.output_tokens - 1
-    by_steps = limits.get("ttft", math.inf) + gaps * limits.get("tpot", math.inf) if "tpot" in limits else None
-    stepwise = np.full(len(gaps), limits.get("ttft", math.inf)) if by_steps is None else by_steps
-    if by_steps is None:
-        stepwise = np.where(gaps > 0, math.inf, stepwise)
-    return np.minimum(stepwise, limits.get("e2e", math.inf))
+    decoded_s = np.where(gaps > 0, gaps * limits["tpot"] if "tpot" in limits else math.inf, 0.0)
+    return np.minimum(limits.get("ttft", math.inf) + decoded_s, limits.get("e2e", math.inf))
 
 
 def _sum_of_least(work: Floats, count: int) -> float:

@@ -146,12 +146,14 @@ class Scenario(PoolSettings):
     def _check_stop_missed(self) -> None:
         """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
         if self.slo is None:
-            raise ValueError("sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat")
+            raise ValueError(
+                "sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat"
+            )
         for name in ("warmup_s", "cooldown_s"):
             if getattr(self.metrics, name):
                 raise ValueError(
-                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as all "
-                    "requests are counted; or set sim.stop_missed=false"
+                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as "
+                    "all requests are counted; or set sim.stop_missed=false"
                 )
 
     def _check_troubles(self) -> None:

@@ -1,4 +1,4 @@
-"""No candidate keeps the SLO: which term fails on the best one, by how much, and what would do. All simulated."""
+"""No candidate keeps the SLO: which term fails on the best one, by how much, and what would do; simulated."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def advise(search: Search, interrupt: Interrupt) -> Advice | None:
     limits_s = question.slo.limits_s
     rates = [RateTask(name=best.candidate.name, probe=replace(probe, stop=True))]
     load = 0.0
-    if best.ceiling.share >= question.slo.attainment_target:
+    if best.ceiling is None or best.ceiling.share >= question.slo.attainment_target:
         load = next((found for _, found in in_turn(RateTask.run, rates, 1, interrupt)), 0.0)
     return Advice(
         best=best.candidate.name,
@@ -102,7 +102,8 @@ def closest(states: Sequence[State]) -> State:
 
     def share(state: State) -> float:
         runs = [run.share for found in state.runs.values() for run in found]
-        return min(state.ceiling.share, max(runs, default=state.ceiling.share))
+        ceiling = 0.0 if state.ceiling is None else state.ceiling.share
+        return min(ceiling, max(runs, default=ceiling))
 
     return max(states, key=lambda state: (share(state), -state.candidate.usd_per_hour))
 
@@ -139,9 +140,7 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
         base=question.base,
         source=question.source,
     )
-    again = begin(asked_again, search.load, search.seeds, interrupt)
-    if again is None:
-        return None
+    again = begin(asked_again, search.load, search.seeds)
     again.exhaust(interrupt, lambda done, total: None)
     ranked = again.ranked()
     if not ranked or ranked[0].num_up is None:

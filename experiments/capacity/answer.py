@@ -69,10 +69,12 @@ def answer(question: Question, report: Report) -> Answer | None:
     with ctrl_c_noted() as interrupt:
         searches: list[Search] = []
         for load in settings.loads.values():
-            states: Sequence[State] = searches[-1].states if searches and settings.growth_per_month > 0 else ()
-            search = begin(question, load, seeds, interrupt, states)
-            if search is None:
+            states: Sequence[State] = (
+                searches[-1].states if searches and settings.growth_per_month > 0 else ()
+            )
+            if interrupt.noted:
                 break
+            search = begin(question, load, seeds, states)
             searches.append(search)
             if settings.search == "optuna":
                 propose(search, interrupt, report)
@@ -94,7 +96,9 @@ def answer(question: Question, report: Report) -> Answer | None:
         question=question,
         search=first,
         ranked=ranked,
-        stages=[_stage(month, search, winner) for month, search in zip(settings.loads, searches, strict=False)],
+        stages=[
+            _stage(month, search, winner) for month, search in zip(settings.loads, searches, strict=False)
+        ],
         seeds=seeds,
         requests=len(source.listed),
         window_start_s=start_s,
@@ -102,14 +106,16 @@ def answer(question: Question, report: Report) -> Answer | None:
         kept_with_one_less=kept,
         day=day,
         advice=advice,
-        points={s.candidate.name: finals.get(s.candidate.name) or s.runs[s.num_up or 0] for s in first.ranked()},
+        points={
+            s.candidate.name: finals.get(s.candidate.name) or s.runs[s.num_up or 0] for s in first.ranked()
+        },
         notes=_notes(ranked, finals),
         interrupted=was_interrupted,
     )
 
 
 def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
-    """Of the ranking: with all replicas, without headroom. Those of the search serve where they are the same."""
+    """Of the ranking: with all replicas, without headroom. Those of the search serve where they are so."""
     settings = search.question.settings
     found: dict[str, list[Run]] = {}
     tasks: list[Probe] = []
@@ -127,9 +133,7 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
     return found
 
 
-def _kept_with_one_less(
-    search: Search, winner: Ranked, interrupt: Interrupt
-) -> tuple[int, int] | None:
+def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) -> tuple[int, int] | None:
     """Of the winner, seed by seed."""
     if winner.num_up == 1 or len(search.seeds) < 2:
         return None
@@ -171,4 +175,6 @@ def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> lis
     for row in ranked:
         for note in finals[row.candidate.name][0].notes:
             told.setdefault(note, []).append(row.candidate.name)
-    return [note if len(names) == len(ranked) else f"{', '.join(names)}: {note}" for note, names in told.items()]
+    return [
+        note if len(names) == len(ranked) else f"{', '.join(names)}: {note}" for note, names in told.items()
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.capacity.settings import CapacitySettings, Entry
+from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
 from sim.availability import availability, replicas_for
 from sim.metrics.slo import Slo
 from sim.scenario import Scenario
@@ -101,7 +101,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     for candidate in candidates:
         for key in ("slo", "workload"):
             if getattr(candidate.scenario, key) != getattr(candidates[0].scenario, key):
-                raise ConfigError(f"{NODE}.more: {candidate.name}: all candidates must have one {key} in common")
+                raise ConfigError(
+                    f"{NODE}.more: {candidate.name}: all candidates must have one {key} in common"
+                )
+    _check_demand(candidates, settings)
     return Question(
         settings=settings,
         slo=slo,
@@ -112,9 +115,7 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     )
 
 
-def build_candidates(
-    settings: CapacitySettings, variants: Variants
-) -> tuple[list[Candidate], list[Refused]]:
+def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[list[Candidate], list[Refused]]:
     """All combinations; those that cannot be are refused. Raises ConfigError for an entry that never can."""
     axes = settings.axes
     candidates, refused = list[Candidate](), list[Refused]()
@@ -155,7 +156,7 @@ def build_candidates(
 def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -> str:
     """The labels of all axes on which candidates differ."""
     varied = [entry.label for axis, entry in entries.items() if len(axes[axis]) > 1 or axis == "hardware"]
-    return " ".join(varied) or "as set"
+    return " ".join(filter(None, varied)) or AS_SET
 
 
 def _asked_formats(model: DictConfig) -> dict[str, str | None]:
@@ -174,6 +175,22 @@ def _composed(variants: Variants, combination: Sequence[Entry], own: Sequence[st
             except ConfigError as alone:
                 raise ConfigError(f"{NODE}.{entry.where}: {alone}") from alone
         raise ConfigError(f"{NODE}: {' '.join(own)}: {error}") from error
+
+
+def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -> None:
+    """Raise ConfigError for traffic without a rate of its own, and for spares that are never enough."""
+    try:
+        source = candidates[0].scenario.source()
+        for candidate in candidates:
+            candidate.deployed(1, settings)
+    except (ValueError, OSError) as error:
+        where = f"{NODE}." if str(error).startswith("wanted_share") else ""
+        raise ConfigError(f"{where}{str(error).replace('wanted_share', 'availability', 1)}") from error
+    if not source.num_requests or not source.last_arrival_s:
+        raise ConfigError(
+            "workload: its requests wait for answers, or come all at once, so that no number of replicas is "
+            "too small; choose an open loop, such as workload=poisson"
+        )
 
 
 def _check_base(cfg: DictConfig) -> None:

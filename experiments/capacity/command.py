@@ -1,4 +1,4 @@
-"""`windtunnel capacity`: how many of which GPUs, with which engine and settings, keep the SLO for the least."""
+"""`windtunnel capacity`: how many of which GPUs, with which settings, keep the SLO for the least rent."""
 
 from __future__ import annotations
 

@@ -79,8 +79,10 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     if engine.num_kv_blocks is not None:
         yield f"--num-gpu-blocks-override {engine.num_kv_blocks}"
     if isinstance(scenario.batching, Chunked):
-        yield "--enable-chunked-prefill" if scenario.batching.enable_chunked_prefill else (
-            "--no-enable-chunked-prefill"
+        yield (
+            "--enable-chunked-prefill"
+            if scenario.batching.enable_chunked_prefill
+            else ("--no-enable-chunked-prefill")
         )
         if scenario.batching.long_prefill_token_threshold:
             yield f"--long-prefill-token-threshold {scenario.batching.long_prefill_token_threshold}"
@@ -167,7 +169,9 @@ def _quantised(
     elif weights is not None and weights not in ("bf16", "fp16", "fp32"):
         notes.append(f"model.weights={weights}: no flag; it needs a checkpoint stored so")
     if candidate.asked["moe_weights"] is not None:
-        notes.append(f"model.moe_weights={candidate.asked['moe_weights']}: no flag; a matter of the checkpoint")
+        notes.append(
+            f"model.moe_weights={candidate.asked['moe_weights']}: no flag; a matter of the checkpoint"
+        )
     if kv == "fp8":
         flags.append(f"--kv-cache-dtype {fp8_kv}")
     elif kv in ("bf16", "fp16"):

@@ -51,6 +51,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
     settings = search.question.settings
     optuna = load_optuna()
     study = _study(optuna, settings.study, settings.seeds[0])
+    search.bound_all(interrupt)
     axes = {axis: [entry.label for entry in entries] for axis, entries in settings.axes.items()}
     by_parts = {tuple(state.candidate.parts.values()): state for state in search.states}
     asked: list[tuple[Any, State]] = []
@@ -135,7 +136,9 @@ def _study(optuna: Any, file: str | None, seed: int) -> Any:
             sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=16),
         )
     except (ValueError, KeyError, OSError, optuna.exceptions.OptunaError) as error:
-        raise ConfigError(f"capacity.study={file}: cannot be gone on from ({error}); choose another") from error
+        raise ConfigError(
+            f"capacity.study={file}: cannot be gone on from ({error}); choose another"
+        ) from error
 
 
 def _values(search: Search, state: State) -> tuple[float, float] | None:

@@ -16,12 +16,11 @@ from experiments.capacity.results import derived, pareto
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,
-    efficiency_rows,
     launches,
-    ranked_rows,
     ruled_out_lines,
     sentences,
     stage_rows,
+    turned,
 )
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, RED, SERIES, styled
@@ -37,8 +36,7 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
     seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
     sections = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
-        sections["Cheapest"] = table(ranked_rows(found.ranked))
-        sections["Goodput for what it costs"] = table(efficiency_rows(found.ranked))
+        sections["Cheapest"] = table(turned(found.ranked))
         sections["Speed for a user against tokens for a GPU"] = drawn(pareto_figure(found))
         sections["Cost"] = drawn(cost_figure(found))
     if len(found.stages) > 1:

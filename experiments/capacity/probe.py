@@ -116,13 +116,15 @@ def reseeded(scenario: Scenario, seed: int) -> Scenario:
 
 def distinct_seeds(scenario: Scenario, settings: CapacitySettings) -> tuple[int, ...]:
     """Those that give different runs: a trace is the same with every seed. Raises ValueError."""
-    if any(hasattr(getattr(scenario, name), "seed") for name in DRAWING):
+    drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
+    if any(hasattr(getattr(scenario, name), "seed") for name in drawing):
         return settings.seeds
-    found: dict[bytes, int] = {}
+    found: list[int] = []
     for seed in settings.seeds:
-        source, _ = traffic(scenario, seed, settings.window_s)
-        found.setdefault(pickle.dumps([tuple(arrival) for arrival in source.listed]), seed)
-    return tuple(found.values())
+        own, _ = traffic(scenario, seed, settings.window_s)
+        if all(own.listed != traffic(scenario, other, settings.window_s)[0].listed for other in found):
+            found.append(seed)
+    return tuple(found)
 
 
 def keeps(one: Run, slo: Slo | None) -> bool:
@@ -134,7 +136,8 @@ def keeps(one: Run, slo: Slo | None) -> bool:
 def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[ListedSource, float]:
     """The requests of a seed, and when their window begins. Raises ValueError."""
     key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s)
-    return _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
+    found: tuple[ListedSource, float] = _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
+    return found
 
 
 def demand_of(scenario: Scenario, settings: CapacitySettings, seed: int) -> Demand:
@@ -239,4 +242,3 @@ def _batch(result: RunResult) -> tuple[float, float]:
     context = iterations["decode_context_tokens"].to_numpy(np.float64)[decoding].sum()
     total = float(seqs[decoding].sum())
     return total / int(decoding.sum()), float(context) / total
-

@@ -91,16 +91,16 @@ def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[
     columns: dict[str, list[float]] = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
     columns["share"] = [run.share for run in runs]
     good, tokens = columns["goodput_per_s"], columns["output_tokens_per_s"]
-    columns["good_requests_per_usd"] = [3600 * each / usd_per_hour if usd_per_hour else math.nan for each in good]
+    columns["good_requests_per_usd"] = [
+        3600 * each / usd_per_hour if usd_per_hour else math.nan for each in good
+    ]
     columns["goodput_per_s_and_gpu"] = [each / num_devices for each in good]
     columns["good_requests_per_kwh"] = [
         3.6e6 * each / watts if watts > 0 else math.nan
         for each, watts in zip(good, columns["watts"], strict=True)
     ]
     columns["tokens_per_s_and_gpu"] = [each / num_devices for each in tokens]
-    columns["tokens_per_s_and_user"] = [
-        1 / each if each > 0 else math.nan for each in columns["tpot_p50_s"]
-    ]
+    columns["tokens_per_s_and_user"] = [1 / each if each > 0 else math.nan for each in columns["tpot_p50_s"]]
     return columns
 
 
@@ -123,7 +123,7 @@ def _limit(run: Run, state: State) -> Limit:
     slo = state.candidate.scenario.slo
     assert slo is not None
     excess = {term: run.term_limits_s[term] / limit_s for term, limit_s in slo.limits_s.items()}
-    term = max(excess, key=lambda name: (excess[name] if math.isfinite(excess[name]) else math.inf))
+    term = max(excess, key=lambda name: excess[name] if math.isfinite(excess[name]) else math.inf)
     share = run.term_shares[term]
     waits = {cause: s for cause, s in run.waits.items() if cause not in ("iteration", "frontend")}
     waited_s = sum(waits.values())
@@ -149,7 +149,8 @@ def _bound(state: State, run: Run, term: str) -> str:
     shares: dict[str, float] = defaultdict(float)
     for line in model.explain(shape):
         shares[line.bound] += line.share
-    return max(shares, key=lambda name: shares[name])
+    bound = max(shares, key=lambda name: shares[name])
+    return "memory bandwidth" if bound == "memory" else bound
 
 
 def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
@@ -167,12 +168,16 @@ def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
                 "reason": reason_of(state, status, search),
                 "gpus_per_replica": state.candidate.num_devices,
                 "usd_per_hour_of_a_replica": state.candidate.usd_per_hour,
-                "highest_share_by_bound": state.ceiling.share,
-                "least_replicas_by_bound": max(state.ceiling.replicas.values()),
+                "highest_share_by_bound": math.nan if state.ceiling is None else state.ceiling.share,
+                "least_replicas_by_bound": math.nan
+                if state.ceiling is None
+                else max(state.ceiling.replicas.values()),
                 "least_usd_per_hour": search.least_cost(state),
                 "runs": sum(len(runs) for runs in state.runs.values()),
                 "replicas_up": math.nan if number is None else number,
-                "replicas": math.nan if number is None else state.candidate.deployed(number, search.question.settings),
+                "replicas": math.nan
+                if number is None
+                else state.candidate.deployed(number, search.question.settings),
                 "share": math.nan if not runs else float(np.mean([run.share for run in runs])),
                 **{
                     name: math.nan if not runs else float(np.mean([run.figures[name] for run in runs]))
@@ -192,6 +197,9 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     target = f"{100 * slo.attainment_target:g} %"
     if status is Status.found:
         return ""
+    least = f"at least {state.bracket.least:,} replicas, ${search.least_cost(state):,.2f} an hour"
+    if ceiling is None:
+        return f"{least} by its price"
     if ceiling.share < slo.attainment_target:
         term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
         return (
@@ -202,10 +210,8 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])
     if status is Status.ruled_out:
         return (
-            f"{resource}: at least {ceiling.replicas[resource]:,} replicas, more than "
-            f"{state.bracket.most:,}"
+            f"{resource}: at least {ceiling.replicas[resource]:,} replicas, more than {state.bracket.most:,}"
         )
-    least = f"at least {state.bracket.least:,} replicas, ${search.least_cost(state):,.2f} an hour"
     if status is Status.beyond:
         return f"{state.bracket.fails:,} replicas are not enough"
     if status is Status.never_reached:

@@ -1,9 +1,10 @@
-"""The search: bounds first, then the cheapest that is still possible, until the ranking cannot change.
+"""The search: always the cheapest that is still possible, its bounds first, until the ranking cannot change.
 
 Every candidate has a least cost: its price times the fewest replicas that are not ruled out, by a bound or by
-a run. The next run is always one of the candidate with the smallest, so no run is made of what costs more
-than the candidates that are looked for. A candidate whose least cost exceeds that of the last place of the
-ranking is never reached. Runs of a candidate all have the same requests (common random numbers).
+a run. What is done next is always for the candidate with the smallest: its bounds, then runs. So no run is
+made of what costs more than the candidates that are looked for; of candidates that cost the same, those that
+stand earlier in the lists go first. One that could only come behind the last place of the ranking is never
+reached. Runs of all candidates have the same requests (common random numbers).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Status(Enum):
     found = "found"
     beyond = "more replicas than capacity.max_replicas"
     ruled_out = "ruled out by a bound"
-    costlier = "simulated, costs more than the last place"
-    never_reached = "never simulated, costs more than the last place"
+    costlier = "simulated, costs at least as much as the last place"
+    never_reached = "never simulated, costs at least as much as the last place"
     open = "not searched"
     """Optuna did not ask for it, or Ctrl-C came first."""
 
@@ -64,9 +65,7 @@ class CeilingTask:
         return Ceiling(
             share=found.idle.share(slo),
             term_shares=found.idle.shares(slo),
-            term_limits_s={
-                term: found.idle.limit_s(term, slo.attainment_target) for term in slo.limits_s
-            },
+            term_limits_s={term: found.idle.limit_s(term, slo.attainment_target) for term in slo.limits_s},
             replicas=found.replicas,
         )
 
@@ -76,9 +75,12 @@ class State:
     """A candidate, and what is known of it."""
 
     candidate: Candidate
-    ceiling: Ceiling
+    index: int
+    """In the order of the lists."""
     bracket: Bracket
     target: float
+    ceiling: Ceiling | None = None
+    """None: not looked at."""
     runs: dict[int, list[Run]] = field(default_factory=dict)
     """By replicas that are up."""
     is_running: bool = False
@@ -86,6 +88,8 @@ class State:
     @property
     def is_ruled_out(self) -> bool:
         """By a bound, before any run."""
+        if self.ceiling is None:
+            return False
         return self.ceiling.share < self.target or (not self.runs and self.bracket.is_beyond)
 
     @property
@@ -97,6 +101,12 @@ class State:
     def num_up(self) -> int | None:
         """Replicas that keep the SLO; None: not known."""
         return self.bracket.keeps if self.bracket.is_found else None
+
+    def bound(self, ceiling: Ceiling) -> None:
+        """What bounds say."""
+        self.ceiling = ceiling
+        least = max(ceiling.replicas.values())
+        self.bracket.fails = min(max(self.bracket.fails, least - 1), self.bracket.most)
 
     def learn(self, number: int, runs: list[Run], num_seeds: int, question: Question) -> None:
         """What a probe has shown: every seed must keep the SLO."""
@@ -123,16 +133,26 @@ class Search:
     def ranked(self) -> list[State]:
         """Those found, the cheapest first; of equal ones, that with more requests within the SLO."""
 
-        def key(state: State) -> tuple[float, float, str]:
+        def share(state: State) -> float:
             runs = state.runs[state.num_up or 0]
-            return self.least_cost(state), -sum(run.share for run in runs) / len(runs), state.candidate.name
+            return sum(run.share for run in runs) / len(runs)
 
-        return sorted((state for state in self.states if state.num_up is not None), key=key)
+        found = [state for state in self.states if state.num_up is not None]
+        # Which of the equal ones are in the ranking must not depend on which run ends first.
+        found = sorted(found, key=self.place)
+        top = self.question.settings.top
+        best = sorted(found[:top], key=lambda state: (self.least_cost(state), -share(state), state.index))
+        return best + found[top:]
 
-    def last_place_usd(self) -> float:
-        """No candidate that costs more can enter the ranking."""
-        top, costs = self.question.settings.top, sorted(self.least_cost(s) for s in self.ranked())
-        return costs[top - 1] if len(costs) >= top else float("inf")
+    def place(self, state: State) -> tuple[float, int]:
+        """By which candidates are looked at."""
+        return self.least_cost(state), state.index
+
+    def last_place(self) -> tuple[float, int]:
+        """No candidate behind it can enter the ranking."""
+        top = self.question.settings.top
+        places = sorted(self.place(state) for state in self.states if state.num_up is not None)
+        return places[top - 1] if len(places) >= top else (float("inf"), 0)
 
     def status(self, state: State) -> Status:
         if state.num_up is not None:
@@ -141,21 +161,31 @@ class Search:
             return Status.ruled_out
         if state.bracket.is_beyond:
             return Status.beyond
-        if self.least_cost(state) > self.last_place_usd():
+        if self.place(state) > self.last_place():
             return Status.costlier if state.runs else Status.never_reached
         return Status.open
 
     def next_state(self) -> State | None:
-        """The candidate to run next; None: no run is of use, or all such candidates are running."""
-        left = [s for s in self.states if not s.is_settled]
-        if not left:
-            return None
-        cost, state = min(((self.least_cost(s), i) for i, s in enumerate(left)), key=lambda pair: pair)
-        waiting = [s for s in left if not s.is_running]
-        if cost > self.last_place_usd() or not waiting:
-            return None
-        state_to_run = min(waiting, key=self.least_cost)
-        return state_to_run if self.least_cost(state_to_run) <= self.last_place_usd() else None
+        """The candidate to look at next; None: nothing is of use, or all that is is being done."""
+        last = self.last_place()
+        left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
+        return min(left, key=self.place, default=None)
+
+    def task(self, state: State) -> CeilingTask | Probe:
+        """Its bounds, then one number of replicas after the other."""
+        number = state.bracket.next()
+        assert number is not None
+        return self.ceiling_task(state) if state.ceiling is None else self.probe(state, number)
+
+    def ceiling_task(self, state: State) -> CeilingTask:
+        settings = self.question.settings
+        return CeilingTask(
+            name=state.candidate.name,
+            scenario=state.candidate.scenario,
+            settings=settings,
+            load=self.load * (1 + settings.headroom),
+            seed=self.seeds[0],
+        )
 
     def probe(self, state: State, number: int) -> Probe:
         settings = self.question.settings
@@ -169,65 +199,54 @@ class Search:
         )
 
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
-        """Run until the ranking is known, or Ctrl-C."""
-        asked: list[tuple[State, int]] = []
+        """Look until the ranking is known, or Ctrl-C."""
+        asked: list[tuple[State, CeilingTask | Probe]] = []
 
-        def next_task() -> Probe | None:
+        def next_task() -> CeilingTask | Probe | None:
             state = self.next_state()
-            number = None if state is None else state.bracket.next()
-            if state is None or number is None:
+            if state is None:
                 return None
             state.is_running = True
-            asked.append((state, number))
-            return self.probe(state, number)
+            asked.append((state, self.task(state)))
+            return asked[-1][1]
 
-        jobs = self.question.settings.num_processes
-        for index, runs in as_asked(Probe.run, next_task, jobs, interrupt):
-            state, number = asked[index]
+        for index, found in as_asked(_run, next_task, self.question.settings.num_processes, interrupt):
+            state, task = asked[index]
             state.is_running = False
-            state.learn(number, runs, len(self.seeds), self.question)
-            limit = self.last_place_usd()
-            done = sum(s.is_settled or self.least_cost(s) > limit for s in self.states)
-            report(done, len(self.states))
+            if isinstance(found, Ceiling):
+                state.bound(found)
+            else:
+                assert isinstance(task, Probe)
+                state.learn(task.replicas, found, len(self.seeds), self.question)
+            last = self.last_place()
+            report(sum(s.is_settled or self.place(s) > last for s in self.states), len(self.states))
+        self.interrupted = interrupt.noted
+
+    def bound_all(self, interrupt: Interrupt) -> None:
+        """The bounds of all candidates, for a search that does not go by cost."""
+        tasks = [self.ceiling_task(state) for state in self.states]
+        jobs = self.question.settings.num_processes
+        for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
+            self.states[index].bound(ceiling)
         self.interrupted = interrupt.noted
 
 
-def begin(
-    question: Question,
-    load: float,
-    seeds: tuple[int, ...],
-    interrupt: Interrupt,
-    earlier: Sequence[State] = (),
-) -> Search | None:
-    """All candidates with their bounds; earlier: states at a smaller load, where no fewer were enough.
+def _run(task: CeilingTask | Probe) -> Ceiling | list[Run]:
+    return task.run()
 
-    None if Ctrl-C came first.
-    """
+
+def begin(question: Question, load: float, seeds: tuple[int, ...], earlier: Sequence[State] = ()) -> Search:
+    """All candidates, nothing known of them but what was not enough for a smaller load: earlier."""
     settings = question.settings
-    tasks = [
-        CeilingTask(
-            name=one.name,
-            scenario=one.scenario,
-            settings=settings,
-            load=load * (1 + settings.headroom),
-            seed=seeds[0],
+    most = settings.max_replicas - settings.spare
+    fails = {state.candidate.name: state.bracket.fails for state in earlier}
+    states = [
+        State(
+            candidate=candidate,
+            index=index,
+            bracket=Bracket(fails=min(fails.get(candidate.name, 0), most), most=most),
+            target=question.slo.attainment_target,
         )
-        for one in question.candidates
+        for index, candidate in enumerate(question.candidates)
     ]
-    found: dict[int, Ceiling] = dict(in_turn(CeilingTask.run, tasks, settings.num_processes, interrupt))
-    if len(found) < len(tasks):
-        return None
-    known = {state.candidate.name: state.bracket.fails for state in earlier}
-    states = []
-    for i, candidate in enumerate(question.candidates):
-        least = max(*found[i].replicas.values(), known.get(candidate.name, 0) + 1)
-        most = settings.max_replicas - settings.spare
-        states.append(
-            State(
-                candidate=candidate,
-                ceiling=found[i],
-                bracket=Bracket(fails=min(least - 1, most), most=most),
-                target=question.slo.attainment_target,
-            )
-        )
     return Search(question=question, load=load, seeds=seeds, states=states)

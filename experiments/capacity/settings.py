@@ -70,7 +70,13 @@ class CapacitySettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("hardware", "tensor_parallel_sizes", "pipeline_parallel_sizes", "engines", "quantisations"):
+        for name in (
+            "hardware",
+            "tensor_parallel_sizes",
+            "pipeline_parallel_sizes",
+            "engines",
+            "quantisations",
+        ):
             values: Sequence[object] = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={_shown(values)}: must all be different")
@@ -113,7 +119,9 @@ class CapacitySettings:
         if self.spare >= self.max_replicas:
             raise ValueError(f"spare={self.spare}: must be < max_replicas={self.max_replicas}")
         if self.availability is not None and not 0 < self.availability < 1:
-            raise ValueError(f"availability={self.availability:g}: must be in (0, 1), 0.999 for 99.9 %; or null")
+            raise ValueError(
+                f"availability={self.availability:g}: must be in (0, 1), 0.999 for 99.9 %; or null"
+            )
         for name in ("mtbf_hours", "mttr_hours"):
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"{name}={getattr(self, name):g}: must be finite and > 0 h")
@@ -136,7 +144,9 @@ class CapacitySettings:
         found = {
             "hardware": _entries("hardware", "hardware", self.hardware),
             "TP": _entries("tensor_parallel_sizes", "tensor_parallel_size", self.tensor_parallel_sizes, "TP"),
-            "PP": _entries("pipeline_parallel_sizes", "pipeline_parallel_size", self.pipeline_parallel_sizes, "PP"),
+            "PP": _entries(
+                "pipeline_parallel_sizes", "pipeline_parallel_size", self.pipeline_parallel_sizes, "PP"
+            ),
             "engine": _entries("engines", "engine", self.engines),
             "weights": _entries("quantisations", "model.weights", self.quantisations),
             **{f"more {i}": _entries(f"more[{i}]", "", axis) for i, axis in enumerate(self.more)},
@@ -167,7 +177,7 @@ def _entries(node: str, key: str, values: Sequence[object], prefix: str = "") ->
 def _entry(where: str, key: str, value: object, prefix: str) -> Entry:
     """`fp8` is model.weights=fp8; `small: engine=vllm engine.max_num_seqs=64` is called small."""
     if value is None:
-        return Entry("checkpoint", (f"{key}=null",), where)
+        return Entry("", (f"{key}=null",), where)  # unnamed: the checkpoint's
     text = str(value).strip()
     name, colon, overrides = text.partition(":")
     if colon and "=" not in name:

@@ -20,8 +20,8 @@ from experiments.terminal import plain_table
 from sim.metrics.paired import Interval, Outcome
 from sim.report.wording import LATENCIES, MISSING, number, seconds
 
-HEADINGS = ("candidate", "replicas", "GPUs", "$/h", "$/M out", "within SLO", "good/$", "tok/s/GPU", "tok/s/user", "one less misses")
-EFFICIENCY = ("candidate", "goodput /s", "a GPU", "good requests/$", "good requests/kWh", "W", "MFU / MBU", "KV peak")
+AT_ONCE = 5
+"""Candidates beside each other on a terminal."""
 
 
 def print_answer(found: Answer, console: Console) -> None:
@@ -31,8 +31,8 @@ def print_answer(found: Answer, console: Console) -> None:
     for warning in caveats(found):
         console.print(Text(f"  {warning}", style="yellow"), soft_wrap=True)
     if found.ranked:
-        console.print(plain_table(ranked_rows(found.ranked), (0, len(HEADINGS) - 1)))
-        console.print(plain_table(efficiency_rows(found.ranked), (0,)))
+        for first in range(0, len(found.ranked), AT_ONCE):
+            console.print(plain_table(turned(found.ranked[first : first + AT_ONCE]), (0,)))
     if len(found.stages) > 1:
         console.print(plain_table(stage_rows(found), (0, 2)))
     for line in ruled_out_lines(found)[:3]:
@@ -63,14 +63,16 @@ def sentences(found: Answer) -> list[str]:
 
 def _winner(found: Answer) -> str:
     best, settings = found.ranked[0], found.question.settings
-    margins = [f"{100 * settings.headroom:g} % more traffic"] if settings.headroom else []
     spares = best.replicas - best.num_up
+    margins = [f"{100 * settings.headroom:g} % more traffic"] if settings.headroom else []
     margins += [f"{spares} of them down"] if spares else []
-    keeping = f"{' and '.join(['the SLO', *([f'with {m}' for m in margins[:1]])])}{' and ' + margins[1] if len(margins) > 1 else ''}"
+    keeping = f"the SLO with {' and '.join(margins)}" if margins else "the SLO"
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in found.question.slo.limits_s.items())
+    gpus = f"{best.num_devices} GPU{'s' * (best.num_devices > 1)}"
     return (
-        f"{best.replicas} x {best.candidate.name} ({best.num_devices} GPUs) keep {keeping} "
-        f"({100 * found.question.slo.attainment_target:g} % within {terms}) for ${best.usd_per_hour:,.2f} an hour: "
+        f"{best.replicas} x {best.candidate.name} ({gpus}) keep{'s' * (best.replicas == 1)} {keeping} "
+        f"({100 * found.question.slo.attainment_target:g} % within {terms}) for ${best.usd_per_hour:,.2f} an "
+        "hour: "
         f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens"
     )
 
@@ -80,7 +82,11 @@ def _sure(found: Answer) -> list[str]:
     share = best.share_at_margin
     lines = []
     if share.num_values > 1 and not share.is_exact:
-        reaches = " - it reaches below the target: with other traffic it may be missed" if share.low < target else ""
+        reaches = (
+            " - it reaches below the target: with other traffic it may be missed"
+            if share.low < target
+            else ""
+        )
         lines.append(
             f"Within the SLO, margins on top: {100 * share.mean:.2f} % ({LEVEL} {100 * share.low:.2f} to "
             f"{100 * min(share.high, 1.0):.2f}), in each of {share.num_values} seeds at least "
@@ -94,25 +100,27 @@ def _sure(found: Answer) -> list[str]:
 
 def _runner_up(best: Ranked, other: Ranked) -> str:
     told = (
-        f"{other.candidate.name} comes next with {other.replicas} replicas, {other.num_devices} GPUs, for "
+        f"{other.replicas} x {other.candidate.name} comes next ({other.num_devices} GPUs) for "
         f"${other.usd_per_hour:,.2f} an hour"
     )
     if best.usd_per_hour > 0:
         more = other.usd_per_hour / best.usd_per_hour - 1
-        told += f", {100 * more:.3g} % more" if more > 1e-9 else ", as much; fewer requests are within the SLO"
-    if other.limit is not None:
-        fewer = other.num_up - 1
         told += (
-            f": with {fewer} up {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; "
-            f"{100 * other.limit.share:.3g} % of the requests kept it until then)"
+            f", {100 * more:.3g} % more" if more > 1e-9 else ", as much; fewer requests are within the SLO"
         )
-    else:
-        told += ": it needs one replica at least"
+    if other.limit is not None:
+        told += (
+            f": with one less {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; kept by "
+            f"{100 * other.limit.share:.3g} % of the requests that were judged)"
+        )
+    elif other.num_up == 1:
+        told += ": it needs a replica, which costs that much"
     if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
         ratio = other.ahead.ratio
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
         told += (
-            f". Per token it costs {ratio.mean:.3f} times as much ({LEVEL} {ratio.low:.3f} to {ratio.high:.3f}"
+            f". Per token it costs {ratio.mean:.3f} times as much "
+            f"({LEVEL} {ratio.low:.3f} to {ratio.high:.3f}"
             f"{', no difference beyond noise' if same else ''})"
         )
     return f"{told}."
@@ -123,7 +131,8 @@ def _day(found: Answer) -> str:
     day = found.day
     return (
         f"Replicas that follow the hours ({min(day.replicas)} to {max(day.replicas)}, in proportion to the "
-        f"traffic) would save about {100 * day.saved_share:.0f} % of the rent; to be simulated: {day.overrides}"
+        f"traffic) would save about {100 * day.saved_share:.0f} % of the rent; to simulate it: "
+        f"{day.overrides}"
     )
 
 
@@ -142,7 +151,7 @@ def effort(found: Answer) -> str:
     parts = [f"{simulated} simulated in {runs} runs"]
     parts += [f"{refused} do not fit or cannot be laid out so"] if refused else []
     parts += [f"{ruled} ruled out by bounds"] if ruled else []
-    parts += [f"{left} never reached, as they cost more than the last place"] if left else []
+    parts += [f"{left} never reached, as they cost at least as much as the last place"] if left else []
     if opened := by_status.get(Status.open, 0):
         parts.append(f"{opened} not settled")
     total = len(counts) + refused
@@ -172,45 +181,41 @@ def caveats(found: Answer) -> list[str]:
 
 
 def ranked_rows(ranked: Sequence[Ranked]) -> list[list[str]]:
-    """Heading first; costs and what limits each."""
-    return [
-        list(HEADINGS),
-        *(
-            [
-                row.candidate.name,
-                f"{row.num_up} + {row.replicas - row.num_up}" if row.replicas > row.num_up else f"{row.replicas}",
-                f"{row.num_devices}",
-                f"{row.usd_per_hour:,.2f}",
-                _cell(row.figures["usd_per_million_output_tokens"]),
-                _percent(row.share_at_margin),
-                _cell(row.figures["good_requests_per_usd"]),
-                _cell(row.figures["tokens_per_s_and_gpu"]),
-                _cell(row.figures["tokens_per_s_and_user"]),
-                MISSING if row.limit is None else str(row.limit),
-            ]
-            for row in ranked
-        ),
-    ]
+    """A line a candidate; heading first."""
+    lines = [_line(row) for row in ranked]
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
-def efficiency_rows(ranked: Sequence[Ranked]) -> list[list[str]]:
-    """Goodput against everything that it costs; heading first."""
-    return [
-        list(EFFICIENCY),
-        *(
-            [
-                row.candidate.name,
-                _cell(row.figures["goodput_per_s"]),
-                _cell(row.figures["goodput_per_s_and_gpu"]),
-                _cell(row.figures["good_requests_per_usd"]),
-                _cell(row.figures["good_requests_per_kwh"]),
-                _cell(row.figures["watts"]),
-                f"{_share(row.figures['mfu'])} / {_share(row.figures['mbu'])}",
-                _share(row.figures["kv_peak"]),
-            ]
-            for row in ranked
-        ),
-    ]
+def turned(ranked: Sequence[Ranked]) -> list[list[str]]:
+    """A column a candidate."""
+    return [list(column) for column in zip(*ranked_rows(ranked), strict=True)]
+
+
+def _line(row: Ranked) -> dict[str, str]:
+    """Heading -> cell. Where several seeds differ: the half of the 95 % interval behind a ±."""
+    spares = row.replicas - row.num_up
+    figures = row.figures
+    return {
+        "candidate": row.candidate.name,
+        "replicas": f"{row.num_up} + {spares}" if spares else f"{row.replicas}",
+        "GPUs": f"{row.num_devices}",
+        "$ an hour": f"{row.usd_per_hour:,.2f}",
+        "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
+        "% within the SLO": _cell(row.share_at_margin, 100),
+        "TTFT p90, ms": _cell(figures["ttft_p90_s"], 1e3),
+        "TPOT p90, ms": _cell(figures["tpot_p90_s"], 1e3),
+        "goodput, requests/s": _cell(figures["goodput_per_s"]),
+        "  per GPU": _cell(figures["goodput_per_s_and_gpu"]),
+        "  requests per $": _cell(figures["good_requests_per_usd"]),
+        "  requests per kWh": _cell(figures["good_requests_per_kwh"]),
+        "output tokens/s a GPU": _cell(figures["tokens_per_s_and_gpu"]),
+        "output tokens/s a user": _cell(figures["tokens_per_s_and_user"]),
+        "W, all GPUs": _cell(figures["watts"]),
+        "MFU, %": _cell(figures["mfu"], 100),
+        "MBU, %": _cell(figures["mbu"], 100),
+        "KV at its peak, %": _cell(figures["kv_peak"], 100),
+        "one less misses": MISSING if row.limit is None else str(row.limit),
+    }
 
 
 def stage_rows(found: Answer) -> list[list[str]]:
@@ -269,14 +274,23 @@ def to_json(found: Answer) -> dict[str, Any]:
         "ranked": [_ranked_json(row) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
         "stages": [
-            {name: getattr(stage, name) for name in ("month", "load", "cheapest", "replicas", "usd_per_hour", "grown_replicas")}
+            {
+                name: getattr(stage, name)
+                for name in ("month", "load", "cheapest", "replicas", "usd_per_hour", "grown_replicas")
+            }
             for stage in found.stages
         ],
         "autoscaling": None
         if found.day is None
-        else {"replicas": list(found.day.replicas), "saved_share": found.day.saved_share, "overrides": found.day.overrides},
+        else {
+            "replicas": list(found.day.replicas),
+            "saved_share": found.day.saved_share,
+            "overrides": found.day.overrides,
+        },
         "advice": None if found.advice is None else advice_json(found.advice),
-        "launch": {title: {"command": command, "notes": notes} for title, (command, notes) in launches(found).items()},
+        "launch": {
+            title: {"command": command, "notes": notes} for title, (command, notes) in launches(found).items()
+        },
         "notes": list(found.notes),
     }
 
@@ -307,26 +321,20 @@ def _figure(interval: Interval) -> str:
     """With its bounds, if it has some."""
     if math.isnan(interval.mean):
         return MISSING
-    bounds = "" if math.isnan(interval.low) or interval.is_exact else f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"
+    bounds = (
+        ""
+        if math.isnan(interval.low) or interval.is_exact
+        else f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"
+    )
     return f"{number(interval.mean)}{bounds}"
 
 
-def _cell(interval: Interval) -> str:
+def _cell(interval: Interval, factor: float = 1.0) -> str:
     """The same for a table: ± half of the interval."""
-    if math.isnan(interval.mean):
+    mean, half = factor * interval.mean, factor * (interval.high - interval.low) / 2
+    if math.isnan(mean):
         return MISSING
-    half = (interval.high - interval.low) / 2
-    return number(interval.mean) if math.isnan(half) or interval.is_exact else f"{number(interval.mean)} ± {number(half)}"
-
-
-def _percent(interval: Interval) -> str:
-    half = 100 * (interval.high - interval.low) / 2
-    shown = f"{100 * interval.mean:.1f}"
-    return f"{shown} %" if math.isnan(half) or interval.is_exact else f"{shown} ± {number(half)} %"
-
-
-def _share(interval: Interval) -> str:
-    return MISSING if math.isnan(interval.mean) else f"{100 * interval.mean:.0f} %"
+    return number(mean) if math.isnan(half) or interval.is_exact else f"{number(mean)} ± {number(half)}"
 
 
 def _plain(interval: Interval) -> Mapping[str, float | int | None]:
