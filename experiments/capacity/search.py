@@ -70,6 +70,9 @@ class CeilingTask:
         )
 
 
+Task = CeilingTask | Probe
+
+
 @dataclass(slots=True)
 class State:
     """A candidate, and what is known of it."""
@@ -171,7 +174,7 @@ class Search:
         left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
         return min(left, key=self.place, default=None)
 
-    def task(self, state: State) -> CeilingTask | Probe:
+    def task(self, state: State) -> Task:
         """Its bounds, then one number of replicas after the other."""
         number = state.bracket.next()
         assert number is not None
@@ -200,9 +203,9 @@ class Search:
 
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
         """Look until the ranking is known, or Ctrl-C."""
-        asked: list[tuple[State, CeilingTask | Probe]] = []
+        asked: list[tuple[State, Task]] = []
 
-        def next_task() -> CeilingTask | Probe | None:
+        def next_task() -> Task | None:
             state = self.next_state()
             if state is None:
                 return None
@@ -210,7 +213,8 @@ class Search:
             asked.append((state, self.task(state)))
             return asked[-1][1]
 
-        for index, found in as_asked(_run, next_task, self.question.settings.num_processes, interrupt):
+        jobs = self.question.settings.num_processes
+        for index, found in as_asked(_run, next_task, jobs, interrupt):
             state, task = asked[index]
             state.is_running = False
             if isinstance(found, Ceiling):
@@ -231,7 +235,7 @@ class Search:
         self.interrupted = interrupt.noted
 
 
-def _run(task: CeilingTask | Probe) -> Ceiling | list[Run]:
+def _run(task: Task) -> Ceiling | list[Run]:
     return task.run()
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.capacity import optuna_search
+from experiments.capacity.advice import Advice, advice_lines
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates, build_question
 from experiments.capacity.day import Day, day_of
@@ -297,7 +298,8 @@ class Steps:
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_with_key_value_and_rule(overrides, message):
     small = [o for o in SMALL if not any(p.startswith("workload=") for p in overrides) or "workload" not in o]
-    asked = [*small, "capacity.tensor_parallel_sizes=[1]", *overrides]
+    few = ["capacity.hardware=[l4]", "capacity.tensor_parallel_sizes=[1]", "capacity.quantisations=[]"]
+    asked = [*small, *few, *overrides]
     asked = [o for o in asked if not o.startswith("~")]
     with pytest.raises(ConfigError, match=message):
         build_question(SOURCE.compose(asked), SOURCE, asked)
@@ -392,6 +394,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
         assert min(share[best["replicas_up"] - 1]) < 0.9
 
 
+@pytest.mark.slow
 def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = [o for o in TINY if not o.startswith("capacity.hardware")]
@@ -411,6 +414,34 @@ def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkey
         assert json.loads((tmp_path / "again/summary.json").read_text())["goodput"]["attained"]
 
 
+def test_advice_in_words():
+    found = Advice(
+        best="t4",
+        replicas=2,
+        share=0.4,
+        terms={"tpot": (0.05, 0.08), "ttft": (0.5, math.inf)},
+        looser={"tpot": 0.0812},
+        load=0.25,
+        rate_per_s=8.0,
+        other=("l4", 3, 2.4),
+    )
+    assert advice_lines(found, SLO) == [
+        "No candidate keeps the SLO. The closest is t4: with 2 replicas 40 % of the requests are within it, "
+        "target 90 %.",
+        "TPOT: 80.0 ms for 90 % of the requests, limit 50.0 ms, 1.60 times as much.",
+        "TTFT: fewer than 90 % of the requests get so far at all.",
+        "A looser term: slo.tpot_ms=82 would be kept so.",
+        "A lower rate: it keeps 2.00 of the 8.00 requests/s, 0.25 times the traffic.",
+        "Another GPU: 3 x l4 keep it for $2.40 an hour.",
+    ]
+    hopeless = advice_lines(replace(found, looser={}, load=None, other=None), SLO)
+    assert hopeless[3:] == [
+        "No looser limit of one term alone would do.",
+        "A lower rate does not help: the term is missed on idle replicas.",
+        "Another GPU: none of configs/hardware keeps it with these settings.",
+    ]
+
+
 def main_code(arguments):
     try:
         return main(arguments)
@@ -418,6 +449,7 @@ def main_code(arguments):
         return stopped.code
 
 
+@pytest.mark.slow
 def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
