@@ -37,7 +37,7 @@ class Application:
 
 def launch(application: Application, arguments: Sequence[str]) -> None:
     """Check the settings and run, once or (`--multirun`) for every combination. Raises ConfigError."""
-    options = _parser(application).parse_intermixed_args(arguments)
+    options = parser_of(application).parse_intermixed_args(arguments)
     source = ConfigSource(
         config_name=application.config_name, dirs=config_dirs(options.config_dir, application.config_dir)
     )
@@ -85,7 +85,7 @@ def _check_points(
             raise ConfigError(f"{error}{where}") from error
 
 
-def _parser(application: Application) -> argparse.ArgumentParser:
+def parser_of(application: Application) -> argparse.ArgumentParser:
     """The part of Hydra's command line that we stand by; it is passed on as it was written."""
     parser = argparse.ArgumentParser(
         prog=f"windtunnel {application.name}",

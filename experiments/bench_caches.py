@@ -33,7 +33,7 @@ from sim.workload.mooncake import MooncakeJsonl
 MAX_CONTEXT = 1_000_000
 
 ON_H100 = ("model=llama3_1_8b", "hardware=h100_sxm", "slo=none")
-TRACE = (*ON_H100, "workload=mooncake_jsonl", "workload.rate_scale=0.1")  # one replica just keeps up
+TRACE = (*ON_H100, "workload=mooncake_jsonl", "load=0.1")  # one replica just keeps up
 SIMULATED = {
     "no cache": ("caching=paged",),
     "prefix": ("caching=prefix",),

@@ -23,6 +23,7 @@ class Command(NamedTuple):
     module: str  # with main(arguments); of a Hydra application main() and check(cfg)
     summary: str
     config_name: str | None = None  # the root config of a Hydra application
+    by_hydra: bool = True  # Hydra runs it; else main(arguments) composes for itself
 
 
 COMMANDS = {
@@ -43,6 +44,15 @@ COMMANDS = {
         "experiments.capacity.command",
         "How many of which GPUs, with which engine and settings, keep an SLO at the least cost.",
         "capacity",
+    ),
+    "sweep": Command(
+        "experiments.sweep.command",
+        "Every combination of several values, one run each, in warm workers; can be resumed.",
+        "sweep",
+        by_hydra=False,
+    ),
+    "report": Command(
+        "experiments.report.command", "Draw a run or a sweep again, without simulating; also PNG and SVG."
     ),
     "score": Command(
         "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
@@ -72,6 +82,10 @@ COMMANDS = {
     ),
     "explain": Command(
         "experiments.explain.command", "One request's life in a run: every wait with its reason."
+    ),
+    "dialects": Command(
+        "experiments.dialects.command",
+        "A run's figures by the definitions of vLLM, guidellm, AIPerf, MLPerf.",
     ),
     "observe": Command(
         "experiments.observe.command",
@@ -140,7 +154,7 @@ def _run(arguments: list[str]) -> None:
         raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
     check_not_shadowed(Path(__file__).resolve().parents[1])
     command = COMMANDS[name]
-    if command.config_name is None:
+    if command.config_name is None or not command.by_hydra:
         importlib.import_module(command.module).main(rest)
         return
     application = importlib.import_module("experiments.application")

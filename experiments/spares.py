@@ -149,6 +149,8 @@ def report(settings: SparesSettings, console: Console) -> None:
 
 def _mirrors_left(settings: SparesSettings, n: int) -> str:
     """How often the KV of a replica that crashes is left with another one."""
+    if n == 1:
+        return "KV mirrored among 1: no other replica can hold a copy"
     found = simulated_mirrors_left(
         settings.troubles,
         n,

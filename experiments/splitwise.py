@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -30,7 +29,9 @@ from numpy.typing import NDArray
 
 from experiments.phase_layouts import largest_rate
 from experiments.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
+from sim.metrics.paired import mean_interval
 from sim.metrics.summary import request_metrics
+from sim.report.wording import with_interval
 from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -198,7 +199,7 @@ class Trial:
         self._batching = batching
         self._duration_s = duration_s
         self._prices = prices
-        self._alone = self._run(Design("alone", A100, 1), "workload.rate_scale=1e-3")
+        self._alone = self._run(Design("alone", A100, 1), "load=1e-3")
 
     def rate(self, design: Design, start: float = START_RATE) -> float:
         """The largest number of requests/s that the design serves within all terms, sought around `start`."""
@@ -214,7 +215,7 @@ class Trial:
         num_requests = int(rate_per_s * self._duration_s)
         if num_requests > len(self._alone):
             raise ValueError(f"{rate_per_s:g} requests/s: more requests than were drawn")
-        scale = [f"workload.rate_scale={rate_per_s}", f"workload.max_requests={num_requests}"]
+        scale = [f"load={rate_per_s}", f"workload.max_requests={num_requests}"]
         return slowdowns(self._run(design, *scale), self._alone)
 
     def _run(self, design: Design, *overrides: str) -> pd.DataFrame:
@@ -306,7 +307,7 @@ def main() -> None:
             trials.append(
                 Trial(path, given.duration_s, prices.timed, [*BLOOM, *prices.overrides], given.batching)
             )
-        print(f"{'design':>26} {'USD/h':>6} {'power':>6} {'req/s':>6}  {'by seed':<20} what fails beyond")
+        print(f"{'design':>26} {'USD/h':>6} {'power':>6} {'req/s':>12}  {'by seed':<20} what fails beyond")
         for design in BUDGETS[given.budget]:
             if given.designs and design.name not in given.designs:
                 continue
@@ -317,7 +318,7 @@ def main() -> None:
                 rates.append(trial.rate(design, start=rates[-1] if rates else START_RATE))
             each = " ".join(f"{rate:.1f}" for rate in rates)
             beyond = failing(trials[0].slowdowns(design, rates[0] * SEARCH_RATIO))
-            figures = f"{design.cost:>6.0f} {design.power:>6.1f} {mean(rates):>6.1f}"
+            figures = f"{design.cost:>6.0f} {design.power:>6.1f} {with_interval(mean_interval(rates)):>12}"
             print(f"{design!s:>26} {figures}  {each:<20} {beyond}", flush=True)
 
 

@@ -1,1 +1,19 @@
-"""The simulated world: clock, replicas, workloads, records and metrics."""
+"""The simulated world: clock, replicas, workloads, records and metrics. `from sim import simulate`."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.api import Result, simulate
+    from sim.settings.errors import ConfigError
+
+__all__ = ["ConfigError", "Result", "simulate"]
+
+_HOMES = {"simulate": "sim.api", "Result": "sim.api", "ConfigError": "sim.settings.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """What a notebook needs, imported when asked for: most of this package does without Hydra and plotly."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from hwmodels.assembly.site import Lora
@@ -155,5 +156,18 @@ class Deployment:
         return 4 * weight_bytes(self.model, self.layout) / bandwidth
 
     def iteration_model(self) -> IterationModel:
-        """The prices of a replica's iterations. Raises ValueError where the level cannot price it."""
-        return self.latency.iteration_model(self.replica)
+        """The prices of a replica's iterations. Raises ValueError where the level cannot price it.
+
+        Equal deployments get the same object, as it remembers what it has computed: a tenth of a short run.
+        """
+        replica = self.replica
+        for level, known, model in tuple(_iteration_models):  # another thread may add one
+            if level == self.latency and known == replica:
+                return model
+        model = self.latency.iteration_model(replica)
+        _iteration_models.appendleft((self.latency, replica, model))
+        return model
+
+
+_iteration_models: deque[tuple[LatencyLevel, Replica, IterationModel]] = deque(maxlen=16)
+"""Those of this process that were asked for last."""

@@ -234,7 +234,8 @@ class Handovers:
         if isnan(self._requests.first_token_s[request_id]):
             self._requests.first_token(request_id, now)
         else:
-            handover.source.iterations.add_gap(self._requests.next_token(request_id, now), now)
+            since_s = self._requests.next_token(request_id, now)
+            handover.source.iterations.add_gap(request_id, since_s, now)
         self._door.first_token_of(request_id)
 
     def _on_begun(self, handover: Handover, event: Event) -> None:

@@ -164,12 +164,12 @@ class RequestLog:
         self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
 
     def next_token(self, request_id: int, now: float) -> float:
-        """The same for a later one; returns the gap before it in seconds."""
-        gap_s = now - self.last_token_s[request_id]
+        """The same for a later one; returns when the one before it came."""
+        since_s = self.last_token_s[request_id]
         self.last_token_s[request_id] = now
         self.output_tokens[request_id] += 1
         self.longest_tokens[request_id] += 1
-        return gap_s
+        return since_s
 
     def send(self, request_id: int, replica: int) -> None:
         """A request goes to a replica."""
@@ -309,7 +309,7 @@ class IterationLog:
         "num_iterations",
         "start_s",
         "emitted_s",  # when the decoding sequences had produced their tokens before this row
-        "num_fresh",  # decoding sequences for which that is not so: their gaps are noted by add_gap
+        "num_apart",  # decoding sequences for which that is not so: their gaps are noted by add_gap
         "block_phase",  # clock of the decode set modulo the block size
         "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
         *COUNTS,
@@ -325,15 +325,14 @@ class IterationLog:
         self._rows = bytearray()
         self._ends_s = array("d")
         self._blocks_due = array("I")  # for each row of several iterations: block_size numbers, by phase
-        self._gaps = array("d")  # pairs: seconds, end
+        self._gaps = array("d")  # request id, start, end
         self._adapters = array("q")  # for each row the numbers of AdapterUse, where adapters are served
 
-    def add_gap(self, gap_s: float, end_s: float) -> None:
-        """One sequence's gap between two tokens, the second of them at end_s."""
-        self._gaps.append(gap_s)
-        self._gaps.append(end_s)
+    def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:
+        """One sequence's gap between two tokens, which came at since_s and end_s."""
+        self._gaps.extend((request_id, since_s, end_s))
 
-    def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+    def add(self, flight: Flight, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter a flight that is about to be committed."""
         plan, num_iterations, ends_s = flight.plan, flight.num_iterations, flight.ends_s
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
@@ -341,13 +340,13 @@ class IterationLog:
             use = plan.adapters or NO_USE
             self._adapters.extend(use * num_iterations if plan.chunks else use)
         if plan.chunks:
-            self._add_chunks(flight, core, emitted_s, num_fresh)
+            self._add_chunks(flight, core, emitted_s, num_apart)
             return
         self._rows += self._pack(
             num_iterations,
             flight.start_s,
             emitted_s,
-            num_fresh,
+            num_apart,
             core.decodes.clock % self.block_size,
             plan.num_widening,
             flight.num_running,
@@ -364,7 +363,7 @@ class IterationLog:
         if num_iterations > 1:
             self._blocks_due.extend(core.decodes.blocks_due_by_phase)
 
-    def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_fresh: int) -> None:
+    def _add_chunks(self, flight: Flight, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
         plan, start_s, shape = flight.plan, flight.start_s, flight.shape
         assert shape is not None
@@ -376,7 +375,7 @@ class IterationLog:
                 1,
                 start_s,
                 emitted_s,
-                num_fresh,
+                num_apart,
                 0,
                 plan.num_widening,
                 flight.num_running,
@@ -388,7 +387,7 @@ class IterationLog:
                 *shape[:-1],
             )
             start_s = emitted_s = flight.ends_s[step]
-            num_fresh = 0
+            num_apart = 0
 
     @property
     def num_iterations(self) -> int:
@@ -398,7 +397,7 @@ class IterationLog:
     @property
     def max_gaps(self) -> int:
         """No more gaps than that does it return."""
-        return len(self._ends_s) + len(self._gaps) // 2
+        return len(self._ends_s) + len(self._gaps) // 3
 
     @classmethod
     def dtypes(cls, *, serves_adapters: bool) -> dict[str, str]:
@@ -447,15 +446,19 @@ class IterationLog:
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name] = np.repeat(column, num)
         count = columns["decode_seqs"].astype(np.int64)
-        count[first] -= row["num_fresh"].astype(np.int64)
+        count[first] -= row["num_apart"].astype(np.int64)
         decodes = count > 0
-        single = np.frombuffer(self._gaps).reshape(-1, 2)
+        _, since_s, single_s = self.own_gaps().T
         gaps = Gaps(
-            np.concatenate([(ends_s - before_s)[decodes], single[:, 0]]),
-            np.concatenate([count[decodes], np.ones(len(single), np.int64)]),
-            np.concatenate([ends_s[decodes], single[:, 1]]),
+            np.concatenate([(ends_s - before_s)[decodes], single_s - since_s]),
+            np.concatenate([count[decodes], np.ones(len(single_s), np.int64)]),
+            np.concatenate([ends_s[decodes], single_s]),
         )
         return columns, gaps
+
+    def own_gaps(self) -> NDArray[np.float64]:
+        """Those of add_gap, [n, 3]: request id, start, end."""
+        return np.frombuffer(self._gaps).reshape(-1, 3)
 
     def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks taken since the first iteration of each iteration's row."""
@@ -471,6 +474,21 @@ class IterationLog:
         grown = np.zeros(num.sum(), np.int64)
         grown[np.repeat(num > 1, num)] = total - before
         return grown
+
+
+def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
+    """Of all replicas: `RunRecords.own_gaps`."""
+    gaps = [log.own_gaps() for log in logs]
+    request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
+    replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
+    return pd.DataFrame(
+        {
+            "request_id": request_id.astype(np.int64),
+            "replica": replica.astype(np.int32),
+            "since_s": since_s,
+            "end_s": end_s,
+        }
+    )
 
 
 def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
@@ -582,6 +600,8 @@ class RunRecords:
     replica, first iteration, iteration behind the last, token places; else None.
     interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there,
     if it was. events: `sim.events.logged_events`.
+    own_gaps: between two tokens of one request where these did not come at two iterations with decodes, one
+    behind the other, of one replica: request_id, replica, since_s, end_s. All others do, see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers in vain, which their requests' rows do not count. num_crash_tokens: of
@@ -604,6 +624,7 @@ class RunRecords:
     overload: Overload | None = None
     missed: Missed | None = None
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
+    own_gaps: pd.DataFrame = field(default_factory=lambda: own_gaps_table([]))
     num_evicted_blocks: int = 0
     pinned_token_s: float = 0.0
     unfilled: NDArray[np.int64] | None = None

@@ -4,7 +4,8 @@ A plan that holds for several iterations is run as one event (a leap). What come
 of a leap cuts it: the leap then ends at the first iteration boundary that is not earlier, exactly where a
 simulation of single iterations would have seen it.
 
-Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together.
+Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together; when
+tokens came is in `last_tokens`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, takewhile
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from policies.request import Request
 from policies.sequence import FinishReason, Sequence, SequenceState
 from sim.clock import Clock, Phase
 from sim.events import EventLog
-from sim.parents import chosen
+from sim.last_tokens import LastTokens
 from sim.pool import Pool
 from sim.records import EngineRecord, IterationLog, RequestLog, Status
 from sim.shape import shape_of
@@ -134,7 +135,6 @@ class Replica:
         self._drops: dict[int, Callable[[], None]] = {}  # by request id: what to do when it has gone
         self._frontend_s = pool.frontend_s
         self._plans_ahead = pool.plans_ahead
-        self._seed = around.seed
         self._on_plan_made = around.on_plan
         self._signal_age_s = around.signal_age_s
         self._signals = self._new_signals()
@@ -143,10 +143,7 @@ class Replica:
         self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
         self._on_the_way: dict[int, Request] = {}  # by id: not known to the engine yet
         self._given_up: set[int] = set()  # of these
-        # Token times: all decoding sequences emitted last at _emitted_s, but for those in _fresh.
-        self._emitted_s = 0.0
-        self._fresh: dict[Sequence, float] = {}
-        self._branched_s: dict[int, float] = {}  # by request id: the same for those that decode with branches
+        self._last_tokens = LastTokens(self.core, self._requests, around.seed)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -361,7 +358,7 @@ class Replica:
                 self._commit(flight)
         for seq in self.core.unfinished:
             if self._requests.replica[seq.request_id] == self.index:  # else it is going on elsewhere
-                self._requests.note(seq, self._last_token_s(seq))
+                self._requests.note(seq, self._last_tokens.last_s(seq))
             self.events.leave(seq, now)
         for request in self._on_the_way.values():
             self.events.never_met(request, now, sent_s=self._incoming.get(request.request_id))
@@ -383,7 +380,7 @@ class Replica:
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         for seq in lost:
             if seq.request_id not in self._incoming:  # else its first token and its KV are safe
-                self._requests.note(seq, self._last_token_s(seq))
+                self._requests.note(seq, self._last_tokens.last_s(seq))
                 if seq.state is not SequenceState.loading:
                     self._requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
@@ -401,15 +398,14 @@ class Replica:
         self._incoming.clear()
         self._new_incoming.clear()
         self._prefill_s.clear()
-        self._fresh.clear()
         self._resumed.clear()
-        self._branched_s.clear()
         self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
         self._num_sent = self._num_sent_tokens = self._num_entered = self._num_entered_tokens = 0
         num_iterations = self.core.num_iterations
         self.lost_engines.append(EngineRecord.of(self.core, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = num_iterations
+        self._last_tokens.begin_anew(self.core)
         self._links = self.pool.links()
         self._signals = self._new_signals()
         return sorted(request_ids)
@@ -536,7 +532,7 @@ class Replica:
         if self._incoming:
             self._find_incoming(plan)
         for seq in core.lost if plan is None else plan.preempted:
-            self._note_preemption(seq)
+            self._last_tokens.preempted(seq)
         if plan is None:
             if self._signals is not None:
                 self._signals.planned(None, self._num_entered, self._num_entered_tokens, now)
@@ -551,7 +547,7 @@ class Replica:
             if self._mirrors is not None:
                 self._mirrors.admitted(seq.request_id)
             if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
-                self._fresh[seq] = self._requests.last_token_s[seq.request_id]
+                self._last_tokens.emit(seq, self._requests.last_token_s[seq.request_id])
         shape = shape_of(plan, 0) if plan.chunks else None
         num_iterations = 1 if delay_s else min(plan.horizon, self._max_leap)
         ends_s = self._ends_s(plan, shape, num_iterations, now + delay_s)
@@ -732,17 +728,16 @@ class Replica:
         end_s = flight.ends_s[num_iterations - 1]
         if num_iterations > 1 and self._signals is not None:
             self._signals.refresh(end_s)
-        num_fresh = 0
-        if self._fresh or plan.idle or core.paused:
-            num_fresh = self._log_gaps(plan, flight.ends_s[0])
+        times = self._last_tokens
+        num_apart = times.log_gaps(plan, flight.ends_s[0], self.iterations)
         outcome = StepOutcome(num_iterations)
         if core.may_branch:
-            num_fresh += plan.num_branches
-            outcome = outcome._replace(parents=self._advance_branches(plan, end_s))
-        self.iterations.add(flight, core, self._emitted_s, num_fresh)
+            num_apart += plan.num_branches
+            outcome = outcome._replace(parents=times.advance_branches(plan, end_s, self.iterations))
+        self.iterations.add(flight, core, times.together_s, num_apart)
         self._busy_until_s = end_s
         if plan.num_decodes > plan.num_branches:
-            self._emitted_s = end_s
+            times.together_s = end_s
         progress = core.commit(plan, outcome, end_s)
         requests = self._requests
         if self._hands_over and plan.chunks:
@@ -761,60 +756,30 @@ class Replica:
             else:  # resumed after a preemption: the gap spans its absence
                 num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
                 for _ in range(num_new):
-                    self.iterations.add_gap(end_s - requests.last_token_s[seq.request_id], end_s)
+                    self.iterations.add_gap(seq.request_id, requests.last_token_s[seq.request_id], end_s)
                 self.events.prefilled(seq, end_s)
                 if seq.request_id in self._resumed:
                     self._resumed.remove(seq.request_id)
                     if self._on_first_token is not None:
                         self._on_first_token(seq)
-            if seq.request.branching is None:
-                self._fresh[seq] = end_s
-            else:
-                self._branched_s[seq.request_id] = end_s
+            times.emit(seq, end_s)
         for seq in progress.finished:
-            self._fresh.pop(seq, None)
+            times.forget(seq)
             self._resumed.discard(seq.request_id)
-            self._branched_s.pop(seq.request_id, None)
             self._prefill_s.pop(seq.request_id, None)
             requests.end(seq, Status.finished, end_s, end_s)
             self._end(seq)
-
-    def _advance_branches(self, plan: StepPlan, end_s: float) -> dict[int, tuple[int, ...]]:
-        """Note the gaps of all branches that get a token, and choose those that go on, where that is due."""
-        for seq in plan.branched:
-            gap_s = end_s - self._last_token_s(seq)
-            for _ in range(seq.width):
-                self.iterations.add_gap(gap_s, end_s)
-            self._branched_s[seq.request_id] = end_s
-        served = [*plan.branched] + [chunk.seq for chunk in plan.chunks if chunk.completes]
-        choices = ((seq.request_id, chosen(self._seed, seq)) for seq in served)
-        return {request_id: parents for request_id, parents in choices if parents is not None}
-
-    def _log_gaps(self, plan: StepPlan, end_s: float) -> int:
-        """Note the gaps that a plan's first iteration ends and that are not like the others'; how many."""
-        if plan.num_decodes == plan.num_branches:
-            return 0
-        standing = chain(plan.idle, self.core.paused.values())
-        behind = {seq: self._last_token_s(seq) for seq in standing if seq.request.branching is None}
-        num_fresh = 0
-        for seq, emitted_s in self._fresh.items():
-            if seq not in behind:
-                num_fresh += 1
-                self.iterations.add_gap(end_s - emitted_s, end_s)
-        self._fresh = behind
-        return num_fresh
 
     def _abort(self, request_id: int) -> None:
         """Give up a request that is still here."""
         seq = self.core.find(request_id)
         if seq is None:
             return
-        last_token_s = self._last_token_s(seq)
+        last_token_s = self._last_tokens.last_s(seq)
         then = self._drops.pop(request_id, None)
         self.events.leave(seq, self._clock.now, is_lost=then is not None)
-        self._fresh.pop(seq, None)
+        self._last_tokens.forget(seq)
         self._resumed.discard(request_id)
-        self._branched_s.pop(request_id, None)
         self._prefill_s.pop(request_id, None)
         is_unseen = isnan(self._requests.first_token_s[request_id])
         if is_unseen and seq.state is not SequenceState.leaving and request_id not in self._incoming:
@@ -838,25 +803,3 @@ class Replica:
         """A request is outstanding no more."""
         self.num_outstanding -= 1
         self.num_outstanding_tokens -= seq.num_prompt_tokens
-
-    def _note_preemption(self, seq: Sequence) -> None:
-        """Keep the time of its last token, from which the gap to its next one will count."""
-        if seq.state is SequenceState.ended:  # given up since, before a plan could name it
-            return
-        requests, request_id = self._requests, seq.request_id
-        last_token_s = self._branched_s.pop(request_id, self._emitted_s)
-        last_token_s = self._fresh.pop(seq, last_token_s)
-        if seq.num_emitted_tokens > requests.output_tokens[request_id]:  # else none since the last time
-            requests.last_token_s[request_id] = last_token_s
-            requests.output_tokens[request_id] = seq.num_emitted_tokens
-
-    def _last_token_s(self, seq: Sequence) -> float:
-        """When a sequence produced its newest token; NaN if it has none."""
-        if seq in self._fresh:
-            return self._fresh[seq]
-        if seq.request_id in self._branched_s:
-            return self._branched_s[seq.request_id]
-        is_emitting = seq.state in (SequenceState.decoding, SequenceState.paused)
-        if is_emitting and seq.request.branching is None and seq not in self.core.arrived:
-            return self._emitted_s
-        return self._requests.last_token_s[seq.request_id]

@@ -30,7 +30,7 @@ from sim.mirrors import Mirrors
 from sim.missed import MissedWatch
 from sim.overload import OverloadWatch
 from sim.pool import Pool
-from sim.records import EngineRecord, RecoveryRecord, RequestLog, RunRecords, expanded
+from sim.records import EngineRecord, RecoveryRecord, RequestLog, RunRecords, expanded, own_gaps_table
 from sim.recovery import Recovery
 from sim.replica import Replica, Surroundings
 from sim.role_switching import RoleSwitching
@@ -257,7 +257,9 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
-        columns, gaps = expanded([replica.take_iterations() for replica in replicas])
+        logs = [replica.take_iterations() for replica in replicas]
+        own_gaps = own_gaps_table(logs)
+        columns, gaps = expanded(logs)
         events = logged_events([replica.events for replica in replicas])
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
@@ -280,6 +282,7 @@ class Simulation:
             overload=None if self._overload is None else self._overload.found,
             missed=None if self._missed is None else self._missed.found,
             events=events,
+            own_gaps=own_gaps,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),
             num_evicted_blocks=sum(engine.num_evicted for _, engine in engines),
             unfilled=np.concatenate(unfilled) if len(unfilled) == len(engines) else None,

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.compare.settings import CompareSettings, Metric
+from sim.pool import PoolSettings
 from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
@@ -67,7 +68,8 @@ def settings_that_differ(found: Sequence[Point]) -> dict[str, dict[str, Any]]:
 def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iterator[DictConfig]:
     """The arm's config at each swept value, in order.
 
-    Composing takes 0.2 s, so a setting is then changed in place; a choice of a group is composed anew.
+    Composing takes 0.2 s, so a setting is then changed in place; a choice of a group is composed anew, and
+    what pools take over from the root.
     """
     experiment = settings.experiment
     own = [*experiment.base, *settings.also, *experiment.arms[arm]]
@@ -77,13 +79,18 @@ def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iter
         return
     first = _compose(source, [*own, f"{sweep.key}={shown(sweep.values[0])}"], arm)
     yield first
+    key = sweep.key.lstrip("+")
+    is_inherited = bool(first.pools) and key.partition(".")[0] in (
+        *PoolSettings.__dataclass_fields__,
+        "pools",
+    )
     for value in sweep.values[1:]:
-        if sweep.key.lstrip("+") in find_groups(source.dirs) or first.pools:
+        if key in find_groups(source.dirs) or is_inherited:
             yield _compose(source, [*own, f"{sweep.key}={shown(value)}"], arm)
             continue
         changed = first.copy()
         with open_dict(changed):
-            OmegaConf.update(changed, sweep.key.lstrip("+"), value)
+            OmegaConf.update(changed, key, value)
         yield changed
 
 
@@ -114,9 +121,11 @@ def _check_metrics(scenario: Scenario, metrics: Sequence[Metric]) -> None:
 def figures(summary: dict[str, Any]) -> dict[str, float]:
     """The numbers of a summary by dotted key; NaN where a figure does not exist, 0 or 1 for false or true.
 
-    Texts and lists are left out, and so is a whole section that does not exist.
+    Texts and lists are left out, and so is a whole section that does not exist, and what one run alone says
+    of its own noise: that is known here, from several.
     """
-    leaves = ((key, value) for key, value in _leaves(summary) if "." in key or value is not None)
+    of_runs = {key: value for key, value in summary.items() if key != "intervals"}
+    leaves = ((key, value) for key, value in _leaves(of_runs) if "." in key or value is not None)
     return {
         key: float("nan") if value is None else float(value)
         for key, value in leaves
@@ -130,6 +139,7 @@ def _check_traffic(found: Sequence[Point], settings: CompareSettings) -> None:
     for point in found:
         other = next(p for p in found if p.arm == baseline and p.swept == point.swept)
         mine, its = (dict(_leaves(_resolved(p.config)["workload"], "workload.")) for p in (point, other))
+        mine["load"], its["load"] = point.config["load"], other.config["load"]
         for key in [*mine, *its]:
             value, wanted = mine.get(key, "not there"), its.get(key, "not there")
             if _text(value) != _text(wanted):

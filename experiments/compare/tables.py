@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -15,13 +15,14 @@ from experiments.compare.sentences import (
     interval_text,
     ratio_text,
     titled,
+    unit_of,
     value_text,
     verdicts,
 )
 from experiments.compare.settings import Metric
-from experiments.terminal import plain_table
+from experiments.terminal import fits, plain_table
 from sim.metrics.paired import Held, Outcome
-from sim.report.wording import MISSING
+from sim.report.wording import MISSING, with_interval
 from sim.settings.convert import shown
 
 OUTCOMES = {
@@ -49,7 +50,8 @@ def print_results(found: Results, console: Console) -> None:
     else:
         console.print(Text(f"  against {experiment.baseline}: + better, - worse, ~ noise, = equal", "dim"))
         for metric in experiment.metrics:
-            console.print(_swept_table(found, metric))
+            for table in _swept_tables(found, metric, console):
+                console.print(table)
     for i, sentence in enumerate(verdicts(found)):
         style = COLOURS[found.judged[i].held] if i < len(found.judged) else ""
         console.print(Text(sentence, style=style), soft_wrap=True)  # a line each, for grep
@@ -82,16 +84,25 @@ def _short_table(found: Results) -> Table:
     return table
 
 
-def _swept_table(found: Results, metric: Metric) -> Table:
-    """Means: a line for every swept value, a column for every arm."""
+def _swept_tables(found: Results, metric: Metric, console: Console) -> Iterator[Table]:
+    """Means: a line for every swept value, a column for every arm, in as many tables as it takes."""
+    left = list(found.experiment.arms)
+    while left:
+        num_arms = len(left)
+        while num_arms > 1 and not fits(_swept_table(found, metric, left[:num_arms]), console):
+            num_arms -= 1
+        yield _swept_table(found, metric, left[:num_arms])
+        left = left[num_arms:]
+
+
+def _swept_table(found: Results, metric: Metric, arms: Sequence[str]) -> Table:
     experiment = found.experiment
     assert experiment.sweep is not None
-    by_arm = {arm: found.of(metric, arm) for arm in experiment.arms}
+    by_arm = {arm: found.of(metric, arm) for arm in arms}
     rows = [
-        [shown(value), *_marked(by_arm[arm][i] for arm in experiment.arms)]
-        for i, value in enumerate(experiment.swept)
+        [shown(value), *_marked(by_arm[arm][i] for arm in arms)] for i, value in enumerate(experiment.swept)
     ]
-    table = plain_table([[experiment.sweep.label or experiment.sweep.key, *experiment.arms], *rows])
+    table = plain_table([[experiment.sweep.label or experiment.sweep.key, *arms], *rows])
     table.title, table.title_justify, table.title_style = titled(metric), "left", "bold"
     return table
 
@@ -100,7 +111,7 @@ def _marked(comparisons: Iterator[Comparison]) -> Iterator[str]:
     for comparison in comparisons:
         outcome = comparison.outcome
         mark = MARKS.get(outcome, "  ") if outcome else "  "
-        yield f"{value_text(comparison.mean.mean, comparison.metric)}{mark}"
+        yield f"{with_interval(comparison.mean, unit_of(comparison.metric)[0])}{mark}"
 
 
 def _cells(comparison: Comparison) -> list[str]:

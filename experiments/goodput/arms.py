@@ -51,15 +51,17 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
             "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
             "once); choose an open loop, such as workload=poisson"
         )
-    config: Any = OmegaConf.to_container(cfg)
+    workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
+    is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
     return Arm(
         name=name,
-        config=config,
+        scenario=scenario,
+        workload=workload,
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,
         base_rate=traffic.num_requests / last_s,
         num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
-        warmup_share=settings.warmup_share,
+        warmup_share=None if is_trimmed else settings.warmup_share,
         slo_scales=settings.slo_scales,
         limit_key=next((key for key in LIMITS if key in cfg.workload), None),
         num_requests=traffic.num_requests,

@@ -101,7 +101,9 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
                 scale_rate=scale_rate,
                 start=arm.base_rate,
                 precision=settings.precision,
-                num_requests=max(one.num_requests for one in rough.values()),
+                num_requests=rough[arm.name].num_requests,
+                least_requests=settings.requests or arm.num_requests,
+                near=0.9 * rough[arm.name].bracket.low or arm.base_rate,
             )
             for seed in settings.seeds
             for arm in arms

@@ -8,20 +8,23 @@ overloaded is ended early: whatever it measured, it is above.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, log2
 from typing import Any, NamedTuple
 
-from experiments.workers import fly
 from sim.metrics.slo import Slo
 from sim.result import RunResult
+from sim.scenario import Scenario
+from sim.settings.build import build
+from sim.settings.scenario import run
 
 ANSWERS = 10
 """Traffic lasts so many times as long as nine in ten answers take: a shorter one ends before it is felt."""
 FACTOR = 2.0
+FINER = 1.25
+"""Steps to either side where the rate is already known from shorter runs."""
 MAX_STEPS = 14
-"""Doublings or halvings until a search for the two sides of the target gives up: a factor of 16,384."""
+"""Steps until a search for the two sides of the target gives up: a factor of 16,384."""
 
 
 class Measured(NamedTuple):
@@ -56,32 +59,42 @@ class Arm:
     """A configuration, and what is measured of it."""
 
     name: str
-    config: Mapping[str, Any]
-    """Of `simulate`."""
+    scenario: Scenario
+    """With load=1."""
+    workload: Mapping[str, Any]
+    """The node that its traffic was built from."""
     slo: Slo
     target: float
     base_rate: float
     """Requests/s with load=1."""
     num_devices: int
-    warmup_share: float
+    warmup_share: float | None
+    """Of the first arrivals, which are not counted; None: what `metrics` trims."""
     slo_scales: tuple[float, ...]
     limit_key: str | None
-    """Of the workload, that says how many requests there are; None: always all."""
+    """Of `workload`, that says how many requests there are; None: always all."""
     num_requests: int
     """That there are at most."""
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
-        """A run at that rate."""
-        config = deepcopy(dict(self.config))
-        config |= {"seed": seed, "load": rate / self.base_rate}
+        """A run at that rate. Raises KeyboardInterrupt if Ctrl-C cut it short."""
+        scenario = replace(self.scenario, seed=seed, load=rate / self.base_rate)
         if self.limit_key is not None:
-            config["workload"][self.limit_key] = num_requests
-        return self._measured(fly(config), rate)
+            workload = build({**self.workload, self.limit_key: num_requests}, "workload")
+            scenario = replace(scenario, workload=workload)
+        result = run(scenario, scenario.source())
+        if result.records.interrupted:
+            raise KeyboardInterrupt  # its figures are of a part
+        return self._measured(result, rate)
 
     def _measured(self, result: RunResult, rate: float) -> Measured:
-        table = result.requests.sort_values("arrival_s", kind="stable")
-        counted = table.iloc[int(self.warmup_share * len(table)) :]
-        summary = result.summary
+        table, summary = result.requests.sort_values("arrival_s", kind="stable"), result.summary
+        trimmed = summary["trimmed"]
+        if self.warmup_share is None:
+            inside = (table["arrival_s"] >= trimmed["start_s"]) & (table["arrival_s"] <= trimmed["end_s"])
+            counted = table[inside] if inside.any() else table
+        else:
+            counted = table.iloc[int(self.warmup_share * len(table)) :]
         num_counted = len(counted)
         return Measured(
             rate=rate,
@@ -109,19 +122,19 @@ class Bracket(NamedTuple):
     high: float
 
 
-def bracketed(keeps: Callable[[float], bool], start: float) -> Bracket:
-    """Two rates, a factor of two apart, with the target between them."""
+def bracketed(keeps: Callable[[float], bool], start: float, factor: float = FACTOR) -> Bracket:
+    """Two rates, a factor apart, with the target between them."""
     if keeps(start):
         low = start
         for _ in range(MAX_STEPS):
-            high = low * FACTOR
+            high = low * factor
             if not keeps(high):
                 return Bracket(low, high)
             low = high
         return Bracket(low, float("inf"))
     high = start
     for _ in range(MAX_STEPS):
-        low = high / FACTOR
+        low = high / factor
         if keeps(low):
             return Bracket(low, high)
         high = low
@@ -165,7 +178,7 @@ class RoughSearch:
         return f"arm {self.arm.name}, seed {self.seed}"
 
     def run(self) -> Rough:
-        arm, start = self.arm, self.arm.base_rate
+        arm, start, factor = self.arm, self.arm.base_rate, FACTOR
         num_requests = min(self.num_requests, arm.num_requests)
         while True:
             runs: dict[float, Measured] = {}
@@ -174,12 +187,18 @@ class RoughSearch:
                 runs[rate] = arm.measure(self.seed, rate, num)
                 return arm.keeps(runs[rate])
 
-            bracket = bisected(keeps, bracketed(keeps, start), self.precision)
+            bracket = bisected(keeps, bracketed(keeps, start, factor), self.precision)
             e2e_s = runs[bracket.low].figures["e2e.p90_s"] if bracket.low else None
-            needed = 0 if e2e_s is None else ceil(ANSWERS * e2e_s * bracket.low)
+            needed = 0 if e2e_s is None else stepped(ANSWERS * e2e_s * bracket.low)
             if needed <= num_requests or num_requests == arm.num_requests:
                 return Rough(bracket, num_requests, needed <= num_requests)
             num_requests, start = min(max(needed, 2 * num_requests), arm.num_requests), bracket.low
+            factor = FINER
+
+
+def stepped(number: float) -> int:
+    """Rounded up to a power of the square root of two: arms of about the same rate get the same requests."""
+    return ceil(2 ** (ceil(2 * log2(number)) / 2))
 
 
 class Found(NamedTuple):
@@ -202,6 +221,9 @@ class Search:
     start: float
     precision: float
     num_requests: int
+    """Of a run at the largest rate that the arm keeps, about `near`; slower ones last as long with fewer."""
+    least_requests: int
+    near: float
 
     @property
     def name(self) -> str:
@@ -212,7 +234,9 @@ class Search:
 
         def at(rate: float) -> Measured:
             if rate not in runs:
-                runs[rate] = self.arm.measure(self.seed, rate, self.num_requests)
+                lasting = min(1.0, rate / self.near) * self.num_requests
+                num_requests = max(min(self.least_requests, self.num_requests), ceil(lasting))
+                runs[rate] = self.arm.measure(self.seed, rate, num_requests)
             return runs[rate]
 
         def keeps(rate: float) -> bool:

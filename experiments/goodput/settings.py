@@ -32,7 +32,10 @@ class GoodputSettings:
     """Of each run, at least, and enough for it to last; None: as many as the workload has, which is also the
     most that there are."""
     warmup_share: float = 0.1
-    """Of each run's arrivals, the first, which find the service idle: not counted."""
+    """Of each run's arrivals, the first, which find the service idle: not counted.
+
+    Where metrics.warmup_s or cooldown_s is set, that says instead what is counted.
+    """
     slo_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
     """Multiples of all of the SLO's limits, for the curve at one rate."""
     scale_rate: float | None = None

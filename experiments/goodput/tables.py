@@ -15,15 +15,14 @@ from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
 from experiments.terminal import plain_table
 from sim.metrics.paired import Interval, Outcome
-from sim.report.wording import LATENCIES, MISSING, number
+from sim.report.wording import LATENCIES, MISSING, number, with_interval
 
 HEADINGS = (
     "arm",
     "requests/s",
-    "interval",
     "a GPU",
-    "TTFT p90",
-    "TPOT p90",
+    "TTFT p90, ms",
+    "TPOT p90, ms",
     "$/M out",
     "then missed",
 )
@@ -43,6 +42,7 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
     found = []
     if len(settings.seeds) < 2:
         found.append("One seed has no interval: give two or more.")
+    found.append(f"Highest rates are searched to within {100 * settings.precision:g} %, seed by seed.")
     if short:
         found.append(
             f"The traffic of {', '.join(short)} is over in less than {ANSWERS} answers' time: the highest "
@@ -100,12 +100,11 @@ def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
 def _cells(one: Highest) -> list[str]:
     figures = one.figures
     return [
-        number(one.rate.mean),
-        MISSING if math.isnan(one.rate.low) else f"{number(one.rate.low)} to {number(one.rate.high)}",
-        number(one.rate_per_device),
-        _in_ms(figures["ttft.p90_s"]),
-        _in_ms(figures["tpot.p90_s"]),
-        _known(figures["cost.usd_per_million_output_tokens"].mean),
+        with_interval(one.rate),
+        with_interval(one.rate, 1 / one.arm.num_devices),
+        with_interval(figures["ttft.p90_s"], 1e3),
+        with_interval(figures["tpot.p90_s"], 1e3),
+        with_interval(figures["cost.usd_per_million_output_tokens"]),
         MISSING if one.limiting is None else LATENCIES.get(one.limiting, one.limiting),
     ]
 
@@ -135,14 +134,6 @@ def _bounds(interval: Interval, decimals: int | None = None) -> str:
         (number(low), number(high)) if decimals is None else (f"{low:.{decimals}f}", f"{high:.{decimals}f}")
     )
     return f" ({LEVEL} {shown[0]} to {shown[1]})"
-
-
-def _in_ms(seconds: Interval) -> str:
-    return MISSING if math.isnan(seconds.mean) else f"{number(1e3 * seconds.mean)} ms"
-
-
-def _known(value: float) -> str:
-    return MISSING if math.isnan(value) else number(value)
 
 
 def _plain(interval: Interval) -> Mapping[str, float | int | None]:

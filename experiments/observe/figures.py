@@ -14,6 +14,7 @@ from experiments.observe.load import Load
 from experiments.observe.reply import Reply
 from sim.metrics import definitions
 from sim.metrics.by_class import figures_by_class
+from sim.metrics.one_run import find_warm_up
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.summary import check_conservation, request_metrics
 from sim.metrics.window import Window, measured_window
@@ -32,8 +33,10 @@ def observed_figures(
 ) -> dict[str, Any]:
     """All figures as plain JSON. Latencies count from the moment of sending."""
     counts = check_conservation(records)
-    window = measured_window(records.end_s, warmup_s=metrics.warmup_s, cooldown_s=metrics.cooldown_s)
     table = request_metrics(records.requests, slo)
+    found = find_warm_up(table) if metrics.warmup_s == "auto" else None
+    warmup_s = metrics.known_warmup_s if found is None else found.warmup_s
+    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=metrics.cooldown_s)
     measured = table[window.holds(_times(table, "arrival_s"))]
     gaps_inside = records.gap_count * window.holds(records.gap_end_s)
     figures = {
@@ -44,12 +47,13 @@ def observed_figures(
         "requests": counts,
         "failed": _failures(load.replies),
         "trimmed": {
-            "warmup_s": metrics.warmup_s,
+            "warmup_s": warmup_s,
             "cooldown_s": metrics.cooldown_s,
             "start_s": window.start_s,
             "end_s": window.end_s,
             "requests_left_out": len(table) - len(measured),
         },
+        "warmup": None if found is None else found.evidence,
         **{
             name: definitions.describe(_times(measured, f"{name}_s"))
             for name in ("ttft", "tpot", "e2e", "queue")

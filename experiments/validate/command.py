@@ -49,6 +49,11 @@ def check(cfg: DictConfig, composition: Composition) -> None:
 
 def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     settings, _ = split(cfg)
+    if cfg.metrics.warmup_s == "auto":
+        raise ConfigError(
+            "metrics.warmup_s=auto: what was measured and what is simulated must lose the same requests; "
+            "give seconds, such as metrics.warmup_s=30"
+        )
     if settings.device is not None:
         return flown_run.build(settings, cfg, composition)
     for override in composition.overrides:

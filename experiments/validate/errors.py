@@ -121,7 +121,7 @@ def fidelity_of(
 ) -> Fidelity:
     """Compare a simulated run with the measured ones, over the part that is measured."""
     simulated, *measured = (
-        run.trimmed(warmup_s=trim.warmup_s, cooldown_s=trim.cooldown_s)
+        run.trimmed(warmup_s=trim.known_warmup_s, cooldown_s=trim.cooldown_s)
         for run in (of_records(result.records), *reals)
     )
     return compare(simulated, measured, thresholds=thresholds, slos=slos, model=result.models[0])

@@ -166,7 +166,7 @@ def notes_of(validation: ForeignRun, result: RunResult) -> list[str]:
     trim = scenario.metrics
     if trim.warmup_s or trim.cooldown_s:
         notes.append(
-            f"Only requests are measured that arrived after {trim.warmup_s:g} s and more than "
+            f"Only requests are measured that arrived after {trim.known_warmup_s:g} s and more than "
             f"{trim.cooldown_s:g} s before the last one."
         )
     if any("took a request" in note for run in validation.reals for note in run.notes):

@@ -77,5 +77,5 @@ def _knows_host(recording: Recording) -> bool:
 
 
 def _means(run: Measured, trim: MetricsSettings) -> np.ndarray:
-    table = run.trimmed(warmup_s=trim.warmup_s, cooldown_s=trim.cooldown_s).latencies
+    table = run.trimmed(warmup_s=trim.known_warmup_s, cooldown_s=trim.cooldown_s).latencies
     return table[list(METRICS)].mean().to_numpy(dtype=np.float64)

@@ -9,6 +9,7 @@
   Troubles, retries and scaling are told of the whole run, too.
 - pipeline: of a single pool; of several each has its own, in by_pool.
 - by_priority and by_tenant: the same for each class apart, where there is more than one.
+- warmup: how it was found, where that was asked. intervals: of this run alone, see `sim.metrics.one_run`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,7 @@ from sim.metrics import definitions
 from sim.metrics.adapters import adapter_use
 from sim.metrics.by_class import figures_by_class
 from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use
+from sim.metrics.one_run import find_warm_up, intervals
 from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.slo import Slo, goodput
@@ -74,17 +76,22 @@ def summarise(
     slo: Slo | None,
     energy: EnergySettings | None = None,
     tariff: Tariff | None = None,
-    warmup_s: float = 0.0,
+    warmup_s: float | Literal["auto"] = 0.0,
     cooldown_s: float = 0.0,
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
     pools: as in the records. Without an SLO there is no goodput, without the power of a device no energy.
+    warmup_s: auto finds it, see `sim.metrics.one_run`.
     Raises ValueError for a negative warm-up, cool-down or price, AssertionError if the records do not add up.
     """
     counts = check_conservation(records)
-    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
     table = request_metrics(records.requests, slo)
+    found = None
+    if isinstance(warmup_s, str):
+        found = find_warm_up(table)
+        warmup_s = found.warmup_s
+    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
     measured = table[window.holds(_times(table, "arrival_s"))]
     inside_s = seconds_inside(records.iterations, window)
     # A gap outside counts zero times: cheaper than copying the millions that are inside.
@@ -105,6 +112,7 @@ def summarise(
             "end_s": window.end_s,
             "requests_left_out": len(table) - len(measured),
         },
+        "warmup": None if found is None else found.evidence,
         **{
             name: definitions.describe(_times(measured, f"{name}_s"))
             for name in ("ttft", "tpot", "e2e", "queue")
@@ -117,6 +125,7 @@ def summarise(
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
         "goodput": None if slo is None else goodput(table, measured, window, slo),
+        "intervals": intervals(records, table, measured, window),
         **hardware_use(records, window, inside_s, pools),
         "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
@@ -140,7 +149,7 @@ def summarise(
         "bill_usd": None if tariff is None else _bill_usd(table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
-    plain: dict[str, Any] = _plain(figures)
+    plain: dict[str, Any] = plain_json(figures)
     return plain
 
 
@@ -269,8 +278,8 @@ def _per(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """The same for JSON, which has neither NaN nor infinity."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

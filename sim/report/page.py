@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -18,9 +18,10 @@ from sim.metrics.slo import Slo
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.records import RunRecords
-from sim.report import wording
+from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
@@ -46,8 +47,21 @@ GLOSSARY = {
     "a mixed iteration by its tokens",
     "energy": "of the boards, from idle to TDP by MFU and MBU; kWh and CO2e are those of the electricity "
     "bought, the data centre's overhead (PUE) included",
+    "by this run alone": "95 % confidence intervals from batches of the run (batch means, sections), where "
+    "these are long enough not to depend on each other; other seeds say more: windtunnel compare",
     "percentiles": "by linear interpolation; p99: 99 % were at most so slow",
 }
+
+NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
+
+
+class Section(NamedTuple):
+    """A figure with its title and caption; None: no time passed."""
+
+    title: str
+    caption: str
+    figure: go.Figure | None
+
 
 _PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
@@ -67,27 +81,35 @@ def write_report(
     request_table: what `request_metrics` made of the records; summary: what `summarise` made of them;
     config: the resolved configuration as plain data.
     """
-    trimmed = summary["trimmed"]
-    window = Window(trimmed["start_s"], trimmed["end_s"])
-    measured = request_table[window.holds(request_table["arrival_s"].to_numpy())]
+    sections = report_sections(
+        records=records, request_table=request_table, summary=summary, models=models, slo=slo
+    )
     page = _PAGE.substitute(
         title=html.escape(_title(config)),
         verdict=html.escape(wording.verdict(summary)),
         verdict_class=_verdict_class(summary),
         terms=html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
-        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in wording.caveats(summary)),
+        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
         blocks=_blocks(summary),
         pressure="".join(
             f"<p class=caption>{html.escape(text)}</p>"
-            for text in (*wording.pressure_lines(summary), *wording.fleet_lines(summary))
+            for text in (
+                *wording.pressure_lines(summary),
+                *wording.fleet_lines(summary),
+                *evidence.interval_lines(summary),
+            )
         ),
-        latencies=_latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]),
+        latencies=_latency_table(summary),
         classes="".join(
             f"<div class=scroll>{_latencies(rows)}</div>"
-            for rows in (*wording.class_tables(summary), wording.pool_table(summary))
+            for rows in (
+                *wording.class_tables(summary),
+                wording.pool_table(summary),
+                *dialect_tables(summary),
+            )
             if rows
         ),
-        sections="".join(_sections(records, measured, window, models, slo)),
+        sections="".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",
         config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
         glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
         plotly=get_plotlyjs(),
@@ -95,29 +117,31 @@ def write_report(
     Path(path).write_text(page, encoding="utf-8")
 
 
-def _sections(
+def report_sections(
+    *,
     records: RunRecords,
-    measured: pd.DataFrame,
-    window: Window,
+    request_table: pd.DataFrame,
+    summary: dict[str, Any],
     models: Sequence[IterationModel],
     slo: Slo | None,
-) -> list[str]:
+) -> list[Section]:
+    """The figures of the page from its top down; none where nothing was served in the measured time."""
+    window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
+    measured = request_table[window.holds(request_table["arrival_s"].to_numpy())]
     inside_s = seconds_inside(records.iterations, window)
+    sections: list[Section] = []
     if measured.empty and not len(records.iterations):
-        return [
-            "<section><p>Nothing was served in the measured time, so there is nothing to draw.</p></section>"
-        ]
-    sections = []
+        return sections
     if slo and not measured.empty:
         caption = "Share of the requests that kept the SLO, and each term alone. Dashed: the target."
-        sections.append(_section("SLO attainment", caption, slo_attainment(measured, window, slo)))
+        sections.append(Section("SLO attainment", caption, slo_attainment(measured, window, slo)))
     caption = "How many requests (for ITL: how many gaps) were at most so slow. Dashed: the SLO's limit."
-    sections.append(_section("Latency", caption, latency_cdfs(records, measured, window, slo)))
+    sections.append(Section("Latency", caption, latency_cdfs(records, measured, window, slo)))
     caption = (
         "One point a request, at most "
         f"{MAX_SCATTER_POINTS:,} of them, the slowest always among them; lines by octave of prompt length."
     )
-    sections.append(_section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
+    sections.append(Section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
     caption = "Means over short spans of time; dotted: the highest value in each."
     if records.num_replicas > MAX_REPLICAS_APART:
         caption = f"Mean of {records.num_replicas} replicas over short spans; dotted: the highest of any."
@@ -125,25 +149,25 @@ def _sections(
         caption += " A colour a replica."
     if window != (0.0, records.end_s):
         caption += " Shaded: trimmed, in no other figure."
-    sections.append(_section("Over time", caption, timeline(records, window)))
+    sections.append(Section("Over time", caption, timeline(records, window)))
     if (figure := replicas_over_time(records)) is not None:
         caption = "Wanted: all but those that drain. Starting, down and draining ones are paid for, too."
-        sections.append(_section("Replicas", caption, figure))
+        sections.append(Section("Replicas", caption, figure))
     caption = "Kinds of iteration, split into what the hardware model says the time went to."
-    sections.append(_section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
+    sections.append(Section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     caption = (
         "Duration of an iteration against the tokens in its batch; the longest are always among those shown."
     )
-    sections.append(_section("Iterations", caption, iteration_times(records, inside_s)))
+    sections.append(Section("Iterations", caption, iteration_times(records, inside_s)))
     return sections
 
 
-def _section(title: str, caption: str, figure: go.Figure | None) -> str:
+def _drawn(section: Section) -> str:
     settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
     drawn = "<p>No time passed.</p>"
-    if figure is not None:
-        drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=settings)
-    return f"<section><h2>{title}</h2><p class=caption>{caption}</p>{drawn}</section>"
+    if section.figure is not None:
+        drawn = section.figure.to_html(full_html=False, include_plotlyjs=False, config=settings)
+    return f"<section><h2>{section.title}</h2><p class=caption>{section.caption}</p>{drawn}</section>"
 
 
 def _title(config: dict[str, Any]) -> str:
@@ -170,6 +194,15 @@ def _blocks(summary: dict[str, Any]) -> str:
         f"<div class=block><h3>{title}</h3><table>{rows(block)}</table></div>"
         for title, block in blocks.items()
     )
+
+
+def headline_html(summary: dict[str, Any]) -> str:
+    """Latencies and blocks of figures as tables without a style of their own."""
+    return f"{_latency_table(summary)}<div style='display:flex;gap:24px'>{_blocks(summary)}</div>"
+
+
+def _latency_table(summary: dict[str, Any]) -> str:
+    return _latencies([["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)])
 
 
 def _latencies(rows: list[list[str]]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sim.metrics.paired import Interval
+
 MISSING = "–"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 WAITS = {
@@ -63,7 +65,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
     if requests["unfinished"]:
         # A run ends before its last request for one of three reasons.
         is_cut = summary.get("missed") or summary.get("overload")
-        end = "interruption" if summary["interrupted"] else "early end" if is_cut else "time limit"
+        end = "interruption" if summary["interrupted"] else "end" if is_cut else "time limit"
         missed = " and count as missed" if summary["goodput"] else ""
         found.append(
             f"{requests['unfinished']:,} of {requests['arrived']:,} requests "
@@ -207,7 +209,7 @@ def _recovered(figures: dict[str, Any]) -> str:
     if figures["mirrored_bytes"]:
         told += (
             f", {figures['restored_tokens']:,} restored ({figures['restored_bytes'] / 1e9:,.3g} of "
-            f"{figures['mirrored_bytes'] / 1e9:,.3g} GB mirrored)"
+            f"{number(figures['mirrored_bytes'] / 1e9)} GB mirrored)"
         )
     return told
 
@@ -315,7 +317,7 @@ def _waiting(summary: dict[str, Any]) -> str:
 
 def amount_of_kv(num_tokens: int, num_bytes: float) -> str:
     """In bytes, where it is known how many a token takes."""
-    return f"{num_bytes / 1e9:,.3g} GB" if num_bytes else f"{num_tokens:,} tokens"
+    return f"{number(num_bytes / 1e9)} GB" if num_bytes else f"{num_tokens:,} tokens"
 
 
 def energy_line(summary: dict[str, Any]) -> str:
@@ -379,6 +381,17 @@ def number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def with_interval(interval: Interval, factor: float = 1.0) -> str:
+    """A mean over seeds and half its interval, both times `factor`: 20.4 ± 0.65; of one seed: 20.4."""
+    if math.isnan(interval.mean):
+        return MISSING
+    mean = number(factor * interval.mean)
+    if math.isnan(interval.high):
+        return mean
+    half_width = 0.0 if interval.is_exact else factor * (interval.high - interval.mean)
+    return f"{mean} ± {f'{half_width:.2g}' if half_width < 99.5 else f'{half_width:,.0f}'}"
 
 
 def grams(value_g: float) -> str:

@@ -59,10 +59,20 @@ class ConfigSource:
 
         None if only another sweeper can tell (intervals, a `hydra/sweeper` of the user's).
         """
+        alternatives = self.alternatives(overrides)
+        if alternatives is None:
+            return None
+        return [list(point) for point in itertools.product(*alternatives)]
+
+    def alternatives(self, overrides: Sequence[str]) -> list[list[str]] | None:
+        """For each override, those that a multirun makes of it: one, unless it names several values.
+
+        None: see `points`.
+        """
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         if any(o.key_or_group == "hydra/sweeper" or _is_continuous(o) for o in parsed):
             return None
-        return [list(point) for point in itertools.product(*[self._alternatives(o) for o in parsed])]
+        return [self._alternatives(o) for o in parsed]
 
     def _alternatives(self, override: Override) -> list[str]:
         if not override.is_sweep_override():
@@ -73,6 +83,11 @@ class ConfigSource:
         else:
             values = list(override.sweep_string_iterator())
         return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def value_of(override: str) -> Any:
+    """What Hydra takes the text behind the = for: a number, a text, null, a list, a mapping."""
+    return OverridesParser.create().parse_override(override).value()
 
 
 def running_source() -> ConfigSource:

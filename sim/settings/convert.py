@@ -31,7 +31,8 @@ def convert(value: Any, annotation: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_to_one_of(value, arguments)
     if origin is Literal:
-        _require(value in arguments, f"must be one of {', '.join(map(str, arguments))}")
+        one_of = "one of " if len(arguments) > 1 else ""
+        _require(value in arguments, f"must be {one_of}{', '.join(map(str, arguments))}")
         return value
     if annotation is None or annotation is type(None):
         _require(value is None, "must be null")
@@ -184,7 +185,8 @@ def _item(where: str, value: Any, kind: Any) -> Any:
 def _to_object(value: Any, kind: type) -> Any:
     """An object that build() made from a nested node."""
     _require(
-        not isinstance(value, PLAIN_TYPES), f"must be a {kind.__name__}, built from a node with a _target_"
+        not isinstance(value, PLAIN_TYPES),
+        f"must be {_with_article(kind)}: a mapping whose _target_ names the class",
     )
     if _lack(value, kind):
         raise _wrong_object(value, [kind])
@@ -192,8 +194,12 @@ def _to_object(value: Any, kind: type) -> Any:
 
 
 def _wrong_object(value: Any, kinds: Sequence[type]) -> WrongObject:
-    names = [f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}" for kind in kinds]
-    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {' or '.join(names)} is needed")
+    names = " or ".join(map(_with_article, kinds))
+    return WrongObject(f"{type(value).__name__} {_lack(value, kinds[0])}; {names} is needed")
+
+
+def _with_article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
 def _lack(value: Any, kind: type) -> str:

@@ -8,6 +8,10 @@ class ConfigError(Exception):
     """A setting that cannot be used. The command line prints the message alone and exits 2."""
 
 
+GONE = {"rate_scale": "load=2, at the root, lets the same requests arrive in half the time"}
+"""Settings that there were, by their last part, and what does the same."""
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `name` was probably meant to be, or None if nothing comes close.
 
@@ -25,8 +29,11 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 def suggest(name: str, allowed: Iterable[str], also: Iterable[str] = ()) -> str:
     """`nearest: X; allowed: a, b, c`, the tail of an error about an unknown `name`.
 
-    `also` are names that may be proposed as the nearest but are too many to list.
+    `also` are names that may be proposed as the nearest but are too many to list. Of a name that is `GONE`:
+    what does the same.
     """
+    if (instead := GONE.get(name.rpartition(".")[2])) is not None:
+        return instead
     names = list(allowed)
     parts = []
     if best := nearest(name, [*names, *also]):

@@ -1,9 +1,8 @@
 """From a composed config to a scenario that can be run, and running it: all mistakes are ConfigErrors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
-
-from omegaconf import DictConfig
 
 from hwmodels.energy import EnergySettings
 from hwmodels.iteration import UnknownIterationError
@@ -25,31 +24,40 @@ OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling")
 """Groups whose choice `none` is an empty node."""
 
 
-def build_scenario(cfg: DictConfig) -> Scenario:
-    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError."""
+def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Scenario:
+    """What is simulated; whether the model fits its devices is not asked. Raises ConfigError.
+
+    cfg: composed, or the same as plain data, resolved. objects: what stands in the place of the nodes of
+    root keys.
+    """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
     settings |= {key: cfg[key] or None for key in OPTIONAL}
-    settings["storage"] = build_as(Storage, cfg.storage, "storage")
-    settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg.pools.items()}
-    settings["handover"] = build_as(HandoverSettings, cfg.handover, "handover")
-    settings["sim"] = build_as(SimSettings, cfg.sim, "sim")
-    settings["energy"] = build_as(EnergySettings, cfg.energy, "energy")
-    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
-    scenario: Scenario = build_as(Scenario, with_layout(settings), "")
+    settings["storage"] = build_as(Storage, cfg["storage"], "storage")
+    settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg["pools"].items()}
+    settings["handover"] = build_as(HandoverSettings, cfg["handover"], "handover")
+    settings["sim"] = build_as(SimSettings, cfg["sim"], "sim")
+    settings["energy"] = build_as(EnergySettings, cfg["energy"], "energy")
+    settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")
+    scenario: Scenario = build_as(Scenario, with_layout(settings | dict(objects)), "")
     return scenario
 
 
-def _build_pool(cfg: DictConfig, where: str) -> PoolSettings:
+def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg}
     settings |= {key: cfg[key] or None for key in OPTIONAL if key in cfg}
-    settings["storage"] = build_as(Storage, cfg.storage, f"{where}.storage")
+    settings["storage"] = build_as(Storage, cfg["storage"], f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
     return pool
 
 
-def build_run(cfg: DictConfig) -> tuple[Scenario, Source]:
-    """The scenario, whose model fits its devices, and its traffic (good for one run). Raises ConfigError."""
-    scenario = build_scenario(cfg)
+def build_run(
+    cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Scenario, Source]:
+    """The scenario, whose model fits its devices, and its traffic (good for one run).
+
+    objects: see `build_scenario`. Raises ConfigError.
+    """
+    scenario = build_scenario(cfg, objects)
     try:
         for pool in scenario.pools_by_name.values():
             pool.plan_memory()

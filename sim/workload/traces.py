@@ -1,4 +1,4 @@
-"""What all recorded traces share: a time window, a rate scale, and clipping to the model's context.
+"""What all recorded traces share: a time window, and clipping to the model's context.
 
 A format is a subclass that reads its rows (`csv_traces`, `mooncake`). Times in a row count from the trace's
 own zero; `start_s` becomes 0 s of the run.
@@ -38,17 +38,16 @@ class Trace:
     """Settings of every trace.
 
     path: the file; .gz and .zst are read directly. start_s and duration_s cut a window out of the trace, in
-    the trace's own time, max_requests ends it earlier. rate_scale=2 then replays the window in half the time.
-    sort: put rows that are not in time order in order, instead of refusing them. patience_s: a client gives
-    up this long after its arrival. window_by_seed: seed k replays the k-th window of duration_s behind
-    start_s, so that several seeds say how much one window differs from the next.
+    the trace's own time, max_requests ends it earlier. sort: put rows that are not in time order in order,
+    instead of refusing them. patience_s: a client gives up this long after its arrival. window_by_seed: seed
+    k replays the k-th window of duration_s behind start_s, so that several seeds say how much one window
+    differs from the next.
     """
 
     path: Path
     start_s: float = 0.0
     duration_s: float | None = None
     max_requests: int | None = None
-    rate_scale: float = 1.0
     sort: bool = False
     patience_s: float | None = None
     window_by_seed: bool = False
@@ -56,7 +55,7 @@ class Trace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_not_negative(self, "start_s")
-        require_positive(self, "duration_s", "max_requests", "rate_scale", "patience_s")
+        require_positive(self, "duration_s", "max_requests", "patience_s")
         if self.window_by_seed and self.duration_s is None:
             raise ValueError(
                 "window_by_seed=true, duration_s=null: it must be set, to say how long a window is"
@@ -90,7 +89,7 @@ class Trace:
             return self.segments(contents[row], num_tokens)
 
         return TableSource(
-            arrival_s=arrival_s / self.rate_scale,
+            arrival_s=arrival_s,
             prompt_tokens=prompts,
             output_tokens=outputs,
             notes=notes,

@@ -1,6 +1,7 @@
 """windtunnel goodput: the search finds where the SLO is lost, and says what cannot be searched."""
 
 import json
+import signal
 
 import pandas as pd
 import pytest
@@ -15,6 +16,8 @@ from experiments.goodput.results import curve, goodput_curve, highest_of, scale_
 from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, scaled
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import rows, sentences
+from policies.batching.static import Static
+from sim.front_door import FrontDoor
 from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -33,7 +36,8 @@ def arms_of(*overrides):
 def arm(name, num_devices=1):
     return Arm(
         name=name,
-        config={},
+        scenario=None,
+        workload={},
         slo=SLO,
         target=0.9,
         base_rate=1.0,
@@ -109,7 +113,9 @@ def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
     assert "0.50 times that" in told[1]
     assert told[1].endswith("above, TTFT is missed first")
     assert "keeps it at no rate that was tried" in told[2]
-    assert rows(highest)[2][:2] == ["slow", "6.00"]
+    # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
+    assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
+    assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
 
 
 def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():
@@ -141,9 +147,9 @@ def test_arms_have_names_or_are_called_by_what_they_override():
 
 def test_arms_take_the_settings_of_the_command_line_and_their_own():
     _, arms = arms_of("replicas=2", "goodput.arms=['one: replicas=1','batching=static']")
-    assert [one.config["replicas"] for one in arms] == [1, 2]
+    assert [one.scenario.replicas for one in arms] == [1, 2]
     assert [one.num_devices for one in arms] == [1, 2]
-    assert arms[1].config["batching"]["_target_"].endswith("Static")
+    assert isinstance(arms[1].scenario.batching, Static)
     assert {one.limit_key for one in arms} == {"num_requests"}
     assert arms[0].base_rate == pytest.approx(8.0, rel=0.2)
 
@@ -199,6 +205,72 @@ def test_a_search_writes_its_verdict_its_runs_and_a_page(tmp_path, monkeypatch, 
     page = (tmp_path / "out/goodput.html").read_text()
     assert "Against the rate" in page
     assert "Highest rates" in page
+
+
+QUICK = (
+    *SMALL,
+    "engine.max_num_seqs=4",
+    "goodput.rates=[4,400]",
+    "goodput.requests=60",
+    "goodput.precision=0.4",
+)
+
+
+def test_processes_find_what_one_finds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for jobs in (1, 2):
+        own = ("goodput.seeds=[0,1]", f"goodput.jobs={jobs}", "goodput.report=false", f"hydra.run.dir={jobs}")
+        assert main(["goodput", *QUICK, *own]) == 0
+    one, two = (pd.read_parquet(tmp_path / f"{jobs}/runs.parquet") for jobs in (1, 2))
+    assert one.equals(two)
+
+
+def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arrive = FrontDoor.arrive
+    seeds = []
+
+    def interrupted(door, arrival):
+        if arrival.request.request_id == 0:
+            seeds.append(1)
+        if len(seeds) == stop_at and arrival.request.request_id == 10:
+            signal.raise_signal(signal.SIGINT)
+        arrive(door, arrival)
+
+    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
+    own = ("goodput.seeds=[0,1]", "goodput.jobs=1", "goodput.report=false")
+    stop_at = 0
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=whole"]) == 0
+    stop_at, seeds[:] = len(seeds), []
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=part"]) == 130
+    assert json.loads((tmp_path / "part/summary.json").read_text())["interrupted"]
+    whole, part = (pd.read_parquet(tmp_path / f"{name}/runs.parquet") for name in ("whole", "part"))
+    assert part.equals(whole[whole.seed == 0])
+    assert "interrupted" in capsys.readouterr().err
+    stop_at, seeds[:] = 1, []
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=none"]) == 130
+    assert not (tmp_path / "none/summary.json").exists()
+
+
+def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = ("workload.num_requests=60", "goodput.seeds=[0]", "goodput.jobs=1", "goodput.report=false")
+    assert (
+        main(
+            [
+                "goodput",
+                *QUICK,
+                "engine.max_num_seqs=256",
+                "goodput.rates=null",
+                "goodput.num_rates=2",
+                *short,
+            ]
+        )
+        == 0
+    )
+    assert "The traffic of as set is over in less than 10 answers' time" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_figures_have_a_line_an_arm_and_the_target():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_the_output_block_is_what_the_default_run_prints(tmp_path, monkeypatch, 
 
 
 def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, capsys):
-    (policy,) = blocks("python")
+    _, policy = blocks("python")
     config, _ = blocks("yaml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -49,6 +50,15 @@ def test_the_policy_of_the_readme_runs_and_leaps_exactly(tmp_path, monkeypatch, 
         assert main([*command, *small, folder, f"sim.leap={leap}"]) == 0, capsys.readouterr().err
         tables.append((tmp_path / leap / "requests.parquet").read_bytes())
     assert tables[0] == tables[1]
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    code, _ = blocks("python")
+    names: dict[str, Any] = {}
+    exec(code, names)  # our own text
+    assert "requests met it" in capsys.readouterr().out
+    assert len(names["result"].requests) == 300
+    assert "hardware=l40s" in names["result"].command
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def test_leaves_every_file(written):
         "iterations.parquet",
         "replicas.parquet",
         "events.parquet",
+        "gaps.parquet",
+        "itl.parquet",
+        "records.json",
         "report.html",
     }
 

@@ -194,7 +194,7 @@ def test_preemptions_are_one_line():
     assert pressure(preemption=figures) == ["Preemptions: 120 by recompute; 4,321 tokens computed again"]
     figures |= {"swap": 3, "swapped_out_tokens": 9, "swapped_out_bytes": 2e9, "swapped_in_bytes": 1e9}
     assert pressure(preemption=figures) == [
-        "Preemptions: 120 by recompute; 3 by swap (2 GB out, 1 GB in); 4,321 tokens computed again"
+        "Preemptions: 120 by recompute; 3 by swap (2.00 GB out, 1.00 GB in); 4,321 tokens computed again"
     ]
 
 

@@ -130,9 +130,9 @@ def test_a_run_without_requests_leaves_empty_tables(make_world):
 
 def test_the_logs_of_all_replicas_make_one_table_and_are_taken_from_their_list():
     logs = [IterationLog(0, 16), IterationLog(1, 16)]
-    logs[0].add_gap(0.25, 1.0)
-    logs[1].add_gap(0.5, 2.0)
-    logs[1].add_gap(0.75, 3.0)
+    logs[0].add_gap(7, 0.75, 1.0)
+    logs[1].add_gap(8, 1.5, 2.0)
+    logs[1].add_gap(7, 2.25, 3.0)
     own_columns, _ = IterationLog(0, 16).expand()
     columns, gaps = expanded(logs)
     assert logs == []

@@ -9,6 +9,7 @@ import zstandard
 
 from policies.request import Segment
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv, VidurCsv
+from sim.workload.faster import FasterSource
 from sim.workload.mooncake import MooncakeJsonl
 
 REAL_TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "traces"
@@ -153,9 +154,12 @@ def test_each_seed_replays_a_window_of_its_own(tmp_path):
         PlainCsv(path=trace.path, window_by_seed=True)
 
 
-def test_rate_scale_compresses_the_window(tmp_path):
-    path = write(tmp_path, PLAIN)
-    assert rows_of(PlainCsv(path=path, start_s=2.0, rate_scale=2.0)) == [
+def test_load_compresses_the_window(tmp_path):
+    trace = PlainCsv(path=write(tmp_path, PLAIN), start_s=2.0)
+    faster = FasterSource(trace.source(seed=0, max_model_len=99), 2.0)
+    assert [
+        (a.request.arrival_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in faster.arrivals()
+    ] == [
         (0.25, 20, 2),
         (1.25, 30, 3),
         (2.25, 40, 4),
@@ -294,7 +298,6 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate_scale": 0}, "rate_scale=0: must be finite and > 0"),
         ({"start_s": -1}, "start_s=-1: must be finite and >= 0 s"),
         ({"duration_s": 0}, "duration_s=0: must be finite and > 0 s"),
         ({"max_requests": 0}, "max_requests=0: must be finite and > 0"),

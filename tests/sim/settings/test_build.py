@@ -162,7 +162,7 @@ def test_converts_plain_values(name, given, built):
         ({"frame_m": 3}, "art.frame_m=3: must be a list"),
         ({"frame_m": [1, "x"]}, "art.frame_m[1]=x: must be a number"),
         ({"price_usd": {"net": "x"}}, "art.price_usd.net=x: must be a number"),
-        ({"shape": 3}, "art.shape=3: must be a Shape, built from a node with a _target_"),
+        ({"shape": 3}, "art.shape=3: must be a Shape: a mapping whose _target_ names the class"),
         ({"shape": {"_target_": "gallery.Square", "side_m": -1}}, "art.shape.side_m=-1: must be > 0 m"),
         (
             {"shape": {"_target_": "gallery.Square", "sied_m": 1}},
@@ -180,7 +180,7 @@ def test_converts_plain_values(name, given, built):
         ({"num_coats": [1, SQUARE]}, "art.num_coats=[1, Square]: must be an integer"),
         (
             {"shape": {"side_m": None}},
-            "art.shape={side_m: null}: must be a Shape, built from a node with a _target_",
+            "art.shape={side_m: null}: must be a Shape: a mapping whose _target_ names the class",
         ),
         ({"num_coats": "???"}, None),
         ({"title": "${nowhere}"}, "art.title: Interpolation key 'nowhere' not found"),

@@ -1,0 +1,58 @@
+"""Figures as PNG and SVG, by kaleido and a Chromium: the extra `png`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from sim.settings.errors import ConfigError
+
+WIDTH_PX = 1100
+
+
+def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Every figure in every format, named like it; the browser is started once.
+
+    Raises ConfigError where kaleido or a Chromium is missing, or the folder cannot be written.
+    """
+    if not formats:
+        return []
+    kaleido = _kaleido()
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kaleido.start_sync_server(silence_warnings=True)
+        try:
+            for name, figure in figures.items():
+                for kind in formats:
+                    file = folder / f"{re.sub('[^A-Za-z0-9.]+', '_', name)}.{kind}"
+                    size = {"width": WIDTH_PX, "height": figure.layout.height or 400}
+                    opaque = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
+                    kaleido.write_fig_sync(opaque, path=file, opts={"format": kind, **size})
+                    written.append(file)
+        finally:
+            kaleido.stop_sync_server(silence_warnings=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
+    except Exception as error:
+        if "Chrome" not in type(error).__name__ and "Browser" not in type(error).__name__:
+            raise
+        raise ConfigError(
+            f"report.format={','.join(formats)}: no Chromium or Chrome could be started; install one, or "
+            f"name it in BROWSER_PATH ({type(error).__name__})"
+        ) from error
+    return written
+
+
+def _kaleido() -> Any:
+    try:
+        return importlib.import_module("kaleido")
+    except ImportError as error:
+        raise ConfigError(
+            "report.format: pictures need kaleido: pip install 'windtunnel[png]', and a Chromium on the PATH"
+        ) from error

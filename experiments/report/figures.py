@@ -1,0 +1,197 @@
+"""Drawings of a sweep: lines with bands in small multiples, maps of two axes, parallel coordinates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from experiments.compare.sentences import unit_of
+from experiments.compare.settings import Metric
+from experiments.report.grid import MAX_PANELS, Grid, GridAxis, named, panel_title, short
+from sim.metrics.paired import Interval
+from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.plain_page import line_with_band
+from sim.settings.convert import shown
+
+COLOURS = (*SERIES, RED, GREY)
+DASHES = ("solid", "dash", "dot")
+COLUMNS = 3
+PANEL_PX = 290
+MAX_LABELLED_CELLS = 60
+SCALE = [[0.0, "#eef3f9"], [0.5, "#5b9bd5"], [1.0, "#173f6b"]]
+
+
+def lines(grid: Grid, metric: Metric) -> go.Figure | None:
+    """A panel a combination of the facets; over numbers lines with bands, over names points with bars."""
+    x = grid.x
+    if x is None:
+        return None
+    panels = grid.panels[:MAX_PANELS]
+    drawing, where = _panels(panels, shared_y=True)
+    factor, _ = unit_of(metric)
+    for i, panel in enumerate(panels):
+        for j, value in enumerate(grid.colour.values if grid.colour else (None,)):
+            chosen = {**panel, **({grid.colour.key: value} if grid.colour else {})}
+            name = shown(value) if grid.colour else ""
+            style = {"color": COLOURS[j % len(COLOURS)], "dash": DASHES[j // len(COLOURS) % len(DASHES)]}
+            known = [(v, grid.at({**chosen, x.key: v}, metric)) for v in x.values]
+            along = [(v, interval) for v, interval in known if not math.isnan(interval.mean)]
+            for trace in _traces(x, along, name, style, factor, legend=i == 0 and grid.colour is not None):
+                drawing.add_trace(trace, **where[i])
+    if x.is_numeric:
+        drawing.update_xaxes(type="log" if x.is_logarithmic else "linear", tickvals=_ticks(x))
+    else:
+        drawing.update_xaxes(
+            type="category", categoryorder="array", categoryarray=[shown(v) for v in x.values]
+        )
+    drawing.update_xaxes(title=x.key)
+    drawing.update_yaxes(rangemode="tozero")
+    drawing.update_yaxes(title=named(metric), col=1)
+    return _laid_out(drawing, len(panels), legend_title=grid.colour.key if grid.colour else "")
+
+
+def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
+    """Means over the seeds, x against y, a panel a combination of the other axes; None for one axis."""
+    x, y = grid.x, grid.y
+    if x is None or y is None or x == y:
+        return None
+    others = [axis for axis in grid.axes if axis not in (x, y)]
+    panels = _combinations(others)[:MAX_PANELS]
+    drawing, where = _panels(panels, shared_y=True)
+    factor, _ = unit_of(metric)
+    labelled = len(x.values) * len(y.values) <= MAX_LABELLED_CELLS
+    for i, panel in enumerate(panels):
+        values = [
+            [factor * grid.at({**panel, x.key: a, y.key: b}, metric).mean for a in x.values] for b in y.values
+        ]
+        cells = [[None if math.isnan(value) else value for value in row] for row in values]
+        cell = go.Heatmap(
+            x=[shown(v) for v in x.values],
+            y=[shown(v) for v in y.values],
+            z=cells,
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            texttemplate="%{z:.3~g}" if labelled else None,
+            hovertemplate=f"{x.key}=%{{x}}, {y.key}=%{{y}}: %{{z:,.4~g}}<extra></extra>",
+        )
+        drawing.add_trace(cell, **where[i])
+    drawing.update_xaxes(title=x.key, type="category")
+    drawing.update_yaxes(type="category")
+    drawing.update_yaxes(title=y.key, col=1)
+    _laid_out(drawing, len(panels))
+    drawing.update_xaxes(showgrid=False)
+    drawing.update_yaxes(showgrid=False)
+    drawing.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": named(metric)}})
+    return drawing
+
+
+def parallel(grid: Grid) -> go.Figure | None:
+    """A line a configuration through its settings and its figures, coloured by the first figure."""
+    if len(grid.axes) < 2 or not grid.metrics or len(grid.cells) < 2:
+        return None
+    cells = list(grid.cells)
+    dimensions = [_dimension(axis, [cell[i] for cell in cells]) for i, axis in enumerate(grid.axes)]
+    for metric in grid.metrics:
+        factor, _ = unit_of(metric)
+        values = [factor * grid.cells[cell][metric.key].mean for cell in cells]
+        finite = [value for value in values if math.isfinite(value)]
+        if finite:  # a line needs a place on every axis: what does not exist lies at the bottom
+            filled = [value if math.isfinite(value) else min(finite) for value in values]
+            dimensions.append({"label": short(metric), "values": filled})
+    first = dimensions[len(grid.axes)] if len(dimensions) > len(grid.axes) else dimensions[0]
+    drawing = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={"color": first["values"], "colorscale": "Viridis", "showscale": False},
+            labelfont={"size": 11},
+            labelangle=-12,
+            labelside="top",
+        )
+    )
+    return styled(drawing, height_px=460, margin={"l": 90, "r": 70, "t": 110, "b": 30})
+
+
+def _traces(
+    x: GridAxis,
+    along: Sequence[tuple[Any, Interval]],
+    name: str,
+    style: Mapping[str, Any],
+    factor: float,
+    *,
+    legend: bool,
+) -> list[go.Scatter]:
+    values, intervals = [value for value, _ in along], [interval for _, interval in along]
+    if x.is_numeric:
+        return line_with_band(values, intervals, name, style, factor=factor, legend=legend)
+    half = [0.0 if math.isnan(i.low) else factor * (i.high - i.mean) for i in intervals]
+    return [
+        go.Scatter(
+            x=[shown(value) for value in values],
+            y=[factor * i.mean for i in intervals],
+            error_y={"type": "data", "array": half, "color": style["color"]},
+            mode="markers",
+            marker={"color": style["color"], "size": 9},
+            name=name,
+            legendgroup=name,
+            showlegend=legend,
+        )
+    ]
+
+
+def _dimension(axis: GridAxis, values: Sequence[Any]) -> dict[str, Any]:
+    """Places at equal distances, so that names and numbers look alike."""
+    place = {value: i for i, value in enumerate(axis.values)}
+    return {
+        "label": axis.key,
+        "values": [place[value] for value in values],
+        "tickvals": list(place.values()),
+        "ticktext": [shown(value) for value in axis.values],
+    }
+
+
+def _combinations(axes: Sequence[GridAxis]) -> list[dict[str, Any]]:
+    keys = [axis.key for axis in axes]
+    return [
+        dict(zip(keys, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))
+    ]
+
+
+def _panels(panels: Sequence[Mapping[str, Any]], *, shared_y: bool) -> tuple[go.Figure, list[dict[str, int]]]:
+    columns = _columns(len(panels))
+    rows = math.ceil(len(panels) / columns)
+    drawing = make_subplots(
+        rows,
+        columns,
+        subplot_titles=[panel_title(panel) for panel in panels],
+        shared_yaxes="all" if shared_y else False,
+        vertical_spacing=0.35 / rows if rows > 1 else 0.0,
+        horizontal_spacing=0.05,
+    )
+    return drawing, [{"row": i // columns + 1, "col": i % columns + 1} for i in range(len(panels))]
+
+
+def _laid_out(drawing: go.Figure, num_panels: int, legend_title: str = "") -> go.Figure:
+    rows = math.ceil(num_panels / _columns(num_panels))
+    height_px = PANEL_PX * rows + 110
+    legend = {"orientation": "h", "y": 1 + 34 / (height_px - 110), "yanchor": "bottom", "x": 0}
+    drawing.update_yaxes(automargin=True)
+    return styled(
+        drawing,
+        height_px=height_px,
+        legend={**legend, "title": {"text": f"{legend_title}  "}},
+        margin={"l": 70, "r": 20, "t": 76 if legend_title else 36, "b": 54},
+    )
+
+
+def _columns(num_panels: int) -> int:
+    return 2 if num_panels == 4 else min(COLUMNS, num_panels)
+
+
+def _ticks(x: GridAxis) -> list[Any] | None:
+    return list(x.values) if len(x.values) <= 12 else None

@@ -1,0 +1,74 @@
+"""A run's report again, from what it has left: its tables, summary.json, config.yaml, records.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.report.export import export
+from experiments.report.settings import ReportSettings
+from sim.report.page import report_sections, write_report
+from sim.report.saved import GAPS, RECORDS, read_records
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import build_scenario
+
+PAGE = "report.html"
+NEEDED = (
+    "config.yaml",
+    "summary.json",
+    "requests.parquet",
+    "iterations.parquet",
+    "gaps.parquet",
+    GAPS,
+    RECORDS,
+)
+
+
+def redraw(folder: Path, settings: ReportSettings) -> list[Path]:
+    """The page and the pictures of a run's folder. Raises ConfigError for a folder that lacks something."""
+    _check(folder)
+    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    records = read_records(
+        lambda name: pd.read_parquet(folder / name),
+        json.loads((folder / RECORDS).read_text(encoding="utf-8")),
+    )
+    scenario = build_scenario(OmegaConf.create(config))
+    drawn: dict[str, Any] = {
+        "records": records,
+        "request_table": records.requests,
+        "summary": summary,
+        "models": [pool.iteration_model() for pool in scenario.pools_by_name.values()],
+        "slo": scenario.slo,
+    }
+    written = []
+    if "html" in settings.format:
+        write_report(folder / PAGE, config=config, **drawn)
+        written.append(folder / PAGE)
+    pictures = [name for name in settings.format if name != "html"]
+    if pictures:
+        figures = {section.title: section.figure for section in report_sections(**drawn)}
+        known = {title: figure for title, figure in figures.items() if figure is not None}
+        written += export(known, folder / "figures", pictures)
+    return written
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+    if (folder / "sweep.json").exists():
+        raise ConfigError(f"run={folder}: is a sweep: sweep={folder} draws it")
+    missing = [name for name in NEEDED if not (folder / name).is_file()]
+    if not missing:
+        return
+    inner = sorted(folder.glob("*/summary.json"))
+    if "summary.json" in missing and inner:
+        raise ConfigError(f"run={folder}: holds several runs; name one, such as run={inner[0].parent}")
+    raise ConfigError(
+        f"run={folder}: has no {', '.join(missing)}; simulate again with output.tables=true (of a sweep: "
+        "sweep.tables=true)"
+    )

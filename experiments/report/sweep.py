@@ -1,0 +1,138 @@
+"""A sweep's page and table, from its runs.parquet alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.text import Text
+
+from experiments.compare.sentences import LEVEL, unit_of
+from experiments.compare.settings import Metric
+from experiments.report.export import export
+from experiments.report.figures import heat_map, lines, parallel
+from experiments.report.grid import Cell, Grid, grid_of, named, short
+from experiments.report.settings import ReportSettings
+from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
+from experiments.terminal import fits, plain_table
+from sim.metrics.paired import Interval
+from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.report.wording import MISSING, number
+from sim.settings.convert import shown
+
+PAGE = "sweep.html"
+PRINTED_ROWS, PAGE_ROWS = 20, 1000
+PRINTED_METRICS = 4
+
+
+def of_folder(folder: SweepFolder, settings: ReportSettings) -> Grid:
+    """Raises ConfigError for axes or figures that the sweep does not have."""
+    keys = [axis.key for axis in folder.plan.axes]
+    return grid_of(folder.table(), keys, settings, _caveats(folder))
+
+
+def write(grid: Grid, folder: SweepFolder, settings: ReportSettings) -> list[Path]:
+    """The page and the pictures that are asked for. Raises ConfigError where no picture can be made."""
+    figures = drawings(grid)
+    written = []
+    if "html" in settings.format:
+        _write_page(grid, folder, figures)
+        written.append(folder.path / PAGE)
+    pictures = [name for name in settings.format if name != "html"]
+    return written + export(figures, folder.path / "figures", pictures)
+
+
+def drawings(grid: Grid) -> dict[str, go.Figure]:
+    """By name, in the order of the page."""
+    found: dict[str, go.Figure | None] = {}
+    for metric in grid.metrics:
+        found[f"lines {metric.key}"] = lines(grid, metric)
+    for metric in grid.metrics:
+        found[f"map {metric.key}"] = heat_map(grid, metric)
+    found["parallel coordinates"] = parallel(grid)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def rows(grid: Grid, *, num_metrics: int | None = None) -> list[list[str]]:
+    """Heading, then a row a configuration, in the order of the sweep; means with their intervals."""
+    metrics = grid.metrics[:num_metrics]
+    heading = [*(axis.key for axis in grid.axes), *(short(metric) for metric in metrics)]
+    if not grid.axes:
+        heading.insert(0, "")
+    return [heading, *([*_labels(grid, cell), *(_at(grid, cell, m) for m in metrics)] for cell in grid.cells)]
+
+
+def print_found(grid: Grid, console: Console) -> None:
+    """What a reader must know, and the table."""
+    for caveat in grid.caveats:
+        console.print(Text(f"  {caveat}", style="yellow"), soft_wrap=True)
+    for num_metrics in range(PRINTED_METRICS, 0, -1):
+        heading, *body = rows(grid, num_metrics=num_metrics)
+        printed = plain_table([heading, *body[:PRINTED_ROWS]], range(max(1, len(grid.axes))))
+        if fits(printed, console):
+            break
+    console.print(printed)
+    if len(body) > PRINTED_ROWS:
+        console.print(Text(f"  and {len(body) - PRINTED_ROWS:,} more: runs.parquet, {PAGE}"))
+
+
+def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) -> None:
+    seeds = f"{grid.num_seeds} seeds, bands are {LEVEL}s of the mean" if grid.num_seeds > 1 else "one seed"
+    axes = ", ".join(f"{axis.key} ({len(axis.values)})" for axis in grid.axes) or "none but the seed"
+    sections = {"What to know": listed(grid.caveats)} if grid.caveats else {}
+    for metric in grid.metrics:
+        of_metric = [
+            figures[f"{kind} {metric.key}"] for kind in ("lines", "map") if f"{kind} {metric.key}" in figures
+        ]
+        if of_metric:
+            sections[named(metric)] = "".join(map(drawn, of_metric))
+    if "parallel coordinates" in figures:
+        told = (
+            "<p>A line a configuration, means over its seeds. Drag along an axis to keep a part of them.</p>"
+        )
+        sections["Parallel coordinates"] = told + drawn(figures["parallel coordinates"])
+    sections["All configurations"] = table(rows(grid)[: PAGE_ROWS + 1])
+    failures = [row for row in folder.rows.values() if row["status"] != DONE]
+    if failures:
+        told_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
+        sections["Runs without a result"] = table([["run", "status", "why"], *told_rows])
+    about = {key: folder.about[key] for key in ("begun", "code", "overrides")}
+    sections["The sweep"] = folded("how it was asked for", OmegaConf.to_yaml(OmegaConf.create(about)))
+    write_page(
+        folder.path / PAGE,
+        "Sweep",
+        f"{folder.num_of(DONE):,} of {folder.plan.num_points:,} runs over {axes}; {seeds}.",
+        sections,
+    )
+
+
+def _caveats(folder: SweepFolder) -> list[str]:
+    left = folder.plan.num_points - len(folder.rows)
+    found = [f"{left:,} of {folder.plan.num_points:,} runs are not done yet."] if left else []
+    for status, what in ((FAILED, "failed"), (REFUSED, "cannot be run with their settings")):
+        if count := folder.num_of(status):
+            found.append(f"{count:,} of {folder.plan.num_points:,} runs {what}: they are in no figure.")
+    codes = {row["code"] for row in folder.rows.values() if row["status"] == DONE and row["code"]}
+    if len(codes) > 1:
+        found.append(f"The runs were made by {len(codes)} versions of the code or the configs: column code.")
+    return found
+
+
+def _labels(grid: Grid, cell: Cell) -> list[str]:
+    return [shown(value) for value in cell] or ["all seeds"]
+
+
+def _at(grid: Grid, cell: Cell, metric: Metric) -> str:
+    return _text(grid.cells[cell][metric.key], unit_of(metric)[0])
+
+
+def _text(interval: Interval, factor: float) -> str:
+    if math.isnan(interval.mean):
+        return MISSING
+    mean = number(factor * interval.mean)
+    return (
+        mean if math.isnan(interval.low) else f"{mean} ± {number(factor * (interval.high - interval.mean))}"
+    )

@@ -1,0 +1,215 @@
+"""The folder of a sweep: what is asked (sweep.json), a folder a run, and one row a run (runs.parquet).
+
+A run is done once its summary.json is there, which is written last. Every file is replaced at once, so a
+kill at any time leaves files that can be read. runs.parquet follows the folders by seconds; `resume` reads
+what it lacks from them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.compare.arms import figures
+from experiments.sweep.flight import Flown
+from experiments.sweep.plan import Plan, Point
+from sim.report.files import table_bytes
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError
+
+SWEEP, RUNS, SUMMARY = "sweep.json", "runs.parquet", "summary.json"
+KIND = "windtunnel sweep"
+DONE, FAILED, REFUSED = "done", "failed", "refused"
+OWN_COLUMNS = ("run", "status", "error", "wall_s", "code")
+"""Of runs.parquet, besides a column an axis and a column a figure."""
+MIN_SECONDS_BETWEEN = 2.0
+MAX_WRITING_SHARE = 0.05
+"""Of the time, for runs.parquet while runs go on."""
+
+
+class CannotWriteError(ConfigError):
+    """The disk is full, or the folder is gone: nothing more can be kept."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepFolder:
+    """A sweep on disk. about: sweep.json; rows: by index of the run, those that have ended so far."""
+
+    path: Path
+    about: dict[str, Any]
+    plan: Plan
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _written_at: float = 0.0
+    _write_took_s: float = 0.0
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan, about: dict[str, Any]) -> SweepFolder:
+        """Raises ConfigError for a folder that has a sweep already, or cannot be written."""
+        if (path / SWEEP).exists():
+            raise ConfigError(
+                f"{path}: has a sweep already; go on with resume={path}, or choose another folder"
+            )
+        folder = cls(path=path, plan=plan, about={"kind": KIND, **about, **plan.to_json()})
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; choose another hydra.run.dir") from error
+        folder.write_about()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path, named: str) -> SweepFolder:
+        """One that is there, with the rows of all runs that are done. named: the setting, for messages.
+
+        Raises ConfigError for a folder that is no sweep.
+        """
+        if not path.is_dir():
+            raise ConfigError(
+                f"{named}={path}: no such folder; name the one that windtunnel sweep printed last"
+            )
+        try:
+            about = json.loads((path / SWEEP).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{named}={path}: is no sweep: it has no {SWEEP}; {_others(path)}") from None
+        except ValueError as error:
+            raise ConfigError(f"{path / SWEEP}: cannot be read: {error}") from error
+        if not isinstance(about, dict) or about.get("kind") != KIND:
+            raise ConfigError(f"{path / SWEEP}: was not written by windtunnel sweep")
+        folder = cls(path=path, plan=Plan.from_json(about), about=about)
+        folder._read_rows()
+        return folder
+
+    def missing(self) -> list[Point]:
+        """Points whose run is not done: never begun, interrupted, failed or refused."""
+        return [point for point in self.plan.points() if self._status(point.index) != DONE]
+
+    def keep(self, point: Point, flown: Flown, code: str) -> None:
+        """Write the files of a run and note its row. Raises CannotWriteError; nothing of it is left then."""
+        folder = self.run_dir(point.index)
+        try:
+            folder.mkdir(exist_ok=True)
+            for name, content in flown.files.items():
+                _write_at_once(folder / name, content)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise self._cannot_write(error) from error
+        row = self._row(point, DONE, "", flown.wall_s, code)
+        self.rows[point.index] = {**row, **flown.figures}
+
+    def note_failure(self, point: Point, status: str, message: str, traceback: str, code: str) -> None:
+        """Note the row of a run that came to nothing; a traceback goes into its folder, error.txt."""
+        self.rows[point.index] = self._row(point, status, message, math.nan, code)
+        if traceback:
+            folder = self.run_dir(point.index)
+            try:
+                folder.mkdir(exist_ok=True)
+                _write_at_once(folder / "error.txt", traceback.encode())
+            except OSError as error:
+                raise self._cannot_write(error) from error
+
+    def run_dir(self, index: int) -> Path:
+        return self.path / str(index)
+
+    def table(self) -> pd.DataFrame:
+        """One row a run that has ended, in the order of the points."""
+        table = pd.DataFrame([self.rows[index] for index in sorted(self.rows)])
+        if table.empty:
+            return pd.DataFrame(columns=["run", *(axis.key for axis in self.plan.axes), *OWN_COLUMNS[1:]])
+        for axis in self.plan.axes:
+            if not all(
+                isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values
+            ):
+                table[axis.key] = [shown(value) for value in table[axis.key]]
+        return table
+
+    def write_runs(self, *, now: bool = True) -> None:
+        """Replace runs.parquet; not `now`: only if that has not been done for seconds."""
+        begun = time.monotonic()
+        pause_s = max(MIN_SECONDS_BETWEEN, self._write_took_s / MAX_WRITING_SHARE)
+        if not now and begun - self._written_at < pause_s:
+            return
+        try:
+            _write_at_once(self.path / RUNS, table_bytes(self.table()))
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._written_at = time.monotonic()
+        self._write_took_s = self._written_at - begun
+
+    def write_about(self) -> None:
+        try:
+            _write_at_once(self.path / SWEEP, f"{json.dumps(self.about, indent=1)}\n".encode())
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def num_of(self, status: str) -> int:
+        return sum(row["status"] == status for row in self.rows.values())
+
+    def _status(self, index: int) -> str | None:
+        return str(self.rows[index]["status"]) if index in self.rows else None
+
+    def _row(self, point: Point, status: str, message: str, wall_s: float, code: str) -> dict[str, Any]:
+        values = _values_at(self.plan, point.index)
+        own = dict(zip(OWN_COLUMNS[1:], (status, message, wall_s, code), strict=True))
+        return {"run": point.index, **values, **own}
+
+    def _read_rows(self) -> None:
+        """From runs.parquet, and from the folders of runs that it does not have yet."""
+        try:
+            table = pd.read_parquet(self.path / RUNS)
+        except (OSError, ValueError):  # not written yet, or not by us: the folders say it all
+            table = pd.DataFrame()
+        known: dict[int, dict[str, Any]] = {}
+        for found in table.to_dict("records"):
+            known[int(found["run"])] = {str(key): value for key, value in found.items()}
+        for point in self.plan.points():
+            row = known.get(point.index)
+            file = self.run_dir(point.index) / SUMMARY
+            if row is not None and (row["status"] != DONE or file.exists()):
+                self.rows[point.index] = row | _values_at(self.plan, point.index)
+            elif file.exists():
+                summary = json.loads(file.read_text(encoding="utf-8"))
+                self.rows[point.index] = self._row(point, DONE, "", math.nan, "") | figures(summary)
+
+    def _cannot_write(self, error: OSError) -> CannotWriteError:
+        done = self.num_of(DONE)
+        return CannotWriteError(
+            f"{error.filename or self.path}: {error.strerror}; {done:,} of {self.plan.num_points:,} runs are "
+            f"done and kept; make room, then: windtunnel sweep resume={self.path}"
+        )
+
+
+def _values_at(plan: Plan, index: int) -> dict[str, Any]:
+    """The value of each axis at a point."""
+    found: dict[str, Any] = {}
+    for axis in reversed(plan.axes):
+        index, place = divmod(index, len(axis.values))
+        found[axis.key] = axis.values[place]
+    return dict(reversed(found.items()))
+
+
+def _write_at_once(file: Path, content: bytes) -> None:
+    """A reader sees the old file or the whole new one."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _others(path: Path) -> str:
+    inner = sorted(found.parent for found in path.glob(f"*/{SWEEP}"))
+    if inner:
+        return f"there is one in it: {inner[0]}"
+    if (path / SUMMARY).exists():
+        return "that is the folder of a single run"
+    return "name the folder that windtunnel sweep printed last"

@@ -1,0 +1,136 @@
+"""What one run alone says of its own figures: its warm-up, found, and intervals, see `sim.metrics.steady`.
+
+The warm-up is looked for in TTFT, which shows the queue, and in TPOT, which shows the batch, of the requests
+in order of arrival. E2E follows from both; alone, the lengths of the answers would drown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.definitions import PERCENTILES
+from sim.metrics.paired import CONFIDENCE
+from sim.metrics.steady import MEAN, Figure, RunInterval, interval, percentile, warm_up
+from sim.metrics.window import Window
+from sim.records import RunRecords
+
+SERIES = ("ttft", "tpot")
+"""In which a warm-up is looked for."""
+LATENCIES = ("ttft", "tpot", "e2e")
+SLICES = 320
+"""Of the measured time, each with its rate; batches are made of ten and more."""
+
+
+class FoundWarmUp(NamedTuple):
+    """A warm-up, and how it was found."""
+
+    warmup_s: float
+    """0 where nothing is cut."""
+    evidence: dict[str, Any]
+    """For the summary."""
+
+
+def find_warm_up(requests: pd.DataFrame) -> FoundWarmUp:
+    """When the first request arrives that finds the service as it stays; `request_metrics` of a whole run.
+
+    Nothing is cut where one of the series does not settle.
+    """
+    in_order = requests.sort_values("arrival_s", kind="stable")
+    series = {name: in_order[f"{name}_s"].to_numpy(dtype=np.float64) for name in SERIES}
+    found = {name: warm_up(values) for name, values in series.items()}
+    # All answers may be of one token: then there is no TPOT that could settle.
+    asked = {name: found[name] for name, values in series.items() if not np.isnan(values).all()}
+    is_settled = bool(asked) and all(one.is_settled for one in asked.values())
+    num_cut = max((one.num_values for one in asked.values()), default=0) if is_settled else 0
+    return FoundWarmUp(
+        float(in_order["arrival_s"].iloc[num_cut]) if num_cut else 0.0,
+        {
+            "method": "MSER-5",
+            "settled": is_settled,
+            "requests": num_cut,
+            "of_requests": len(in_order),
+            **{
+                name: {
+                    "settled": one.is_settled,
+                    "requests": one.num_values,
+                    "mean_before_s": _mean(series[name][: one.num_values]),
+                    "mean_after_s": _mean(series[name][one.num_values :]),
+                }
+                for name, one in asked.items()
+            },
+        },
+    )
+
+
+def intervals(
+    records: RunRecords, table: pd.DataFrame, measured: pd.DataFrame, window: Window
+) -> dict[str, Any]:
+    """Of the headline figures, by their keys in the summary: low, high and batches, or why there is none.
+
+    table: `request_metrics` of all requests; measured: those that arrived in the window.
+    """
+    measured = measured.sort_values("arrival_s", kind="stable")
+    found: dict[str, dict[str, RunInterval]] = {
+        name: {
+            key: interval(measured[f"{name}_s"].to_numpy(dtype=np.float64), figure)
+            for key, figure in _FIGURES.items()
+        }
+        for name in LATENCIES
+    }
+    finished = (table["status"] == "finished").to_numpy(dtype=np.bool_)
+    finished_s = table["finished_s"].to_numpy(dtype=np.float64)
+    rate = _rates_of(window)
+    found["throughput"] = {
+        "requests_per_s": rate(finished_s[finished], None),
+        "output_tokens_per_s": rate(*_output_tokens(records, table)),
+    }
+    if "slo_met" in table:
+        met = table["slo_met"].to_numpy(dtype=np.bool_)
+        found["goodput"] = {
+            "share": interval(measured["slo_met"].to_numpy(dtype=np.float64)),
+            "requests_per_s": rate(finished_s[met], None),
+        }
+    told = {section: {key: _told(one) for key, one in keys.items()} for section, keys in found.items()}
+    return {"confidence": CONFIDENCE, **told}
+
+
+_FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) for q in PERCENTILES}}
+
+
+def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64] | None], RunInterval]:
+    """What tells the rate of events, each counted `weights` times, and its interval, by `SLICES` of time."""
+    if window.duration_s <= 0:
+        return lambda time_s, weights: interval(np.empty(0))
+
+    def rate(time_s: NDArray[np.float64], weights: NDArray[np.int64] | None) -> RunInterval:
+        # NaN, what never happened, and times outside fall into no slice.
+        counts, _ = np.histogram(time_s, SLICES, (window.start_s, window.end_s), weights=weights)
+        return interval(counts * (SLICES / window.duration_s))
+
+    return rate
+
+
+def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """When tokens came, and how many: first ones and those that end gaps."""
+    first_s = table["first_token_s"].to_numpy(dtype=np.float64)
+    samples = table["samples"].to_numpy() if "samples" in table else np.ones(len(table), np.int64)
+    return np.concatenate([first_s, records.gap_end_s]), np.concatenate([samples, records.gap_count])
+
+
+def _told(one: RunInterval) -> dict[str, Any]:
+    return {
+        "low": one.low,
+        "high": one.high,
+        "batches": one.num_batches,
+        "lack": None if one.lack is None else one.lack.value,
+    }
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

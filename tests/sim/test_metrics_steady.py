@@ -1,0 +1,145 @@
+"""Warm-up and intervals of one run, against series whose steady state is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.metrics.steady import GROUP, MEAN, MIN_BATCHES, Lack, interval, percentile, warm_up
+
+
+def ar1(rng, num_values, memory, start=0.0):
+    """x_i = memory x_{i-1} + noise: mean 0, variance 1 in the steady state, begun at `start`."""
+    noise = rng.normal(size=num_values) * np.sqrt(1 - memory**2)
+    values, last = np.empty(num_values), start
+    for i in range(num_values):
+        last = values[i] = memory * last + noise[i]
+    return values
+
+
+def brute_force_cut(values):
+    groups = values[: len(values) // GROUP * GROUP].reshape(-1, GROUP).mean(axis=1)
+    n = len(groups)
+    spreads = [((groups[d:] - groups[d:].mean()) ** 2).sum() / (n - d) ** 2 for d in range(n // 2 + 1)]
+    return GROUP * int(np.argmin(spreads))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(100, 400), st.floats(-20, 20))
+def test_the_cut_is_the_minimum_of_the_formula(seed, num_values, start):
+    values = ar1(np.random.default_rng(seed), num_values, 0.9, start)
+    assert warm_up(values).num_values == brute_force_cut(values)
+
+
+def test_a_transient_is_cut_where_it_has_decayed():
+    """From 20 with memory 0.99 it is below the noise after some 300 values."""
+    cuts = [warm_up(ar1(np.random.default_rng(seed), 5000, 0.99, 20.0)) for seed in range(20)]
+    assert all(cut.is_settled for cut in cuts)
+    assert 150 < np.median([cut.num_values for cut in cuts]) < 800
+
+
+def test_independent_values_are_rarely_called_unsettled_and_little_is_cut():
+    found = [warm_up(np.random.default_rng(seed).exponential(size=2000)) for seed in range(200)]
+    assert np.mean([one.is_settled for one in found]) > 0.93
+    assert np.median([one.num_values for one in found]) < 200
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 600), st.floats(0.01, 100))
+def test_no_more_than_half_is_cut_and_units_do_not_matter(seed, num_values, unit):
+    values = np.random.default_rng(seed).integers(0, 64, num_values).astype(float)
+    found = warm_up(values)
+    assert found.num_values <= num_values / 2
+    assert found.num_values % GROUP == 0
+    # Powers of two keep every bit, so that ties are decided alike.
+    factor = 2.0 ** round(np.log2(unit))
+    assert warm_up(factor * values) == found
+
+
+def test_a_queue_that_grows_for_ever_never_settles():
+    assert not warm_up(np.arange(1000.0)).is_settled
+
+
+def test_few_values_are_never_settled_and_equal_ones_have_no_warm_up():
+    assert warm_up(np.ones(99)) == (0, False)
+    assert warm_up(np.ones(100)) == (0, True)
+
+
+def test_values_that_do_not_exist_are_left_out_of_the_averages():
+    values = ar1(np.random.default_rng(0), 1000, 0.5, 30.0)
+    with_gaps = values.copy()
+    with_gaps[100:105] = np.nan
+    with_gaps[7] = np.nan
+    assert abs(warm_up(with_gaps).num_values - warm_up(values).num_values) <= 2 * GROUP
+    assert warm_up(np.full(1000, np.nan)) == (0, False)
+
+
+@pytest.mark.parametrize(("figure", "truth"), [(MEAN, 0.0), (percentile(50), 0.0), (percentile(90), 1.2816)])
+def test_intervals_of_a_run_with_memory_hold_the_truth_as_often_as_they_say(figure, truth):
+    """95 %, less what is left of the memory; an interval that ignored it would hold it in some 35 %."""
+    found = [interval(ar1(np.random.default_rng(seed), 6000, 0.9), figure) for seed in range(300)]
+    held = np.mean([one.low <= truth <= one.high for one in found])
+    assert 0.90 <= held <= 0.99
+
+
+def test_an_interval_of_batch_means_by_hand():
+    """Eight batches of ten equal values: means 1 to 8 shuffled, s = 2.449, t(7) = 2.365."""
+    values = np.repeat([3.0, 7.0, 1.0, 5.0, 8.0, 2.0, 6.0, 4.0], 10)
+    found = interval(values)
+    assert found.value == 4.5
+    assert found.num_batches == 8
+    assert found.half_width == pytest.approx(2.3646 * 2.4495 / np.sqrt(8), rel=1e-4)
+
+
+def waits_in_queue(seed, num_values, load):
+    """M/M/1 by Lindley's recursion: W_{i+1} = max(0, W_i + service - gap), services of mean 1; begun idle."""
+    rng = np.random.default_rng(seed)
+    steps = rng.exponential(size=num_values) - rng.exponential(1 / load, size=num_values)
+    walk = np.cumsum(steps)
+    return walk - np.minimum(np.minimum.accumulate(walk), 0.0)
+
+
+def test_intervals_of_a_queue_hold_its_mean_wait():
+    """W = load / (1 - load) = 1 for M/M/1 at half load; a wait resembles the one before."""
+    found = [interval(waits_in_queue(seed, 20_000, 0.5)) for seed in range(200)]
+    told = [one for one in found if one.lack is None]
+    assert len(told) > 180
+    assert 0.90 <= np.mean([one.low <= 1.0 <= one.high for one in told]) <= 0.99
+    alone = [1.96 * waits_in_queue(seed, 20_000, 0.5).std() / np.sqrt(20_000) for seed in range(200)]
+    assert np.mean([abs(one.value - 1.0) <= half for one, half in zip(found, alone, strict=True)]) < 0.7
+
+
+def test_the_tail_of_independent_values_is_held():
+    """p99 of exponential values is ln 100."""
+    found = [interval(np.random.default_rng(s).exponential(size=8000), percentile(99)) for s in range(200)]
+    assert 0.90 <= np.mean([one.low <= np.log(100) <= one.high for one in found]) <= 0.995
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2000), st.sampled_from([50, 90, 99]))
+def test_an_interval_holds_its_figure_or_says_why_there_is_none(seed, num_values, q):
+    values = np.random.default_rng(seed).gamma(2.0, size=num_values)
+    for figure, whole in ((MEAN, np.mean), (percentile(q), lambda v: np.percentile(v, q))):
+        found = interval(values, figure)
+        if not num_values:
+            assert found.lack is Lack.NO_VALUES
+            continue
+        assert found.value == pytest.approx(whole(values))
+        if num_values < MIN_BATCHES * figure.min_per_batch:
+            assert found.lack is Lack.SHORT
+        if found.lack is None:
+            assert found.low <= found.value <= found.high
+            assert found.num_batches >= MIN_BATCHES
+            assert num_values >= found.num_batches * figure.min_per_batch
+        else:
+            assert np.isnan([found.low, found.high]).all()
+
+
+def test_a_run_that_is_too_short_or_drifts_has_no_interval():
+    assert interval(np.random.default_rng(0).normal(size=79)).lack is Lack.SHORT
+    assert interval(np.arange(1000.0)).lack is Lack.DEPENDENT
+    assert interval(np.full(100, np.nan)).lack is Lack.NO_VALUES
+    assert percentile(99).min_per_batch == 100
+    assert interval(np.random.default_rng(0).normal(size=799), percentile(99)).lack is Lack.SHORT
+
+
+def test_equal_values_leave_nothing_to_be_uncertain_about():
+    found = interval(np.full(100, 3.0))
+    assert (found.low, found.value, found.high) == (3.0, 3.0, 3.0)

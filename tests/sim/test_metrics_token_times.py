@@ -1,0 +1,75 @@
+"""Times of tokens rebuilt from a run's tables: every gap that was recorded, and each with its request."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.conformance.clusters import draw_clusters, draw_crashes
+from experiments.conformance.draws import draw_worlds
+from sim.metrics.token_times import token_times
+
+NAN = float("nan")
+
+
+def rebuilt(records):
+    return token_times(records.requests, records.iterations, records.own_gaps)
+
+
+def assert_rebuilt(records):
+    """As many tokens as there are, from the first to the last, and the gaps that were recorded."""
+    requests, times = records.requests, rebuilt(records)
+    assert times.num_tokens.tolist() == requests["output_tokens"].tolist()
+    for row, request in enumerate(requests.itertuples()):
+        if request.output_tokens:
+            of_request = times.of(row)
+            assert of_request[0] == request.first_token_s
+            assert of_request[-1] == pytest.approx(request.last_token_s, abs=1e-9)
+            assert (np.diff(of_request) > 0).all()
+    if not records.num_lost_first_tokens:  # else gaps of lost answers are recorded, too
+        recorded = np.sort(np.repeat(records.gap_s, records.gap_count))
+        assert np.sort(times.gaps()[0]) == pytest.approx(recorded, abs=1e-8)
+
+
+@settings(max_examples=60)
+@given(draw_worlds(), st.booleans())
+def test_every_token_is_found_whatever_the_policies(world, leap):
+    assert_rebuilt(world.fly(leap=leap).records)
+
+
+@settings(max_examples=40)
+@given(st.one_of(draw_clusters(), draw_crashes()))
+def test_every_token_is_found_over_replicas_handovers_and_crashes(world):
+    assert_rebuilt(world.fly().records)
+
+
+def test_three_requests_by_hand():
+    """0: tokens at 1, 2, 3, then preempted until 6, then 7; 1: one token; 2: none."""
+    requests = pd.DataFrame(
+        {
+            "request_id": [10, 11, 12],
+            "first_token_s": [1.0, 2.0, NAN],
+            "last_token_s": [7.0, 2.0, NAN],
+            "output_tokens": [5, 1, 0],
+        }
+    )
+    iterations = pd.DataFrame(
+        {"replica": 0, "start_s": np.arange(8.0), "duration_s": 1.0, "decode_seqs": [0, 1, 1, 1, 1, 1, 1, 1]}
+    )
+    own_gaps = pd.DataFrame(
+        {"request_id": [10, 10, 99], "replica": 0, "since_s": [1.0, 3.0, 0.5], "end_s": [2.0, 6.0, 5.0]}
+    )
+    times = token_times(requests, iterations, own_gaps)
+    assert times.time_s.tolist() == [1, 2, 3, 6, 7, 2]
+    assert times.of(1).tolist() == [2.0]
+    gap_s, row = times.gaps()
+    assert (gap_s.tolist(), row.tolist()) == ([1, 1, 3, 1], [0, 0, 0, 0])
+    with pytest.raises(AssertionError, match="row 0: 5 times for 4 tokens"):
+        token_times(requests.assign(output_tokens=[4, 1, 0]), iterations, own_gaps)
+
+
+def test_several_answers_are_not_told_apart():
+    requests = pd.DataFrame({"request_id": [0], "samples": [2]})
+    with pytest.raises(ValueError, match=r"workload.branching.width=1 asks for one"):
+        token_times(requests, pd.DataFrame(), pd.DataFrame())
