@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
 from experiments.capacity.answer import Answer
-from experiments.capacity.results import derived, pareto
+from experiments.capacity.results import Ranked, derived, pareto
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,
@@ -22,6 +23,7 @@ from experiments.capacity.tables import (
     stage_rows,
     turned,
 )
+from hwmodels.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, RED, SERIES, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page
@@ -56,7 +58,7 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
 
 
 def pareto_figure(found: Answer) -> go.Figure:
-    """Output tokens/s of a user (1 / median TPOT) against those of a GPU, and the front of both."""
+    """Output tokens/s of a user (1 / median TPOT) against those of a GPU: measured, the front, rooflines."""
     drawing = go.Figure()
     states = [state for state in found.search.ranked() if state.candidate.name in found.points]
     by_gpu: dict[str, list[State]] = {}
@@ -77,6 +79,8 @@ def pareto_figure(found: Answer) -> go.Figure:
                 hovertemplate="%{text}<br>%{x:.3g} tokens/s a user, %{y:,.4g} a GPU<extra></extra>",
             )
         )
+    for i, row in enumerate(found.ranked):
+        drawing.add_trace(_ceiling(found, row, COLOURS[i % len(COLOURS)]))
     points = [tuple(each.mean for each in _point(found, state)) for state in states]
     front = pareto([(x, y) for x, y in points])
     drawing.add_trace(
@@ -92,6 +96,26 @@ def pareto_figure(found: Answer) -> go.Figure:
     drawing.update_xaxes(title="output tokens/s of a user (1 / median TPOT)", rangemode="tozero")
     drawing.update_yaxes(title="output tokens/s of a GPU", rangemode="tozero")
     return styled(drawing, height_px=HEIGHT_PX)
+
+
+def _ceiling(found: Answer, row: Ranked, colour: str) -> go.Scatter:
+    """The roofline of a candidate's decodes alone, from one sequence to as many as fit."""
+    scenario = row.candidate.scenario
+    context = max(1, round(found.points[row.candidate.name][0].batch[1]))
+    most = largest_batch(scenario.plan_memory(), context, scenario.engine.max_num_seqs).num_seqs
+    counts = np.unique(np.geomspace(1, max(most, 1), 40).astype(np.int64))
+    model = scenario.iteration_model()
+    steps_s = np.array([float(model.seconds(decode_shape(int(n), context))) for n in counts])
+    return go.Scatter(
+        x=1 / steps_s,
+        y=counts / steps_s / row.candidate.num_devices,
+        mode="lines",
+        line={"color": colour, "width": 1},
+        opacity=0.6,
+        name=f"{row.candidate.name}, decodes alone",
+        text=[f"{n} sequences of {context:,} tokens" for n in counts],
+        hovertemplate=f"{html.escape(row.candidate.name)}, %{{text}}: %{{x:.3g}}, %{{y:,.4g}}<extra></extra>",
+    )
 
 
 def cost_figure(found: Answer) -> go.Figure:

@@ -271,7 +271,7 @@ def to_json(found: Answer) -> dict[str, Any]:
         "requests": found.requests,
         "window_start_s": found.window_start_s,
         "candidates": by_status,
-        "ranked": [_ranked_json(row) for row in found.ranked],
+        "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
         "stages": [
             {
@@ -295,7 +295,12 @@ def to_json(found: Answer) -> dict[str, Any]:
     }
 
 
-def _ranked_json(row: Ranked) -> dict[str, Any]:
+def kept_tokens_per_s(row: Ranked, headroom: float) -> float:
+    """Output tokens/s that each replica is known to serve within the SLO; for `windtunnel place`."""
+    return row.figures["output_tokens_per_s"].mean * (1 + headroom) / row.num_up
+
+
+def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
     scenario = row.candidate.scenario
     return {
         "candidate": row.candidate.name,
@@ -308,6 +313,7 @@ def _ranked_json(row: Ranked) -> dict[str, Any]:
         "replicas": row.replicas,
         "gpus": row.num_devices,
         "usd_per_hour": row.usd_per_hour,
+        "kept_output_tokens_per_s_and_replica": kept_tokens_per_s(row, headroom),
         "share_at_margin": _plain(row.share_at_margin),
         "figures": {name: _plain(value) for name, value in row.figures.items()},
         "limit": None if row.limit is None else row.limit._asdict(),

@@ -375,6 +375,18 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     table = pd.read_parquet(tmp_path / "out/candidates.parquet")
     assert sorted(table.candidate) == ["l4 TP1", "l40s TP1"] or sorted(table.candidate) == ["l4", "l40s"]
     assert set(table.status) <= {status.name for status in Status}
+    # place, told these rates, rents as many of them.
+    name = f"{best['candidate'].split()[0]}"
+    rate = best["kept_output_tokens_per_s_and_replica"]
+    assert rate * best["replicas_up"] == pytest.approx(1.3 * best["figures"]["output_tokens_per_s"]["mean"])
+    demand = rate * best["replicas_up"] * 0.999
+    asked = [f"models=[{{name:smollm2_135m,demand:{demand}}}]", f"gpus=[{{name:{name},count:9}}]"]
+    asked += ["objective=cost", "tensor_parallel_sizes=[1]", "measured=[out/summary.json]"]
+    assert main(["place", *asked, "engine.max_num_seqs=8"]) == 0
+    placed = json.loads((tmp_path / "placement.json").read_text())
+    assert placed["gpus"][name] == best["replicas_up"]
+    assert main(["place", *asked[:-1], "measured=[out/config.yaml]"]) == 2
+    assert "is no summary.json of capacity" in capsys.readouterr().err
     page = (tmp_path / "out/capacity.html").read_text()
     for heading in ("Answer", "Speed for a user against tokens for a GPU", "Forecast", "vLLM, each of"):
         assert heading in page
