@@ -309,6 +309,7 @@ def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
         "weights": scenario.model.weights,
         "gpu": scenario.hardware.name,
         "gpus_per_replica": row.candidate.num_devices,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
         "replicas_up": row.num_up,
         "replicas": row.replicas,
         "gpus": row.num_devices,

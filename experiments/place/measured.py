@@ -1,4 +1,4 @@
-"""Rates that `windtunnel capacity` has found, in place of the roofline's: what a replica serves within the SLO."""
+"""Rates that `windtunnel capacity` has found, in place of the roofline's: served within the SLO."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class Replica(NamedTuple):
 
 
 def measured_rates(files: Sequence[str]) -> dict[Replica, float]:
-    """Output tokens/s; of several candidates alike but for their engine's settings, the best. Raises ConfigError."""
+    """Output tokens/s; of candidates alike but for their engine's settings, the best. Raises ConfigError."""
     rates: dict[Replica, float] = {}
     for i, file in enumerate(files):
         try:
             rows = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))["ranked"]
             for row in rows:
+                if row["gpus_per_replica"] != row["tensor_parallel_size"]:
+                    continue  # laid out as no replica here
                 replica = Replica(row["model"], row["weights"], row["gpu"], row["gpus_per_replica"])
                 rate = float(row["kept_output_tokens_per_s_and_replica"])
                 rates[replica] = max(rate, rates.get(replica, 0.0))
@@ -44,10 +46,11 @@ def measured_rates(files: Sequence[str]) -> dict[Replica, float]:
 
 
 def with_measured(hosting: Hosting, deployment: Deployment, rates: Mapping[Replica, float]) -> Hosting:
-    """The same with the rate that was found for it, whatever memory is left, if there is one."""
+    """The same with the rate that was found for it, if there is one: alone on its GPUs, as there."""
     model = deployment.model
     key = Replica(model.name, model.weights, deployment.hardware.name, hosting.num_gpus)
     if key not in rates:
         return hosting
     rate = rates[key]
-    return replace(hosting, rate=lambda num_bytes: rate)
+    alone_bytes = deployment.hardware.memory_bytes * deployment.engine.gpu_memory_utilization
+    return replace(hosting, bytes_each=alone_bytes, rate=lambda num_bytes: rate)
