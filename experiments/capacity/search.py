@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Candidate, Question
@@ -70,7 +71,13 @@ class CeilingTask:
         )
 
 
-Task = CeilingTask | Probe
+class Look(Protocol):
+    """At a candidate's bounds, or at so many replicas of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self) -> Ceiling | list[Run]: ...
 
 
 @dataclass(slots=True)
@@ -174,7 +181,7 @@ class Search:
         left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
         return min(left, key=self.place, default=None)
 
-    def task(self, state: State) -> Task:
+    def task(self, state: State) -> Look:
         """Its bounds, then one number of replicas after the other."""
         number = state.bracket.next()
         assert number is not None
@@ -203,9 +210,9 @@ class Search:
 
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:
         """Look until the ranking is known, or Ctrl-C."""
-        asked: list[tuple[State, Task]] = []
+        asked: list[tuple[State, Look]] = []
 
-        def next_task() -> Task | None:
+        def next_task() -> Look | None:
             state = self.next_state()
             if state is None:
                 return None
@@ -235,7 +242,7 @@ class Search:
         self.interrupted = interrupt.noted
 
 
-def _run(task: Task) -> Ceiling | list[Run]:
+def _run(task: Look) -> Ceiling | list[Run]:
     return task.run()
 
 

@@ -100,7 +100,8 @@ def _sure(found: Answer) -> list[str]:
 
 def _runner_up(best: Ranked, other: Ranked) -> str:
     told = (
-        f"{other.replicas} x {other.candidate.name} comes next ({other.num_devices} GPUs) for "
+        f"{other.replicas} x {other.candidate.name} comes next "
+        f"({other.num_devices} GPU{'s' * (other.num_devices > 1)}) for "
         f"${other.usd_per_hour:,.2f} an hour"
     )
     if best.usd_per_hour > 0:
