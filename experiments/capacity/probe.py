@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from experiments.capacity.settings import CapacitySettings
 from hwmodels.iteration import IterationModel
@@ -183,13 +184,7 @@ def _measured(result: RunResult, num_devices: int) -> Run:
     assert slo is not None
     goodput, cut = summary["goodput"], summary["missed"]
     share = goodput["share"]
-    decided = requests[requests["status"] == "finished"] if cut else requests
-    limits_s = {
-        term: least_limit(decided[f"{term}_s"].to_numpy(np.float64), slo.attainment_target)
-        if len(decided)
-        else np.inf
-        for term in slo.limits_s
-    }
+    judged = {term: _judged(result, term) for term in slo.limits_s}
     energy = summary["energy"] or {}
     figures = {
         "usd_per_million_output_tokens": summary["cost"]["usd_per_million_output_tokens"],
@@ -211,14 +206,34 @@ def _measured(result: RunResult, num_devices: int) -> Run:
         share=1 - cut["missed"] / cut["requests"] if cut else float(share),
         is_cut=cut is not None,
         rate_per_s=len(requests) / max(float(requests["arrival_s"].max()), 1e-9),
-        term_shares={term: float(met.mean()) for term, met in slo.terms_met(decided).items()},
-        term_limits_s=limits_s,
-        loosened_s={term: _loosened_s(decided, slo, term) for term in slo.limits_s},
+        term_shares={
+            term: float((values <= slo.limits_s[term]).mean()) if len(values) else 0.0
+            for term, values in judged.items()
+        },
+        term_limits_s={
+            term: least_limit(values, slo.attainment_target) if len(values) else float("inf")
+            for term, values in judged.items()
+        },
+        loosened_s={term: float("inf") if cut else _loosened_s(requests, slo, term) for term in slo.limits_s},
         figures=plain,
         waits={cause: value or 0.0 for cause, value in summary["waiting"]["by_cause_s"].items()},
         batch=_batch(result),
         notes=tuple(summary["notes"]),
     )
+
+
+def _judged(result: RunResult, term: str) -> NDArray[np.float64]:
+    """Seconds of the requests of which a run, perhaps ended early, says what this term was; inf: too long."""
+    requests, slo = result.requests, result.slo
+    assert slo is not None
+    values = requests[f"{term}_s"].to_numpy(np.float64)
+    values = np.where(np.isnan(values), np.where(slo.terms_met(requests)[term], 0.0, np.inf), values)
+    if result.records.missed is None:
+        return values
+    if term == "ttft":  # who came shortly before the end may still have got it in time
+        came_s = requests["arrival_s"].to_numpy(np.float64)
+        return values[np.isfinite(values) | (came_s <= result.records.end_s - slo.limits_s[term])]
+    return values[(requests["status"] == "finished").to_numpy(np.bool_)]
 
 
 def _loosened_s(requests: pd.DataFrame, slo: Slo, term: str) -> float:
