@@ -232,8 +232,11 @@ def _judged(result: RunResult, term: str) -> NDArray[np.float64]:
         return values
     if term == "ttft":  # who came shortly before the end may still have got it in time
         came_s = requests["arrival_s"].to_numpy(np.float64)
-        return values[np.isfinite(values) | (came_s <= result.records.end_s - slo.limits_s[term])]
-    return values[(requests["status"] == "finished").to_numpy(np.bool_)]
+        is_judged = np.isfinite(values) | (came_s <= result.records.end_s - slo.limits_s[term])
+    else:
+        is_judged = (requests["status"] == "finished").to_numpy(np.bool_)
+    judged: NDArray[np.float64] = values[is_judged]
+    return judged
 
 
 def _loosened_s(requests: pd.DataFrame, slo: Slo, term: str) -> float:
