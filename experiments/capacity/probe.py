@@ -98,6 +98,8 @@ class Probe:
         if scenario.adapters is None:
             scenario = replace(scenario, latency=_KeptPrices(of=scenario.latency))
         result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
+        if result.records.interrupted:
+            raise KeyboardInterrupt  # a part of a run says nothing
         return _measured(result, self.replicas * self.scenario.layout.num_devices)
 
 
