@@ -53,6 +53,8 @@ class SimSettings:
     """End at this simulated time, whatever is then unfinished."""
     stop_overloaded: bool = False
     """End once more arrives than is ever served: see `sim.overload`. For traffic that does not change."""
+    stop_missed: bool = False
+    """End once so many requests have missed the SLO that its target is out of reach: see `sim.missed`."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
@@ -148,6 +150,8 @@ class Scenario(PoolSettings):
         if self.max_resends < 0:
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
+        if self.sim.stop_missed:
+            self._check_stop_missed()
         self._check_troubles()
         has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
@@ -167,6 +171,19 @@ class Scenario(PoolSettings):
         self._check_adapters()
         self._check_models()
         self._check_branching()
+
+    def _check_stop_missed(self) -> None:
+        """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
+        if self.slo is None:
+            raise ValueError(
+                "sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat"
+            )
+        for name in ("warmup_s", "cooldown_s"):
+            if getattr(self.metrics, name):
+                raise ValueError(
+                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as "
+                    "all requests are counted; or set sim.stop_missed=false"
+                )
 
     def _check_troubles(self) -> None:
         """Raise ValueError for troubles of replicas that there are not."""
@@ -332,6 +349,7 @@ class Scenario(PoolSettings):
             leap=self.sim.leap,
             until_s=self.sim.until_s,
             stop_overloaded=self.sim.stop_overloaded,
+            stop_missed=self.sim.stop_missed,
             seed=self.seed,
             signal_age_s=self.signal_age_s,
             disaggregation=self.disaggregation(),

@@ -103,6 +103,7 @@ def summarise(
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
         "overload": None if records.overload is None else records.overload._asdict(),
+        "missed": None if records.missed is None else records.missed._asdict(),
         "requests": counts,
         "trimmed": {
             "warmup_s": warmup_s,
