@@ -77,6 +77,10 @@ COMMANDS = {
     "explain": Command(
         "experiments.explain.command", "One request's life in a run: every wait with its reason."
     ),
+    "dialects": Command(
+        "experiments.dialects.command",
+        "A run's figures by the definitions of vLLM, guidellm, AIPerf, MLPerf.",
+    ),
     "observe": Command(
         "experiments.observe.command",
         "Load an OpenAI-compatible server with a workload and record what a client sees.",

@@ -15,7 +15,9 @@ from sim.scenario import Scenario
 from sim.settings.build import build_as
 from sim.settings.compose import Composition, recomposed
 from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run
+from sim.workload.answers import Answers
 from sim.workload.base import Source
 
 
@@ -30,6 +32,8 @@ class OutputSettings:
     """Write timeline.json."""
     timeline_requests: int | None = 10_000
     """Requests in it, the first to arrive; None: all."""
+    vllm_bench: bool = False
+    """Write vllm_bench.json, in the layout of `vllm bench serve --save-detailed`."""
 
     def __post_init__(self) -> None:
         if self.timeline_requests is not None and self.timeline_requests < 1:
@@ -49,7 +53,14 @@ def check(cfg: DictConfig, composition: Composition) -> None:
 def build(cfg: DictConfig) -> tuple[Scenario, Source, OutputSettings]:
     """The scenario, its traffic (good for one run), and what to do with the result. Raises ConfigError."""
     output = build_as(OutputSettings, cfg.output, "output")
-    return *build_run(cfg), output
+    scenario, source = build_run(cfg)
+    answers = getattr(scenario.workload, "branching", None)
+    if output.vllm_bench and isinstance(answers, Answers) and answers.width > 1:
+        raise ConfigError(
+            f"output.vllm_bench=true, workload.branching.width={answers.width}: that layout has one answer a "
+            "request; set workload.branching.width=1 or leave output.vllm_bench out"
+        )
+    return scenario, source, output
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="simulate")
@@ -72,6 +83,7 @@ def main(cfg: DictConfig) -> None:
         report=output.report,
         timeline=output.timeline,
         timeline_requests=output.timeline_requests,
+        vllm_bench=output.vllm_bench,
     )
     print_summary(result.summary, console)
     for note in notes:

@@ -6,7 +6,7 @@ is ever cut short.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -15,7 +15,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sim.report import wording
+from sim.report import evidence, wording
+from sim.report.dialect_tables import dialect_tables
 
 WIDE_COLUMNS = 96
 """From this width on, the three blocks stand side by side (if they fit: huge figures may not)."""
@@ -37,22 +38,27 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     console.print(Text(wording.verdict(summary), style=colour))
     if goodput and attained is not None:
         console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
-    for caveat in wording.caveats(summary):
+    for caveat in evidence.caveats(summary):
         console.print(Text(f"  {caveat}", style="yellow"))
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
-    for rows in (latencies, *wording.class_tables(summary)):
-        for table in _fitting(rows, console):
-            console.print(table)
+    print_tables([latencies, *wording.class_tables(summary)], console)
     console.print(_figures(summary, console))
     if pools := wording.pool_table(summary):
-        for table in _fitting(pools, console):
-            console.print(table)
+        print_tables([pools], console)
+    print_tables(dialect_tables(summary), console)
     for line in (*wording.pressure_lines(summary), *wording.fleet_lines(summary)):
         console.print(Text(line))
-    for line in wording.interval_lines(summary):
+    for line in evidence.interval_lines(summary):
         console.print(Text(line, style="dim"))
     if energy := wording.energy_line(summary):
         console.print(Text(energy))
+
+
+def print_tables(tables: Iterable[Sequence[Sequence[str]]], console: Console) -> None:
+    """Each with its heading first."""
+    for rows in tables:
+        for table in _fitting(rows, console):
+            console.print(table)
 
 
 def _fitting(rows: Sequence[Sequence[str]], console: Console) -> Iterator[Table]:

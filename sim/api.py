@@ -19,7 +19,7 @@ from sim.events import events_table
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.pool import PoolSettings
-from sim.report import wording
+from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
 from sim.report.files import write_result
@@ -189,11 +189,11 @@ class Result:
         write_result(Path(folder), self.run, self.config, tables=True, report=True)
 
     def __str__(self) -> str:
-        return "\n".join([wording.verdict(self.summary), *wording.caveats(self.summary)])
+        return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])
 
     def _repr_html_(self) -> str:
         """The headline, for a notebook."""
-        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in wording.caveats(self.summary))
+        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in evidence.caveats(self.summary))
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 

@@ -20,9 +20,12 @@ from policies.roles.fixed import Fixed
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
 from sim.handovers import Disaggregation, HandoverSettings
+from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.slo import Slo
-from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.summary import plain_json, request_metrics, summarise
+from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
+from sim.metrics.window import Window
 from sim.pool import PoolSettings
 from sim.records import RunRecords
 from sim.recovery import Recovery
@@ -63,6 +66,8 @@ class MetricsSettings:
     """Simulated seconds at the start that no figure counts; auto: found by MSER-5, see `one_run`."""
     cooldown_s: float = 0.0
     """The same at the end."""
+    dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
+    """Whose definitions the figures are told in besides ours: `sim.metrics.dialects`."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
@@ -70,6 +75,13 @@ class MetricsSettings:
             if value != "auto" and not 0 <= value < inf:
                 or_auto = ", or auto" if name == "warmup_s" else ""
                 raise ValueError(f"{name}={value}: must be a finite number >= 0 s{or_auto}")
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """Those of other tools that are asked for."""
+        return (
+            tuple(DIALECTS) if self.dialect == "all" else (self.dialect,) if self.dialect in DIALECTS else ()
+        )
 
     @property
     def known_warmup_s(self) -> float:
@@ -346,6 +358,12 @@ class Scenario(PoolSettings):
             cooldown_s=self.metrics.cooldown_s,
         )
         summary["memory"] = asdict(pools[0].plan_memory())
+        if self.metrics.dialects:
+            trimmed = summary["trimmed"]
+            window = Window(trimmed["start_s"], trimmed["end_s"])
+            times = known_token_times(records.requests, records.iterations, records.own_gaps)
+            told = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
+            summary["dialects"] = plain_json(told)
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:

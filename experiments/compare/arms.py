@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.compare.settings import CompareSettings, Metric
+from sim.pool import PoolSettings
 from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
@@ -67,7 +68,8 @@ def settings_that_differ(found: Sequence[Point]) -> dict[str, dict[str, Any]]:
 def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iterator[DictConfig]:
     """The arm's config at each swept value, in order.
 
-    Composing takes 0.2 s, so a setting is then changed in place; a choice of a group is composed anew.
+    Composing takes 0.2 s, so a setting is then changed in place; a choice of a group is composed anew, and
+    what pools take over from the root.
     """
     experiment = settings.experiment
     own = [*experiment.base, *settings.also, *experiment.arms[arm]]
@@ -77,13 +79,18 @@ def _composed(settings: CompareSettings, source: ConfigSource, arm: str) -> Iter
         return
     first = _compose(source, [*own, f"{sweep.key}={shown(sweep.values[0])}"], arm)
     yield first
+    key = sweep.key.lstrip("+")
+    is_inherited = bool(first.pools) and key.partition(".")[0] in (
+        *PoolSettings.__dataclass_fields__,
+        "pools",
+    )
     for value in sweep.values[1:]:
-        if sweep.key.lstrip("+") in find_groups(source.dirs) or first.pools:
+        if key in find_groups(source.dirs) or is_inherited:
             yield _compose(source, [*own, f"{sweep.key}={shown(value)}"], arm)
             continue
         changed = first.copy()
         with open_dict(changed):
-            OmegaConf.update(changed, sweep.key.lstrip("+"), value)
+            OmegaConf.update(changed, key, value)
         yield changed
 
 

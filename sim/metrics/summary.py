@@ -148,7 +148,7 @@ def summarise(
         "bill_usd": None if tariff is None else _bill_usd(table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
-    plain: dict[str, Any] = _plain(figures)
+    plain: dict[str, Any] = plain_json(figures)
     return plain
 
 
@@ -277,8 +277,8 @@ def _per(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """The same for JSON, which has neither NaN nor infinity."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -44,6 +44,15 @@ class TokenTimes(NamedTuple):
         return self.time_s[first : first + int(self.num_tokens[row])]
 
 
+def known_token_times(
+    requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame
+) -> TokenTimes | None:
+    """`token_times`; None where a request has several answers."""
+    if "samples" in requests and (requests["samples"] > 1).any():
+        return None
+    return token_times(requests, iterations, own_gaps)
+
+
 def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame) -> TokenTimes:
     """The tables of `RunRecords`. Raises ValueError where a request has several answers."""
     if "samples" in requests and (requests["samples"] > 1).any():
@@ -103,7 +112,7 @@ def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
     replica = np.concatenate([np.full(len(begun), -1), gaps["replica"].to_numpy()]).astype(np.int64)
     is_gap = np.repeat([False, True], [len(begun), len(gaps)])
     order = np.lexsort((is_gap, start_s, row))
-    row, replica, start_s, since_s = (column[order] for column in (row, replica, start_s, since_s))
+    row, replica, start_s, since_s = row[order], replica[order], start_s[order], since_s[order]
     is_last = np.append(row[1:] != row[:-1], [True] * bool(len(row)))
     stop_s = np.where(is_last, last_s[row], np.roll(since_s, -1))
     return _Spans(row, replica, start_s, stop_s)

@@ -13,9 +13,13 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped]
 
 from sim.events import events_table
+from sim.metrics.token_times import token_times
+from sim.metrics.window import Window
 from sim.report import write_report
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
+from sim.report.vllm_bench import FILE as VLLM_BENCH
+from sim.report.vllm_bench import write_vllm_bench
 from sim.result import RunResult
 
 
@@ -28,11 +32,22 @@ def write_result(
     report: bool,
     timeline: bool = False,
     timeline_requests: int | None = None,
+    vllm_bench: bool = False,
 ) -> list[str]:
     """Write a run's files into `folder`, which is made if need be; returns what the user should know."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
         (folder / name).write_bytes(content)
+    if vllm_bench:
+        records, trimmed = result.records, result.summary["trimmed"]
+        write_vllm_bench(
+            folder / VLLM_BENCH,
+            records.requests,
+            token_times(records.requests, records.iterations, records.own_gaps),
+            Window(trimmed["start_s"], trimmed["end_s"]),
+            result.slo,
+            str(config.get("model", {}).get("name", "")),
+        )
     note = None
     if timeline:
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)

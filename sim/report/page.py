@@ -18,9 +18,10 @@ from sim.metrics.slo import Slo
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.records import RunRecords
-from sim.report import wording
+from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
 from sim.report.timeline import MAX_REPLICAS_APART, timeline
@@ -46,6 +47,8 @@ GLOSSARY = {
     "a mixed iteration by its tokens",
     "energy": "of the boards, from idle to TDP by MFU and MBU; kWh and CO2e are those of the electricity "
     "bought, the data centre's overhead (PUE) included",
+    "by this run alone": "95 % confidence intervals from batches of the run (batch means, sections), where "
+    "these are long enough not to depend on each other; other seeds say more: windtunnel compare",
     "percentiles": "by linear interpolation; p99: 99 % were at most so slow",
 }
 
@@ -86,20 +89,24 @@ def write_report(
         verdict=html.escape(wording.verdict(summary)),
         verdict_class=_verdict_class(summary),
         terms=html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
-        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in wording.caveats(summary)),
+        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
         blocks=_blocks(summary),
         pressure="".join(
             f"<p class=caption>{html.escape(text)}</p>"
             for text in (
                 *wording.pressure_lines(summary),
                 *wording.fleet_lines(summary),
-                *wording.interval_lines(summary),
+                *evidence.interval_lines(summary),
             )
         ),
         latencies=_latency_table(summary),
         classes="".join(
             f"<div class=scroll>{_latencies(rows)}</div>"
-            for rows in (*wording.class_tables(summary), wording.pool_table(summary))
+            for rows in (
+                *wording.class_tables(summary),
+                wording.pool_table(summary),
+                *dialect_tables(summary),
+            )
             if rows
         ),
         sections="".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",

@@ -336,6 +336,7 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         (['experiment.arms.mine=["batching"]'], "experiment.arms.mine=batching: must be key=value"),
         (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds names the seeds"),
         (['also=["output.report=true"]'], "also=output.report: must not be set here"),
+        (['experiment.arms.mine=["load=2"]'], "arm mine: load=2: must be 1 as in arm chunked; arms are"),
         (
             ['experiment.arms.mine=["workload.num_requests=31"]'],
             "arm mine: workload.num_requests=31: must be 30 as in arm chunked",

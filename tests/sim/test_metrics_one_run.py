@@ -10,7 +10,7 @@ from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records import PoolRecord, RunRecords, replicas_throughout
-from sim.report.wording import caveats, interval_lines
+from sim.report.evidence import caveats, interval_lines
 
 
 def table_of(ttft_s, tpot_s, gap_s=1.0):

@@ -1,0 +1,1 @@
+"""`windtunnel dialects`: a finished run by other tools' definitions."""

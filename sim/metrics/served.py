@@ -1,0 +1,116 @@
+"""What a load generator sees of a run: of each request, when it was sent and when its tokens came.
+
+And the ways in which tools take percentiles of such times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.slo import Slo
+from sim.metrics.token_times import TokenTimes
+from sim.metrics.window import Window
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What a load generator sees of requests, in order: times in seconds, NaN for what did not happen."""
+
+    window: Window
+    sent_s: Values
+    first_s: Values
+    last_s: Values
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    done: NDArray[np.bool_]
+    token_s: Values
+    """When each token came; none where that cannot be told."""
+    token_row: NDArray[np.int64]
+    """Of each token, its request."""
+    gap_s: Values
+    gap_row: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, requests: pd.DataFrame, window: Window, times: TokenTimes | None) -> Served:
+        """Those that arrived in the window, by arrival. times: of all of them; None: gaps are not known."""
+        arrival_s = requests["arrival_s"].to_numpy(np.float64)
+        rows = np.flatnonzero(window.holds(arrival_s))
+        rows = rows[np.argsort(arrival_s[rows], kind="stable")]
+        table = requests.iloc[rows]
+        if times is None:
+            times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64))
+        place = np.full(len(requests), -1)
+        place[rows] = np.arange(len(rows))
+        token_row = place[np.repeat(np.arange(len(requests)), times.num_tokens)]
+        gap_s, gap_row = times.gaps()
+        gap_row = place[gap_row]
+        return cls(
+            window=window,
+            sent_s=table["arrival_s"].to_numpy(np.float64),
+            first_s=table["first_token_s"].to_numpy(np.float64),
+            last_s=table["last_token_s"].to_numpy(np.float64),
+            prompt_tokens=table["prompt_tokens"].to_numpy(np.int64),
+            output_tokens=table.get("longest_tokens", table["output_tokens"]).to_numpy(np.int64),
+            done=(table["status"] == "finished").to_numpy(np.bool_),
+            token_s=times.time_s[token_row >= 0],
+            token_row=token_row[token_row >= 0],
+            gap_s=gap_s[gap_row >= 0],
+            gap_row=gap_row[gap_row >= 0],
+        )
+
+    @property
+    def ttft_s(self) -> Values:
+        return self.first_s - self.sent_s
+
+    @property
+    def e2e_s(self) -> Values:
+        return self.last_s - self.sent_s
+
+    @property
+    def per_token_s(self) -> Values:
+        """Without the first; NaN for answers of one token."""
+        several = self.output_tokens > 1
+        return np.where(
+            several, (self.last_s - self.first_s) / np.where(several, self.output_tokens - 1, 1), np.nan
+        )
+
+    @property
+    def gaps_of_done(self) -> Values:
+        return self.gap_s[self.done[self.gap_row]]
+
+    def within(self, slo: Slo, *, one_token: bool | None) -> NDArray[np.bool_]:
+        """Answers that keep every term. one_token: what becomes of TPOT for answers without one."""
+        per_token_s = self.per_token_s
+        latencies_s = {"ttft": self.ttft_s, "tpot": per_token_s, "e2e": self.e2e_s}
+        held = self.done.copy()
+        for term, limit_s in slo.limits_s.items():
+            kept = latencies_s[term] <= limit_s
+            if term == "tpot" and one_token:
+                kept = kept | np.isnan(per_token_s)
+            held &= kept
+        return held
+
+
+def interpolated(values: Values, weights: Values | None, q: float) -> float:
+    """Numpy's, of values that all weigh the same."""
+    return float(np.percentile(values, q))
+
+
+def measured_value(values: Values, weights: Values | None, q: float) -> float:
+    """guidellm's: the first value up to which a share of q of the weight lies; nothing between two values."""
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum((np.ones(len(values)) if weights is None else weights)[order])
+    # Rounding must not push a share of exactly q beyond the value that reaches it.
+    at = int(np.searchsorted(share / share[-1], q / 100 - 1e-12, side="left"))
+    return float(values[order][min(at, len(values) - 1)])
+
+
+def next_value(values: Values, weights: Values | None, q: float) -> float:
+    """LoadGen's: sorted[floor(n q)], so p50 of 1, 2, 3, 4 is 3."""
+    return float(np.sort(values)[min(int(len(values) * q / 100 + 1e-9), len(values) - 1)])

@@ -1,0 +1,91 @@
+"""A run's figures in other tools' words, as rows of text; the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.metrics.dialects import DIALECTS, PERCENTILES, ours
+from sim.report.wording import MISSING, milliseconds, number, percent_at_least
+
+LATENCIES = {
+    "ttft": "time to first token",
+    "per_token": "per token after the first",
+    "per_token_with_first": "per token, first included",
+    "gap": "every gap",
+    "e2e": "whole answer",
+}
+FIGURES = {
+    "answered": "answered",
+    "failed": "failed",
+    "duration_s": "over, s",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tok/s",
+    "goodput_per_s": "goodput/s",
+    "good_share": "good share",
+    "valid": "valid",
+}
+STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))
+
+
+def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
+    """Heading and rows: one tool in its own words, several side by side; nothing where none was asked."""
+    found = summary.get("dialects")
+    if not found:
+        return []
+    if len(found) == 1:
+        return own_words(next(iter(found.values())))
+    return [side_by_side(summary)]
+
+
+def own_words(told: Mapping[str, Any]) -> list[list[list[str]]]:
+    """One tool's latencies, and its figures of the whole run."""
+    latencies = [
+        [told[key]["name"], *(milliseconds(told[key][f"{name}_s"]) for name in STATISTICS)]
+        for key in LATENCIES
+        if key in told
+    ]
+    figures = [[told[key]["name"], _value(key, told[key]["value"])] for key in FIGURES if key in told]
+    return [[[f"{told['tool']}, ms", *STATISTICS], *latencies], [[told["tool"], ""], *figures]]
+
+
+def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:
+    """A row a figure, a column a tool, ours first; above each latency what the tools call it."""
+    columns = [
+        ours(summary).to_json(),
+        *(summary["dialects"][name] for name in DIALECTS if name in summary["dialects"]),
+    ]
+    rows = [["", *(column["tool"] for column in columns)]]
+    for key in ("answered", "failed"):
+        rows.append([FIGURES[key], *_figures(columns, key)])
+    for key, label in LATENCIES.items():
+        rows.append([label, *(column[key]["name"] if key in column else MISSING for column in columns)])
+        for name in STATISTICS:
+            cells = (
+                milliseconds(_known(column[key][f"{name}_s"])) if key in column else "" for column in columns
+            )
+            rows.append([f"  {name}, ms", *cells])
+    for key in list(FIGURES)[2:]:
+        if any(key in column for column in columns):
+            rows.append([FIGURES[key], *_figures(columns, key)])
+    return rows
+
+
+def _figures(columns: list[dict[str, Any]], key: str) -> list[str]:
+    return [_value(key, column[key]["value"]) if key in column else MISSING for column in columns]
+
+
+def _value(key: str, value: float | None) -> str:
+    value = _known(value)
+    if value is None:
+        return MISSING
+    if key == "valid":
+        return "yes" if value else "no"
+    if key == "good_share":
+        return percent_at_least(value)
+    return f"{value:,.0f}" if key in ("answered", "failed") else number(value)
+
+
+def _known(value: float | None) -> float | None:
+    """None for NaN."""
+    return None if value is None or value != value else value

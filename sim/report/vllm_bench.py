@@ -1,0 +1,153 @@
+"""A run in the JSON layout of `vllm bench serve --save-result --save-detailed`, for plots that read it.
+
+Lists have an element a request, in order of arrival, in seconds; aggregates in milliseconds. Of a failed
+request, as there: no tokens, times of 0, and an error. generated_texts are empty: the simulator has no text.
+Source: vllm/benchmarks/serve.py, `benchmark` and `main`, read in November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.dialects import vllm_bench
+from sim.metrics.served import Served
+from sim.metrics.slo import Slo
+from sim.metrics.token_times import TokenTimes
+from sim.metrics.window import Window
+
+FILE = "vllm_bench.json"
+PERCENTILES = (50, 90, 95, 99)
+"""As by --metric-percentiles."""
+DECIMALS = 9
+"""Of seconds: a nanosecond."""
+
+
+def write_vllm_bench(
+    file: Path, requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
+) -> None:
+    """requests and times: of the whole run; those that arrived in the window are written."""
+    told = {
+        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        **as_vllm_bench(requests, times, window, slo, model),
+    }
+    file.write_text(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def as_vllm_bench(
+    requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
+) -> dict[str, Any]:
+    """What the file holds, but for the date."""
+    served = Served.of(requests, window, times)
+    told = vllm_bench(served, slo)
+    done, num = served.done, len(served.done)
+    errors = _errors(requests, window)
+    output_tokens = np.where(done, served.output_tokens, 0)
+    duration_s = told.rates["duration_s"].value
+    total = int(served.prompt_tokens[done].sum()), int(output_tokens.sum())
+    peak_tokens, peak_requests = _peaks(served)
+    return {
+        "endpoint_type": "simulated",
+        "backend": "simulated",
+        "label": None,
+        "model_id": model,
+        "tokenizer_id": model,
+        "num_prompts": num,
+        "request_rate": _rate(served.sent_s),
+        "burstiness": None,
+        "max_concurrency": None,
+        "duration": duration_s,
+        "completed": int(done.sum()),
+        "failed": int((~done).sum()),
+        "total_input_tokens": total[0],
+        "total_output_tokens": total[1],
+        "request_throughput": _per(int(done.sum()), duration_s),
+        "request_goodput": _plain(told.rates["goodput_per_s"].value) if slo else None,
+        "output_throughput": _per(total[1], duration_s),
+        "total_token_throughput": _per(sum(total), duration_s),
+        "input_lens": served.prompt_tokens.tolist(),
+        "output_lens": output_tokens.tolist(),
+        "ttfts": _rounded(np.where(done, served.ttft_s, 0.0)),
+        "itls": _gaps(served),
+        "latencies": _rounded(np.where(done, served.e2e_s, 0.0)),
+        "start_times": _rounded(served.sent_s),
+        "queue_times": [0.0] * num,
+        "generated_texts": [""] * num,
+        "errors": errors,
+        "max_output_tokens_per_s": peak_tokens,
+        "max_concurrent_requests": peak_requests,
+        "rtfx": 0.0,
+        **_aggregates("ttft", served.ttft_s[done]),
+        **_aggregates("tpot", served.per_token_s[done]),
+        **_aggregates("itl", served.gaps_of_done),
+        **_aggregates("e2el", served.e2e_s[done]),
+    }
+
+
+def _aggregates(name: str, values_s: NDArray[np.float64]) -> dict[str, float]:
+    """In ms; 0 where there is nothing, as there."""
+    known = values_s[~np.isnan(values_s)] * 1e3
+    known = known if len(known) else np.zeros(1)
+    return {
+        f"mean_{name}_ms": float(known.mean()),
+        f"median_{name}_ms": float(np.median(known)),
+        f"std_{name}_ms": float(known.std()),
+        **{f"p{q}_{name}_ms": float(np.percentile(known, q)) for q in PERCENTILES},
+    }
+
+
+def _gaps(served: Served) -> list[list[float]]:
+    found: list[list[float]] = [[] for _ in served.done]
+    for row, gap_s in zip(served.gap_row.tolist(), _rounded(served.gap_s), strict=True):
+        if served.done[row]:
+            found[row].append(gap_s)
+    return found
+
+
+def _errors(requests: pd.DataFrame, window: Window) -> list[str]:
+    """Empty for those that finished; else the status and the reason."""
+    inside = requests[window.holds(requests["arrival_s"].to_numpy(np.float64))]
+    inside = inside.sort_values("arrival_s", kind="stable")
+    reasons = inside["reason"] if "reason" in inside else [""] * len(inside)
+    return [
+        "" if status == "finished" else f"{status}: {reason}" if reason else str(status)
+        for status, reason in zip(inside["status"], reasons, strict=True)
+    ]
+
+
+def _peaks(served: Served) -> tuple[float, int]:
+    """Most tokens in a second, counted from the first request; most requests under way."""
+    done = served.done
+    if not done.any():
+        return 0.0, 0
+    zero_s = float(served.sent_s[done].min())
+    starts, ends = served.sent_s[done], served.last_s[done]
+    change = np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])
+    order = np.lexsort((change, np.concatenate([starts, ends])))  # one ends before another begins
+    seconds = np.floor(served.token_s[done[served.token_row]] - zero_s).astype(np.int64)
+    return float(np.bincount(seconds).max()), int(np.cumsum(change[order]).max())
+
+
+def _rate(sent_s: NDArray[np.float64]) -> float | str:
+    """Requests/s that were sent; inf, as there, where all came at once."""
+    span_s = float(sent_s.max() - sent_s.min()) if len(sent_s) else 0.0
+    return len(sent_s) / span_s if span_s > 0 else "inf"
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float]:
+    rounded: list[float] = np.round(values, DECIMALS).tolist()
+    return rounded
+
+
+def _per(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _plain(value: float) -> float | None:
+    return None if np.isnan(value) else value
