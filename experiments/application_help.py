@@ -17,13 +17,15 @@ FLAGS = """\
   -h, --help         this page, for the choices given beside it"""
 
 
-def print_help(command: str, summary: str, source: ConfigSource, overrides: Sequence[str]) -> None:
+def print_help(
+    command: str, summary: str, source: ConfigSource, overrides: Sequence[str], flags: str = FLAGS
+) -> None:
     """Print the page for the config with these overrides: other choices have other settings."""
     groups = find_groups(source.dirs)
     cfg = source.compose(overrides, with_hydra=True)
     chosen = {key.partition("@")[0]: name for key, name in cfg.hydra.runtime.choices.items()}
     comments = _comments(source, groups, chosen)
-    print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{FLAGS}\n")
+    print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{flags}\n")
     print("groups (* is in use; `windtunnel list GROUP` describes the choices)")
     for group, choices in groups.items():
         print(_wrapped(group, [_marked(choice.name, chosen.get(group)) for choice in choices]))

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ class BySubmitit:
                 chunk.job.cancel()
             if clean:
                 shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    folder.parent.rmdir()  # unless other sweeps have theirs in it
 
     def _executor(self, folder: Path) -> Any:
         try:

@@ -41,6 +41,12 @@ APPLICATION = Application(
     config_name="sweep",
 )
 
+FLAGS = """\
+  key=a,b,c          one run for each combination of such values; also range(0,10,2), glob(*)
+  resume=DIR         run what an earlier sweep lacks, the same points; beside it launcher, sweep, report only
+  --config-dir DIR   a folder with choices of your own, such as DIR/batching/mine.yaml
+  -h, --help         this page, for the choices given beside it"""
+
 
 class How(NamedTuple):
     """Settings of the sweep itself."""
@@ -56,6 +62,8 @@ def main(arguments: Sequence[str]) -> None:
     resume, overrides = _resume_of(options.overrides)
     if options.multirun:
         raise ConfigError("--multirun: a sweep takes several values without it")
+    if options.cfg or options.info or options.resolve:
+        raise ConfigError("--cfg, --info, --resolve: are for a single run; windtunnel simulate --cfg job")
     source = ConfigSource(config_name="sweep", dirs=config_dirs(options.config_dir))
     if options.help:
         _help(source, overrides)
@@ -256,7 +264,7 @@ def _draw(folder: SweepFolder, how: How, console: Any) -> None:
 def _help(source: ConfigSource, overrides: Sequence[str]) -> None:
     try:
         alternatives = source.alternatives(overrides) or []
-        print_help("sweep", APPLICATION.summary, source, [found[0] for found in alternatives if found])
+        print_help("sweep", APPLICATION.summary, source, [found[0] for found in alternatives if found], FLAGS)
     except COMPOSE_ERRORS as error:
         raise explain(error, overrides, source) from error
 

@@ -156,7 +156,6 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
             "wheel._target_=toy_classes.Weel: module toy_classes has no Weel; nearest: Wheel; allowed: Wheel",
         ),
         (["~trip.dais"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),
-        (["hydra/launcher=nosuch"], "hydra/launcher=nosuch: no such choice; allowed: basic"),
         (["hydra.run.dirr=x"], "hydra.run.dirr: no such setting of Hydra"),
         (["seed=[1"], "seed=[1: cannot be read as key=value; quote special characters: 'key=\"a,b\"'"),
         (["sed"], "sed: must be key=value; nearest: seed=..."),
@@ -182,6 +181,11 @@ def test_wrong_setting_is_one_clear_message_and_nothing_runs(toy, arguments, mes
     assert str(error.value) == message
     assert "toy_application" not in sys.modules or runs() == []
     assert not Path("out").exists()
+
+
+def test_a_launcher_of_hydra_that_is_not_there_is_told_with_those_that_are(toy):
+    with pytest.raises(ConfigError, match=r"^hydra/launcher=nosuch: no such choice; allowed: basic"):
+        launch(toy, ["hydra/launcher=nosuch"])  # more where plugins are installed
 
 
 def test_reports_file_and_line_of_a_yaml_mistake(toy, tmp_path):

@@ -167,12 +167,21 @@ def test_what_is_no_sweep_is_refused(overrides, message):
         (["seed=1,2", "launcher.jobs=0"], "launcher.jobs=0: must be >= 1"),
         (["seed=1,2", "report.format=[pdf]"], "report.format=pdf: no such format"),
         (["seed=1,2", "--multirun"], "--multirun: a sweep takes several values without it"),
+        (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for a single run"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(overrides, message, capsys):
     assert sweep(*SMALL, "hydra.run.dir=out", *overrides) == 2
     assert message in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_help_says_how_to_go_on(capsys):
+    assert sweep("--help", "seed=0,1") == 0
+    told = capsys.readouterr().out
+    assert "resume=DIR" in told
+    assert "--multirun" not in told
+    assert "launcher.jobs=null" in told
 
 
 def test_runs_are_those_of_simulate_and_stand_in_a_table(capsys):
