@@ -57,6 +57,8 @@ def test_what_does_not_fit_is_told_and_the_last_answer_stays_stale(address):
         page.page.keyboard.press("Enter")
         page.page.wait_for_selector("input.dash-dropdown-search")
         page.page.fill("input.dash-dropdown-search", "llama3_1_405b")
+        only = "() => document.querySelectorAll('.dash-dropdown-option').length === 1"
+        page.page.wait_for_function(only)
         page.page.keyboard.press("ArrowDown")
         page.page.keyboard.press("Enter")
         page.page.wait_for_selector("#results.stale")
