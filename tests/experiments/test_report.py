@@ -268,10 +268,11 @@ def test_pictures_are_png_and_svg(folders, capsys):
         assert file.read_bytes()[:4] == (b"\x89PNG" if file.suffix == ".png" else b"<svg")
 
 
-@pytest.mark.slow
 def test_pictures_without_a_browser_say_so(monkeypatch, tmp_path):
     pytest.importorskip("kaleido")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="no Chromium or Chrome could be started"):
+    with pytest.raises(
+        ConfigError, match=r"^report.format=png: no Chromium or Chrome is found at .*nothing; install one"
+    ):
         export({"a": go.Figure()}, tmp_path, ["png"])
