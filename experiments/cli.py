@@ -1,7 +1,8 @@
 """The console script `windtunnel <command> ...`. Commands are imported when called: start-up is cheap.
 
 Exit codes: 0 done, 1 a bug (with its traceback), 2 a wrong command or setting (one message), 3 done, but a
-part of a load on a server failed, or the engine decided otherwise than the simulator, 130 Ctrl-C.
+part of a load on a server failed, the engine decided otherwise than the simulator, or no fleet keeps the SLO,
+130 Ctrl-C.
 """
 
 import importlib
@@ -38,6 +39,22 @@ COMMANDS = {
         "experiments.goodput.command",
         "The highest request rate that keeps an SLO, and the share within it at every rate.",
         "goodput",
+    ),
+    "whatif": Command(
+        "experiments.whatif.command",
+        "One change at a time against a baseline: twice the traffic, another GPU, FP8, ...",
+        "whatif",
+    ),
+    "dashboard": Command(
+        "experiments.dashboard.command",
+        "A local page that simulates while its settings are turned.",
+        "simulate",
+        by_hydra=False,
+    ),
+    "capacity": Command(
+        "experiments.capacity.command",
+        "How many of which GPUs, with which engine and settings, keep an SLO at the least cost.",
+        "capacity",
     ),
     "sweep": Command(
         "experiments.sweep.command",

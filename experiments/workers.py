@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -30,11 +31,31 @@ def in_turn(
     and what came back stays. Raises ConfigError, which names the task, for settings that cannot be run and
     for a process that was killed.
     """
-    outcomes = Local(jobs=jobs).outcomes(work, tasks, interrupt)
+    waiting = deque(tasks)
+    return as_asked(work, lambda: waiting.popleft() if waiting else None, jobs, interrupt)
+
+
+def as_asked(
+    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
+) -> Generator[tuple[int, R], None, None]:
+    """The same for tasks that depend on what others have found: next_task is asked whenever a job is free.
+
+    None: there is nothing to do until a running task is done; if none runs, that is the end. The index counts
+    tasks in the order in which they were asked for.
+    """
+    asked: list[T] = []
+
+    def noted() -> T | None:
+        task = next_task()
+        if task is not None:
+            asked.append(task)
+        return task
+
+    outcomes = Local(jobs=jobs).as_asked(work, noted, interrupt)
     try:
         for outcome in outcomes:
             if isinstance(outcome.error, ConfigError):
-                raise ConfigError(f"{tasks[outcome.index].name}: {outcome.error}") from outcome.error
+                raise ConfigError(f"{asked[outcome.index].name}: {outcome.error}") from outcome.error
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, cast(R, outcome.result)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from simpy import Event
 
@@ -98,12 +99,38 @@ class OverloadWatch:
             self._expect()
 
     def _is_past_filling(self, growing: Overload) -> bool:
-        """Whether the time looked at is long against the time that requests are served."""
         served_s = np.array(self._requests.finished_s) - np.array(self._requests.scheduled_s)
-        served_s = served_s[~np.isnan(served_s)]
-        if len(served_s) < MIN_ENDED:
-            return False
-        return growing.at_s - growing.since_s >= SERVICE_TIMES * float(np.percentile(served_s, 95))
+        return is_past_filling(growing, served_s)
+
+
+def is_past_filling(growing: Overload, served_s: NDArray[np.float64]) -> bool:
+    """Whether the time looked at is long against the time that requests are served.
+
+    served_s: seconds from first work to end, NaN for requests that have not ended.
+    """
+    known_s = served_s[~np.isnan(served_s)]
+    if len(known_s) < MIN_ENDED:
+        return False
+    return growing.at_s - growing.since_s >= SERVICE_TIMES * float(np.percentile(known_s, 95))
+
+
+def overload_of(
+    arrival_s: NDArray[np.float64], scheduled_s: NDArray[np.float64], ended_s: NDArray[np.float64]
+) -> Overload | None:
+    """The same evidence of a run that was not ended for it: of the time until its last arrival.
+
+    All [N]; NaN: never. None if the backlog may have grown by chance, or only to fill the service.
+    """
+    last_s = float(arrival_s.max(initial=0.0))
+    counts, moment = [Count(0.0, 0, 0)], FIRST_S
+    while moment <= last_s:
+        counts.append(Count(moment, int((arrival_s <= moment).sum()), int((ended_s <= moment).sum())))
+        moment = FIRST_S * 2 ** ((len(counts) - 1) / PARTS)
+    growing = growth(counts)
+    if growing is None:
+        return None
+    served_s = np.where(ended_s <= growing.at_s, ended_s - scheduled_s, np.nan)
+    return growing if is_past_filling(growing, served_s) else None
 
 
 def growth(counts: Sequence[Count]) -> Overload | None:

@@ -26,6 +26,7 @@ from policies.plan import AdapterUse, Cause
 from policies.request import Request
 from policies.sequence import FinishReason, Sequence
 from sim.events import logged_events
+from sim.missed import Missed
 from sim.overload import Overload
 from sim.shape import shape_of
 from sim.troubles import Trouble
@@ -597,8 +598,8 @@ class RunRecords:
     and tokens held at the iteration's end, sequences preempted by the plan. replicas: by index, all that
     there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
     replica, first iteration, iteration behind the last, token places; else None.
-    interrupted: the run was stopped by hand at end_s. overload: why it was ended early there, if it was.
-    events: `sim.events.logged_events`.
+    interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there,
+    if it was. events: `sim.events.logged_events`.
     own_gaps: between two tokens of one request where these did not come at two iterations with decodes, one
     behind the other, of one replica: request_id, replica, since_s, end_s. All others do, see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
@@ -621,6 +622,7 @@ class RunRecords:
     end_s: float
     interrupted: bool = False
     overload: Overload | None = None
+    missed: Missed | None = None
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     own_gaps: pd.DataFrame = field(default_factory=lambda: own_gaps_table([]))
     num_evicted_blocks: int = 0

@@ -39,6 +39,7 @@ from sim.troubles import Troubles
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload
 from sim.workload.faster import FasterSource
+from sim.workload.longer import LongerSource
 from sim.workload.retries import Retries
 
 
@@ -52,6 +53,8 @@ class SimSettings:
     """End at this simulated time, whatever is then unfinished."""
     stop_overloaded: bool = False
     """End once more arrives than is ever served: see `sim.overload`. For traffic that does not change."""
+    stop_missed: bool = False
+    """End once so many requests have missed the SLO that its target is out of reach: see `sim.missed`."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:
@@ -128,6 +131,10 @@ class Scenario(PoolSettings):
     energy: EnergySettings = EnergySettings()
     load: float = 1.0
     """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
+    prompt_scale: float = 1.0
+    """Prompts are so many times as long: see `sim.workload.longer`."""
+    output_scale: float = 1.0
+    """Answers are so many times as long."""
     seed: int = 0
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -137,9 +144,14 @@ class Scenario(PoolSettings):
             raise ValueError(f"seed={self.seed}: must be >= 0")
         if not 0 < self.load < inf:
             raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
+        for name in ("prompt_scale", "output_scale"):
+            if not 1e-6 <= getattr(self, name) <= 1e6:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
         if self.max_resends < 0:
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         check_age(self.signal_age_s)
+        if self.sim.stop_missed:
+            self._check_stop_missed()
         self._check_troubles()
         has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
@@ -159,6 +171,19 @@ class Scenario(PoolSettings):
         self._check_adapters()
         self._check_models()
         self._check_branching()
+
+    def _check_stop_missed(self) -> None:
+        """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
+        if self.slo is None:
+            raise ValueError(
+                "sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat"
+            )
+        for name in ("warmup_s", "cooldown_s"):
+            if getattr(self.metrics, name):
+                raise ValueError(
+                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as "
+                    "all requests are counted; or set sim.stop_missed=false"
+                )
 
     def _check_troubles(self) -> None:
         """Raise ValueError for troubles of replicas that there are not."""
@@ -280,7 +305,17 @@ class Scenario(PoolSettings):
     def source(self) -> Source:
         """The run's traffic. Raises ValueError for a trace that cannot be read."""
         longest = min(pool.max_model_len for pool in self.pools_by_name.values())
-        source = self.workload.source(seed=self.seed, max_model_len=longest)
+        source: Source
+        if self.prompt_scale == self.output_scale == 1:
+            source = self.workload.source(seed=self.seed, max_model_len=longest)
+        else:
+            source = LongerSource(
+                self.workload,
+                seed=self.seed,
+                max_model_len=longest,
+                prompt_scale=self.prompt_scale,
+                output_scale=self.output_scale,
+            )
         return source if self.load == 1 else FasterSource(source, self.load)
 
     def future(self) -> FutureUses | None:
@@ -314,6 +349,7 @@ class Scenario(PoolSettings):
             leap=self.sim.leap,
             until_s=self.sim.until_s,
             stop_overloaded=self.sim.stop_overloaded,
+            stop_missed=self.sim.stop_missed,
             seed=self.seed,
             signal_age_s=self.signal_age_s,
             disaggregation=self.disaggregation(),

@@ -27,6 +27,7 @@ from sim.interconnect import Interconnect
 from sim.interrupt import ctrl_c_noted
 from sim.metrics.slo import Slo
 from sim.mirrors import Mirrors
+from sim.missed import MissedWatch
 from sim.overload import OverloadWatch
 from sim.pool import Pool
 from sim.records import EngineRecord, RecoveryRecord, RequestLog, RunRecords, expanded, own_gaps_table
@@ -53,7 +54,8 @@ class Simulation:
 
     admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
     long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
-    stop_overloaded: end the run once the backlog grows without bound, see `sim.overload`.
+    stop_overloaded: end the run once the backlog grows without bound, see `sim.overload`. stop_missed: end it
+    once the SLO is out of reach, see `sim.missed`; for traffic that says how many requests will come.
     slo: what autoscalers may look at. disaggregation: for pools of which some compute prompts and others
     decode. predictor: for routers that ask how long answers will be. network: between replicas. recovery:
     with what a request is sent again; None: from scratch.
@@ -78,6 +80,7 @@ class Simulation:
         leap: bool = True,
         until_s: float | None = None,
         stop_overloaded: bool = False,
+        stop_missed: bool = False,
         seed: int = 0,
         on_plan: Callable[[StepPlan], None] | None = None,
         signal_age_s: float = 0.05,
@@ -176,6 +179,17 @@ class Simulation:
                 num_ended=lambda: self.num_ended,
                 goes_on=self._goes_on,
             )
+        self._missed: MissedWatch | None = None
+        num_requests, last_s = source.num_requests, source.last_arrival_s
+        if stop_missed and slo is not None and num_requests is not None and last_s is not None:
+            self._missed = MissedWatch(
+                slo=slo,
+                num_requests=num_requests,
+                last_arrival_s=last_s,
+                clock=self._clock,
+                requests=self._requests,
+                goes_on=self._goes_on,
+            )
         for index, pool in enumerate(pools):
             if pool.scaling is not None:
                 Autoscaler(
@@ -266,6 +280,7 @@ class Simulation:
             end_s=end_s,
             interrupted=interrupted,
             overload=None if self._overload is None else self._overload.found,
+            missed=None if self._missed is None else self._missed.found,
             events=events,
             own_gaps=own_gaps,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),

@@ -103,8 +103,7 @@ def _compose(source: ConfigSource, overrides: Sequence[str], arm: str) -> DictCo
 
 def _check_metrics(scenario: Scenario, metrics: Sequence[Metric]) -> None:
     """Every metric must be a figure of summary.json: a run that ends at once has them all."""
-    at_once = replace(scenario, sim=replace(scenario.sim, until_s=1e-9))
-    known = figures(at_once.run().summary)
+    known = known_figures(scenario)
     for i, metric in enumerate(metrics):
         if metric.key not in known:
             section = metric.key.partition(".")[0]
@@ -116,6 +115,12 @@ def _check_metrics(scenario: Scenario, metrics: Sequence[Metric]) -> None:
                 f"experiment.metrics[{i}].key={metric.key}: no such figure in summary.json{missing}; "
                 f"{suggest(metric.key, allowed, also=known)}"
             )
+
+
+def known_figures(scenario: Scenario) -> dict[str, float]:
+    """What `figures` has of its runs."""
+    at_once = replace(scenario, sim=replace(scenario.sim, until_s=1e-9))
+    return figures(at_once.run().summary)
 
 
 def figures(summary: dict[str, Any]) -> dict[str, float]:

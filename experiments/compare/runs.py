@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pandas as pd
 from experiments.compare.arms import Point, figures
 from experiments.workers import Report, fly, in_turn
 from sim.interrupt import ctrl_c_noted
+from sim.result import RunResult
 
 INTERRUPTED = "interrupted"  # a figure of summary.json: the run was cut short
 
@@ -39,14 +41,27 @@ class Runs:
     interrupted: bool
 
 
-def run_all(points: Sequence[Point], seeds: Sequence[int], jobs: int, report: Report) -> Runs:
-    """Every point with every seed, all points of a seed first: an interrupted experiment still has pairs."""
+def summary_of(result: RunResult) -> dict[str, Any]:
+    return result.summary
+
+
+def run_all(
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    jobs: int,
+    report: Report,
+    summarise: Callable[[RunResult], dict[str, Any]] = summary_of,
+) -> Runs:
+    """Every point with every seed, all points of a seed first: an interrupted experiment still has pairs.
+
+    summarise: what is kept of a run, at least its summary; a function of a module, as it goes to processes.
+    """
     tasks = [Task(point, seed) for seed in seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
     notes: dict[str, list[str]] = {}
     interrupted = False
     with ctrl_c_noted() as interrupt:
-        summaries = in_turn(_summary, tasks, jobs, interrupt)
+        summaries = in_turn(partial(_summary, summarise), tasks, jobs, interrupt)
         for index, summary in summaries:
             row = figures(summary)
             if row.pop(INTERRUPTED):
@@ -62,5 +77,5 @@ def run_all(points: Sequence[Point], seeds: Sequence[int], jobs: int, report: Re
     return Runs(table=table, notes=notes, interrupted=interrupted)
 
 
-def _summary(task: Task) -> dict[str, Any]:
-    return fly(task.point.with_seed(task.seed)).summary
+def _summary(summarise: Callable[[RunResult], dict[str, Any]], task: Task) -> dict[str, Any]:
+    return summarise(fly(task.point.with_seed(task.seed)))

@@ -14,7 +14,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
-from sim.settings.scenario import build_run
+from sim.settings.scenario import build_run, build_scenario
 
 NODE = "goodput"
 LIMITS = ("num_requests", "max_requests")
@@ -51,11 +51,15 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
             "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
             "once); choose an open loop, such as workload=poisson"
         )
+    scenarios = {settings.seeds[0]: scenario}
+    for seed in settings.seeds[1:]:
+        cfg.seed = seed
+        scenarios[seed] = build_scenario(cfg)
     workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
     is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
     return Arm(
         name=name,
-        scenario=scenario,
+        scenarios=scenarios,
         workload=workload,
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,

@@ -59,8 +59,8 @@ class Arm:
     """A configuration, and what is measured of it."""
 
     name: str
-    scenario: Scenario
-    """With load=1."""
+    scenarios: Mapping[int, Scenario]
+    """By seed, with load=1: routers, predictors and clients draw from it as well as the traffic."""
     workload: Mapping[str, Any]
     """The node that its traffic was built from."""
     slo: Slo
@@ -78,7 +78,7 @@ class Arm:
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
         """A run at that rate. Raises KeyboardInterrupt if Ctrl-C cut it short."""
-        scenario = replace(self.scenario, seed=seed, load=rate / self.base_rate)
+        scenario = replace(self.scenarios[seed], load=rate / self.base_rate)
         if self.limit_key is not None:
             workload = build({**self.workload, self.limit_key: num_requests}, "workload")
             scenario = replace(scenario, workload=workload)

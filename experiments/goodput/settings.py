@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
+from experiments.named_overrides import by_name, check
+
 MAX_RUNS = 10_000
 ONLY_ARM = "as set"
 
@@ -70,9 +72,7 @@ class GoodputSettings:
         if len(self.overrides_by_arm) < len(self.arms):
             raise ValueError(f"arms={list(self.arms)}: must have different names")
         for i, overrides in enumerate(self.overrides_by_arm.values()):
-            for override in overrides:
-                if "=" not in override and not override.startswith("~"):
-                    raise ValueError(f"arms[{i}]={override}: must be key=value, several with a blank between")
+            check(f"arms[{i}]", overrides, {})
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:
@@ -81,12 +81,7 @@ class GoodputSettings:
     @property
     def overrides_by_arm(self) -> Mapping[str, tuple[str, ...]]:
         """Name -> overrides; without arms, one that overrides nothing."""
-        found = {}
-        for arm in self.arms or (f"{ONLY_ARM}:",):
-            name, colon, overrides = arm.partition(":")
-            is_named = colon and "=" not in name
-            found[name.strip() if is_named else arm] = tuple((overrides if is_named else arm).split())
-        return found
+        return by_name(self.arms or (f"{ONLY_ARM}:",))
 
     @property
     def num_processes(self) -> int:

@@ -32,16 +32,27 @@ class Local:
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
     ) -> Generator[Outcome[R], None, None]:
         """See `Launcher`."""
+        waiting = deque(tasks)
+        return self.as_asked(work, lambda: waiting.popleft() if waiting else None, interrupt)
+
+    def as_asked(
+        self, work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """The same for tasks that depend on what others have found: next_task is asked when a job is free.
+
+        None: there is nothing to do until a running task is done; if none runs, that is the end.
+        """
         jobs = self.jobs or os.cpu_count() or 1
-        return _here(work, tasks, interrupt) if jobs == 1 else _in_processes(work, tasks, jobs, interrupt)
+        if jobs == 1:
+            return _here(work, next_task, interrupt)
+        return _in_processes(work, next_task, jobs, interrupt)
 
 
 def _here(
-    work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
 ) -> Generator[Outcome[R], None, None]:
-    for index, task in enumerate(tasks):
-        if interrupt.noted:
-            return
+    index = 0
+    while not interrupt.noted and (task := next_task()) is not None:
         result, failure = None, None
         try:
             result = work(task)
@@ -51,26 +62,35 @@ def _here(
         except Exception as error:
             failure = error
         yield Outcome(index, result, failure)
+        index += 1
 
 
 def _in_processes(
-    work: Callable[[T], R], tasks: Sequence[T], jobs: int, interrupt: Interrupt
+    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
 ) -> Generator[Outcome[R], None, None]:
     """A process is handed one task at a time: at Ctrl-C nothing is queued that would still run.
 
     Each has a pipe of its own, so it is known whose task is lost when one is killed; another takes its place.
     """
-    waiting = deque(enumerate(tasks))
-    workers = [_Worker(work) for _ in range(min(jobs, len(tasks)))]
+    workers: list[_Worker] = []
+    index = 0
     try:
         while True:
-            for i, worker in enumerate(workers):
-                if worker.index is None and waiting and not interrupt.noted:
-                    if not worker.hand(*waiting[0]):  # it died while it had nothing to do
-                        workers[i] = _Worker(work)
-                        if not workers[i].hand(*waiting[0]):
-                            raise WorkerDiedError("a process that was just started has ended; try fewer jobs")
-                    waiting.popleft()
+            for i in range(jobs):
+                if interrupt.noted:
+                    break
+                if i < len(workers) and workers[i].index is not None:
+                    continue
+                task = next_task()
+                if task is None:
+                    break
+                if i == len(workers):
+                    workers.append(_Worker(work))
+                if not workers[i].hand(index, task):  # it died while it had nothing to do
+                    workers[i] = _Worker(work)
+                    if not workers[i].hand(index, task):
+                        raise WorkerDiedError("a process that was just started has ended; try fewer jobs")
+                index += 1
             busy = {worker.pipe: i for i, worker in enumerate(workers) if worker.index is not None}
             if not busy:
                 return

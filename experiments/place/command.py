@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.output_file import check_output_file
+from experiments.place.measured import measured_rates, with_measured
 from experiments.terminal import plain_table, terminal_console
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.time_slicing import TimeSlicing
@@ -86,6 +87,8 @@ class PlaceSettings:
     max_models_per_gpu: int = 4
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
     time_slice_ms: float = 2.0
+    measured: tuple[str, ...] = ()
+    """summary.json files of `windtunnel capacity`: rates within the SLO in place of the roofline's."""
     out: str | None = "placement.json"
 
     def __post_init__(self) -> None:
@@ -188,6 +191,7 @@ def pose(settings: PlaceSettings, dirs: Sequence[Path]) -> tuple[Problem, list[s
         own.name: _composed(simulate, "hardware", own.name, f"gpus[{i}]")
         for i, own in enumerate(settings.gpus)
     }
+    rates = measured_rates(settings.measured)
     pools, hostings, refused = list[Pool](), list[Hosting](), dict[tuple[str, str], dict[int, str]]()
     try:
         for gpu, count in ((own.name, own.count) for own in settings.gpus):
@@ -208,7 +212,7 @@ def pose(settings: PlaceSettings, dirs: Sequence[Path]) -> tuple[Problem, list[s
                     hostings += weights_only(name, pool, deployment.model.weight_bytes_per_rank())
                     continue
                 found, refused[name, gpu] = hostings_of(name, gpu, deployment, settings.needs)
-                hostings += found
+                hostings += [with_measured(hosting, deployment, rates) for hosting in found]
             if pool is not None:
                 pools.append(pool)
         problem = Problem(

@@ -103,6 +103,7 @@ def summarise(
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
         "overload": None if records.overload is None else records.overload._asdict(),
+        "missed": None if records.missed is None else records.missed._asdict(),
         "requests": counts,
         "trimmed": {
             "warmup_s": warmup_s,
@@ -138,6 +139,7 @@ def summarise(
         "cost": _cost(
             float(np.dot([pool.price_usd_per_hour for pool in pools], replica_s)) / 3600,
             float(np.dot([pool.num_devices for pool in pools], replica_s)) / 3600,
+            window.duration_s / 3600,
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
@@ -214,8 +216,10 @@ def _iterations(iterations: pd.DataFrame, inside: NDArray[np.bool_]) -> dict[str
     }
 
 
-def _cost(usd: float, device_hours: float, output: _Output, prefill_share: float) -> dict[str, Any]:
-    """Rent of all replicas, idle or not, per token and per request; device_hours: what was rented.
+def _cost(
+    usd: float, device_hours: float, hours: float, output: _Output, prefill_share: float
+) -> dict[str, Any]:
+    """Rent of all replicas, idle or not, per hour, token and request; device_hours: what was rented.
 
     usd_per_million_output_tokens puts all of it on the output; `split`: see `hwmodels.cost.split_cost`.
     """
@@ -229,6 +233,7 @@ def _cost(usd: float, device_hours: float, output: _Output, prefill_share: float
     return {
         "usd": usd,
         "device_hours": device_hours,
+        "usd_per_hour": _per(usd, hours),
         "usd_per_million_output_tokens": _per(usd * 1e6, output.output_tokens),
         "usd_per_1000_requests": split.usd_per_thousand_requests,
         "split": {

@@ -54,13 +54,18 @@ def caveats(summary: dict[str, Any]) -> list[str]:
             f"Measured from {seconds(trimmed['start_s'])} to {seconds(trimmed['end_s'])} only; "
             f"{trimmed['requests_left_out']:,} requests that arrived outside are left out."
         )
+    if missed := summary.get("missed"):
+        found.append(
+            f"Ended at {seconds(missed['at_s'])}: {missed['missed']:,} requests had missed the SLO, and "
+            f"{missed['allowed']:,} of {missed['requests']:,} may. All figures are of this part."
+        )
     for status in ("rejected", "aborted"):
         if requests[status]:
             found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {status}.")
     if requests["unfinished"]:
         # A run ends before its last request for one of three reasons.
-        end = "interruption" if summary["interrupted"] else "time limit"
-        end = "end" if summary.get("overload") else end
+        is_cut = summary.get("missed") or summary.get("overload")
+        end = "interruption" if summary["interrupted"] else "end" if is_cut else "time limit"
         missed = " and count as missed" if summary["goodput"] else ""
         found.append(
             f"{requests['unfinished']:,} of {requests['arrived']:,} requests "

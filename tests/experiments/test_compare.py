@@ -23,13 +23,14 @@ from experiments.compare.arms import figures, settings_that_differ
 from experiments.compare.command import build_comparison
 from experiments.compare.page import figure
 from experiments.compare.results import evaluate
-from experiments.compare.sentences import caveats, label_of, verdicts
+from experiments.compare.sentences import caveats, label_of, unit_of, verdicts
 from experiments.compare.settings import Expectation, Experiment, Metric, Sweep, build_settings
-from experiments.compare.tables import metric_rows, print_results
+from experiments.compare.tables import MARKS, metric_rows, print_results
 from experiments.completion import candidates
 from hwmodels.iteration import UnknownIterationError
 from sim.front_door import FrontDoor
 from sim.metrics.paired import Held, Outcome
+from sim.report.wording import with_interval
 from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
@@ -496,6 +497,19 @@ def test_a_swept_verdict_says_where():
     assert verdicts(found) == [
         "b against a over rate: output tokens/s worse at 2 (×0.500); no difference beyond noise at 1, 4"
     ]
+
+
+@pytest.mark.parametrize(("width", "num_tables"), [(100, 1), (24, 2)])
+def test_every_mean_of_a_sweep_has_its_interval_in_as_many_tables_as_it_takes(width, num_tables):
+    console = Console(file=StringIO(), width=width)
+    print_results(swept_results(), console)
+    printed = console.file.getvalue()
+    rows = [line.split() for line in printed.splitlines() if re.match(r" [124] ", line)]
+    assert len(rows) == 3 * num_tables * len(swept_results().experiment.metrics)
+    found = swept_results()
+    for metric in found.experiment.metrics:
+        for one in found.of(metric, "b"):
+            assert f"{with_interval(one.mean, unit_of(metric)[0])} {MARKS[one.outcome].strip()}" in printed
 
 
 def test_a_sweep_is_drawn_as_lines_with_bands_and_arms_alone_as_bars():

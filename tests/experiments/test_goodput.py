@@ -36,7 +36,7 @@ def arms_of(*overrides):
 def arm(name, num_devices=1):
     return Arm(
         name=name,
-        scenario=None,
+        scenarios={},
         workload={},
         slo=SLO,
         target=0.9,
@@ -145,11 +145,18 @@ def test_arms_have_names_or_are_called_by_what_they_override():
     assert GoodputSettings().overrides_by_arm == {"as set": ()}
 
 
+def test_each_seed_has_its_own_draws_in_routers_and_predictors_too():
+    """Else the intervals over seeds would leave out what these draw."""
+    _, (one,) = arms_of("routing=random", "replicas=2", "prediction=oracle", "goodput.seeds=[3,8]")
+    drawn = {seed: (s.seed, s.routing.seed, s.prediction.seed) for seed, s in one.scenarios.items()}
+    assert drawn == {3: (3, 3, 3), 8: (8, 8, 8)}
+
+
 def test_arms_take_the_settings_of_the_command_line_and_their_own():
     _, arms = arms_of("replicas=2", "goodput.arms=['one: replicas=1','batching=static']")
-    assert [one.scenario.replicas for one in arms] == [1, 2]
+    assert [one.scenarios[0].replicas for one in arms] == [1, 2]
     assert [one.num_devices for one in arms] == [1, 2]
-    assert isinstance(arms[1].scenario.batching, Static)
+    assert isinstance(arms[1].scenarios[0].batching, Static)
     assert {one.limit_key for one in arms} == {"num_requests"}
     assert arms[0].base_rate == pytest.approx(8.0, rel=0.2)
 

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from sim.overload import FIRST_S, PARTS, Count, growth
+from sim.overload import FIRST_S, PARTS, Count, growth, overload_of
 
 
 def counts_at(arrival_s, end_s, last_s):
@@ -51,3 +51,18 @@ def test_nothing_is_said_before_enough_has_ended():
     assert growth(steady) is None
     assert growth([Count(float(t), 10 * t, 5 * t) for t in range(14)]) is not None
     assert growth([Count(float(t), 10 * t, t) for t in range(14)]) is None  # 12 have ended
+
+
+def test_a_run_that_was_not_ended_tells_whether_it_should_have_been():
+    excess = []
+    for seed in range(20):
+        arrival_s, end_s = queue(seed, 1.3, 4000)
+        evidence = overload_of(arrival_s, end_s - 1.0, end_s)
+        assert evidence.outstanding == (end_s > evidence.at_s).sum() - (arrival_s > evidence.at_s).sum()
+        excess.append(evidence.arrivals_per_s - evidence.ends_per_s)
+    assert np.mean(excess) == pytest.approx(6, rel=0.1)
+    calm_s, calm_end_s = queue(0, 0.9, 4000)
+    assert overload_of(calm_s, calm_end_s - 1.0, calm_end_s) is None
+    # A service that only fills: answers take longer than half of the traffic.
+    assert overload_of(arrival_s, arrival_s, arrival_s + 100.0) is None
+    assert overload_of(np.array([]), np.array([]), np.array([])) is None

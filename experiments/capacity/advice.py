@@ -1,0 +1,211 @@
+"""No candidate keeps the SLO: which term fails on the best one, by how much, and what would do; simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.capacity.candidates import Candidate, Question, build_candidates
+from experiments.capacity.probe import Probe, Run, keeps
+from experiments.capacity.search import Search, State, begin
+from experiments.goodput.search import bisected, bracketed
+from experiments.workers import in_turn
+from sim.interrupt import Interrupt
+from sim.metrics.slo import Slo
+from sim.report.wording import LATENCIES, number
+from sim.settings.config_groups import find_groups
+from sim.settings.variants import Variants
+
+RATE_PRECISION = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What a user can do."""
+
+    best: str
+    """The candidate that comes closest."""
+    replicas: int
+    """That it was simulated with: as many as may be."""
+    share: float
+    terms: Mapping[str, tuple[float, float]]
+    """Limits of the SLO that are missed, and what the target's share of the requests keeps. Seconds."""
+    looser: Mapping[str, float]
+    """By term: the smallest limit with which the whole SLO would be attained so. Seconds."""
+    load: float | None
+    """Multiple of the traffic that it would keep; None: none."""
+    rate_per_s: float
+    """Of the traffic as it is, margins included."""
+    other: tuple[str, int, float] | None
+    """A GPU that was not asked about: candidate, replicas, USD an hour; None: none keeps it either."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateTask:
+    """A task: the highest multiple of a load that a candidate keeps, from above."""
+
+    name: str
+    probe: Probe
+
+    def run(self) -> float:
+        """0 where no load is kept."""
+        slo = self.probe.scenario.slo
+
+        def kept(share: float) -> bool:
+            runs = replace(self.probe, load=self.probe.load * share).run()
+            return all(keeps(one, slo) for one in runs)
+
+        return bisected(kept, bracketed(kept, 0.5), RATE_PRECISION).low
+
+
+def advise(search: Search, interrupt: Interrupt) -> Advice | None:
+    """None where no candidate could be simulated, or Ctrl-C came."""
+    question, settings = search.question, search.question.settings
+    if not search.states:
+        return None
+    best = closest(search.states)
+    most = max(1, settings.max_replicas - settings.spare)
+    probe = replace(search.probe(best, most), stop=False)
+    runs: list[Run] | None = next((found for _, found in in_turn(Probe.run, [probe], 1, interrupt)), None)
+    if runs is None:
+        return None
+    worst = min(runs, key=lambda run: run.share)
+    limits_s = question.slo.limits_s
+    rates = [RateTask(name=best.candidate.name, probe=replace(probe, stop=True))]
+    load = 0.0
+    if best.ceiling is None or best.ceiling.share >= question.slo.attainment_target:
+        load = next((found for _, found in in_turn(RateTask.run, rates, 1, interrupt)), 0.0)
+    return Advice(
+        best=best.candidate.name,
+        replicas=most,
+        share=worst.share,
+        terms={
+            term: (limit_s, worst.term_limits_s[term])
+            for term, limit_s in limits_s.items()
+            if worst.term_limits_s[term] > limit_s
+        },
+        looser={
+            term: max(run.loosened_s[term] for run in runs)
+            for term in limits_s
+            if all(math.isfinite(run.loosened_s[term]) for run in runs)
+        },
+        load=load or None,
+        rate_per_s=_rate_per_s(runs, probe),
+        other=_other_gpu(best.candidate, search, interrupt),
+    )
+
+
+def closest(states: Sequence[State]) -> State:
+    """The candidate that has, or could have, the largest share within the SLO."""
+
+    def share(state: State) -> float:
+        runs = [run.share for found in state.runs.values() for run in found]
+        ceiling = 0.0 if state.ceiling is None else state.ceiling.share
+        return min(ceiling, max(runs, default=ceiling))
+
+    return max(states, key=lambda state: (share(state), -state.candidate.usd_per_hour))
+
+
+def _rate_per_s(runs: Sequence[Run], probe: Probe) -> float:
+    return sum(run.rate_per_s for run in runs) / len(runs)
+
+
+def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[str, int, float] | None:
+    """The cheapest fleet of a GPU that is not among the candidates, all else as in the best."""
+    question = search.question
+    asked = {one.scenario.hardware.name for one in question.candidates}
+    choices = [choice.name for choice in find_groups(question.source.dirs)["hardware"]]
+    settings = replace(
+        question.settings,
+        hardware=tuple(choices),
+        tensor_parallel_sizes=(),
+        pipeline_parallel_sizes=(),
+        engines=(),
+        quantisations=(),
+        more=(),
+        top=1,
+    )
+    own = [override for override in best.overrides if not override.startswith("hardware=")]
+    found, _ = build_candidates(settings, Variants(question.source, [*question.base, *own]))
+    others = tuple(one for one in found if one.scenario.hardware.name not in asked)
+    if not others or interrupt.noted:
+        return None
+    asked_again = Question(
+        settings=settings,
+        slo=question.slo,
+        candidates=others,
+        refused=(),
+        base=question.base,
+        source=question.source,
+    )
+    again = begin(asked_again, search.load, search.seeds)
+    again.exhaust(interrupt, lambda done, total: None)
+    ranked = again.ranked()
+    if not ranked or ranked[0].num_up is None:
+        return None
+    replicas = ranked[0].candidate.deployed(ranked[0].num_up, settings)
+    labels = " ".join(label for axis, label in best.parts.items() if axis != "hardware")
+    name = f"{ranked[0].candidate.name} {labels}".strip()
+    return name, replicas, again.least_cost(ranked[0])
+
+
+def advice_lines(found: Advice, slo: Slo) -> list[str]:
+    """In words: what fails, by how much, what would do."""
+    target = f"{100 * slo.attainment_target:g} %"
+    lines = [
+        f"No candidate keeps the SLO. The closest is {found.best}: with {found.replicas:,} replicas "
+        f"{100 * found.share:.3g} % of the requests are within it, target {target}."
+    ]
+    for term, (limit_s, needed_s) in found.terms.items():
+        lines.append(
+            f"{LATENCIES[term]}: {_ms(needed_s)} for {target} of the requests, limit {_ms(limit_s)}, "
+            f"{needed_s / limit_s:.2f} times as much."
+            if math.isfinite(needed_s)
+            else f"{LATENCIES[term]}: fewer than {target} of the requests get so far at all."
+        )
+    for term, limit_s in found.looser.items():
+        lines.append(f"A looser term: slo.{term}_ms={math.ceil(1e3 * limit_s):g} would be kept so.")
+    if not found.looser:
+        lines.append("No looser limit of one term alone would do.")
+    if found.load is None:
+        lines.append("A lower rate does not help: the term is missed on idle replicas.")
+    else:
+        lines.append(
+            f"A lower rate: it keeps {number(found.load * found.rate_per_s)} of the "
+            f"{number(found.rate_per_s)} requests/s, {found.load:.2f} times the traffic."
+        )
+    if found.other is None:
+        lines.append("Another GPU: none of configs/hardware keeps it with these settings.")
+    else:
+        name, replicas, usd = found.other
+        lines.append(f"Another GPU: {replicas:,} x {name} keep it for ${usd:,.2f} an hour.")
+    return lines
+
+
+def to_json(found: Advice) -> dict[str, Any]:
+    """Plain values."""
+    return {
+        "best": found.best,
+        "replicas": found.replicas,
+        "share": found.share,
+        "missed_terms": {
+            term: {"limit_s": limit_s, "needed_s": _finite(needed_s)}
+            for term, (limit_s, needed_s) in found.terms.items()
+        },
+        "looser_limits_s": dict(found.looser),
+        "kept_load": found.load,
+        "rate_per_s": found.rate_per_s,
+        "other_gpu": None
+        if found.other is None
+        else dict(zip(("candidate", "replicas", "usd_per_hour"), found.other, strict=True)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ms(seconds: float) -> str:
+    return f"{number(1e3 * seconds)} ms"

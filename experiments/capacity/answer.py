@@ -1,0 +1,180 @@
+"""The whole answer: the search at every load of the forecast, the figures of the ranking, how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.capacity.advice import Advice, advise
+from experiments.capacity.candidates import Question
+from experiments.capacity.day import Day, day_of
+from experiments.capacity.optuna_search import propose
+from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, traffic
+from experiments.capacity.results import Ranked, ranked_of
+from experiments.capacity.search import Search, State, begin
+from experiments.workers import Report, in_turn
+from sim.interrupt import Interrupt, ctrl_c_noted
+from sim.settings.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One month of the forecast."""
+
+    month: int
+    load: float
+    """Multiple of the workload's traffic."""
+    cheapest: str | None
+    """Candidate; None: none keeps the SLO."""
+    replicas: int
+    usd_per_hour: float
+    grown_replicas: int | None
+    """Of the first month's winner; None: it is not known to keep it at this load (or costs far more)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """All that was found."""
+
+    question: Question
+    search: Search
+    """At the first month's load."""
+    ranked: Sequence[Ranked]
+    stages: Sequence[Stage]
+    seeds: tuple[int, ...]
+    """Those that give different runs."""
+    requests: int
+    """Of a run, of the first seed."""
+    window_start_s: float
+    lasts_s: float
+    kept_with_one_less: tuple[int, int] | None
+    """The winner with a replica less: seeds that keep the SLO, seeds; None: it has one only."""
+    day: Day | None
+    advice: Advice | None
+    points: Mapping[str, Sequence[Run]]
+    """Of every candidate that was found, the runs that the Pareto figure shows."""
+    notes: Sequence[str]
+    interrupted: bool
+
+
+def answer(question: Question, report: Report) -> Answer | None:
+    """None if Ctrl-C came before anything was known. Raises ConfigError."""
+    settings = question.settings
+    scenario = question.candidates[0].scenario
+    try:
+        seeds = distinct_seeds(scenario, settings)
+        source, start_s = traffic(scenario, seeds[0], settings.window_s)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    with ctrl_c_noted() as interrupt:
+        searches: list[Search] = []
+        for load in settings.loads.values():
+            states: Sequence[State] = (
+                searches[-1].states if searches and settings.growth_per_month > 0 else ()
+            )
+            if interrupt.noted:
+                break
+            search = begin(question, load, seeds, states)
+            searches.append(search)
+            if settings.search == "optuna":
+                propose(search, interrupt, report)
+            else:
+                search.exhaust(interrupt, report)
+        if not searches:
+            return None
+        first = searches[0]
+        finals = _finals(first, interrupt)
+        ranked = ranked_of(first, finals)
+        winner = ranked[0] if ranked else None
+        day = None
+        if winner is not None:
+            day = day_of(winner.candidate, winner.num_up, settings, seeds[0])
+        kept = None if winner is None else _kept_with_one_less(first, winner, interrupt)
+        advice = None if first.ranked() or first.interrupted else advise(first, interrupt)
+        was_interrupted = interrupt.noted
+    return Answer(
+        question=question,
+        search=first,
+        ranked=ranked,
+        stages=[
+            _stage(month, search, winner) for month, search in zip(settings.loads, searches, strict=False)
+        ],
+        seeds=seeds,
+        requests=len(source.listed),
+        window_start_s=start_s,
+        lasts_s=source.last_arrival_s or 0.0,
+        kept_with_one_less=kept,
+        day=day,
+        advice=advice,
+        points={
+            s.candidate.name: finals.get(s.candidate.name) or s.runs[s.num_up or 0] for s in first.ranked()
+        },
+        notes=_notes(ranked, finals),
+        interrupted=was_interrupted,
+    )
+
+
+def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
+    """Of the ranking: with all replicas, without headroom. Those of the search serve where they are so."""
+    settings = search.question.settings
+    found: dict[str, list[Run]] = {}
+    tasks: list[Probe] = []
+    names: list[str] = []
+    for state in search.ranked()[: settings.top]:
+        assert state.num_up is not None
+        replicas = state.candidate.deployed(state.num_up, settings)
+        if replicas == state.num_up and settings.headroom == 0:
+            found[state.candidate.name] = state.runs[state.num_up]
+            continue
+        tasks.append(replace(search.probe(state, replicas), load=search.load, stop=False))
+        names.append(state.candidate.name)
+    for index, runs in in_turn(Probe.run, tasks, settings.num_processes, interrupt):
+        found[names[index]] = runs
+    return found
+
+
+def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) -> tuple[int, int] | None:
+    """Of the winner, seed by seed."""
+    if winner.num_up == 1 or len(search.seeds) < 2:
+        return None
+    state = next(s for s in search.states if s.candidate is winner.candidate)
+    tasks = [replace(search.probe(state, winner.num_up - 1), seeds=(seed,)) for seed in search.seeds]
+    slo = search.question.slo
+    found = [
+        all(keeps(one, slo) for one in runs)
+        for _, runs in in_turn(Probe.run, tasks, search.question.settings.num_processes, interrupt)
+    ]
+    return sum(found), len(found)
+
+
+def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
+    ranked = search.ranked()
+    settings = search.question.settings
+    grown = None
+    if winner is not None:
+        same = next(s for s in search.states if s.candidate is winner.candidate)
+        grown = None if same.num_up is None else same.candidate.deployed(same.num_up, settings)
+    if not ranked or ranked[0].num_up is None:
+        return Stage(
+            month=month, load=search.load, cheapest=None, replicas=0, usd_per_hour=0.0, grown_replicas=grown
+        )
+    best = ranked[0]
+    return Stage(
+        month=month,
+        load=search.load,
+        cheapest=best.candidate.name,
+        replicas=best.candidate.deployed(best.num_up or 0, settings),
+        usd_per_hour=search.least_cost(best),
+        grown_replicas=grown,
+    )
+
+
+def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the figures rest on, with whose."""
+    told: dict[str, list[str]] = {}
+    for row in ranked:
+        for note in finals[row.candidate.name][0].notes:
+            told.setdefault(note, []).append(row.candidate.name)
+    return [
+        note if len(names) == len(ranked) else f"{', '.join(names)}: {note}" for note, names in told.items()
+    ]

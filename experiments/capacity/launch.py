@@ -1,0 +1,205 @@
+"""How a replica is started by vLLM and by SGLang: the flags of its settings, and what has none.
+
+Flags are those of `vllm serve` (0.2x and later, the v1 engine) and of `python -m sglang.launch_server` (0.5),
+as their documentation lists them: docs.vllm.ai, engine arguments; docs.sglang.io, server arguments.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from experiments.capacity.candidates import Candidate
+from policies.batching.chunked import Chunked
+from policies.batching.prefill_first import PrefillFirst
+from policies.caching.paged import Paged
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.longest_prefix import LongestPrefix
+from policies.scheduling.priority import Priority
+from sim.scenario import Scenario
+
+VLLM_WEIGHTS = {
+    "fp8": ("fp8", ""),
+    "int4_wo": ("awq", "a checkpoint quantised by AWQ (or gptq: GPTQ)"),
+    "nvfp4": ("modelopt_fp4", "a checkpoint that ModelOpt has quantised"),
+    "mxfp4": ("mxfp4", "a checkpoint in MXFP4, as gpt-oss has it"),
+    "fp8_block": ("fp8", "a checkpoint quantised block by block, as DeepSeek-V3 has it"),
+    "int8": ("compressed-tensors", "a W8A8 int8 checkpoint of llm-compressor"),
+    "int8_wo": ("compressed-tensors", "a W8A16 checkpoint of llm-compressor"),
+}
+"""By our name: the value of --quantization, and what it needs."""
+SGLANG_WEIGHTS = VLLM_WEIGHTS | {"int8": ("w8a8_int8", "a W8A8 int8 checkpoint")}
+
+
+class Launch(NamedTuple):
+    """A command, and the settings that it cannot express."""
+
+    command: str
+    notes: list[str]
+
+
+def vllm_launch(candidate: Candidate) -> Launch:
+    """`vllm serve` of one replica."""
+    scenario, notes = candidate.scenario, list[str]()
+    flags = list(_vllm_flags(scenario))
+    flags += _quantised(candidate, VLLM_WEIGHTS, "fp8", notes)
+    if not isinstance(scenario.batching, Chunked):
+        notes.append(
+            f"batching={_named(scenario.batching)}: vLLM mixes prompts and decodes (chunked prefill); no flag"
+        )
+    if isinstance(scenario.scheduling, Priority):
+        flags.append("--scheduling-policy priority")
+    elif not isinstance(scenario.scheduling, Fcfs):
+        notes.append(f"scheduling={_named(scenario.scheduling)}: vLLM has fcfs and priority; no flag")
+    if not isinstance(scenario.caching, Paged | PrefixCaching):
+        notes.append(f"caching={_named(scenario.caching)}: vLLM's blocks cannot be replaced by a flag")
+    return Launch(_joined(["vllm", "serve", _model(scenario)], flags), notes + _common_notes(scenario))
+
+
+def _vllm_flags(scenario: Scenario) -> Iterator[str]:
+    engine, layout = scenario.engine, scenario.layout
+    yield f"--tensor-parallel-size {layout.tensor_parallel_size}"
+    for flag, size in (
+        ("pipeline-parallel-size", layout.pipeline_parallel_size),
+        ("data-parallel-size", layout.attention_data_parallel_size),
+        ("decode-context-parallel-size", layout.context_parallel_size),
+    ):
+        if size > 1:
+            yield f"--{flag} {size}"
+    if layout.expert_parallel_size > 1:
+        yield "--enable-expert-parallel"
+    yield f"--max-num-seqs {engine.max_num_seqs}"
+    yield f"--max-num-batched-tokens {scenario.max_num_batched_tokens}"
+    yield f"--gpu-memory-utilization {engine.gpu_memory_utilization:g}"
+    if engine.max_model_len is not None:
+        yield f"--max-model-len {engine.max_model_len}"
+    if engine.num_kv_blocks is not None:
+        yield f"--num-gpu-blocks-override {engine.num_kv_blocks}"
+    if isinstance(scenario.batching, Chunked):
+        yield (
+            "--enable-chunked-prefill"
+            if scenario.batching.enable_chunked_prefill
+            else ("--no-enable-chunked-prefill")
+        )
+        if scenario.batching.long_prefill_token_threshold:
+            yield f"--long-prefill-token-threshold {scenario.batching.long_prefill_token_threshold}"
+    finds = isinstance(scenario.caching, PrefixCaching | Radix)
+    yield "--enable-prefix-caching" if finds else "--no-enable-prefix-caching"
+    if isinstance(scenario.caching, Paged | PrefixCaching):
+        yield f"--block-size {scenario.caching.block_size}"
+    yield "--async-scheduling" if engine.host.overlapped else "--no-async-scheduling"
+    if not engine.cuda_graphs.enabled:
+        yield "--enforce-eager"
+
+
+def sglang_launch(candidate: Candidate) -> Launch:
+    """`python -m sglang.launch_server` of one replica."""
+    scenario, notes = candidate.scenario, list[str]()
+    flags = list(_sglang_flags(scenario))
+    flags += _quantised(candidate, SGLANG_WEIGHTS, "fp8_e4m3", notes)
+    if isinstance(scenario.scheduling, LongestPrefix):
+        flags.append("--schedule-policy lpm")
+    elif isinstance(scenario.scheduling, Fcfs):
+        flags.append("--schedule-policy fcfs")
+    elif isinstance(scenario.scheduling, Priority):
+        flags += ["--enable-priority-scheduling", "--schedule-low-priority-values-first"]
+    else:
+        notes.append(f"scheduling={_named(scenario.scheduling)}: SGLang has no flag for it")
+    if not isinstance(scenario.batching, Chunked | PrefillFirst):
+        notes.append(f"batching={_named(scenario.batching)}: SGLang has no flag for it")
+    if isinstance(scenario.batching, Chunked) and scenario.batching.long_prefill_token_threshold:
+        notes.append("batching.long_prefill_token_threshold: SGLang has no flag for it")
+    if not isinstance(scenario.caching, Paged | PrefixCaching | Radix):
+        notes.append(f"caching={_named(scenario.caching)}: SGLang has no flag for it")
+    notes.append(
+        "gpu_memory_utilization: --mem-fraction-static counts weights and KV only, activations come on top; "
+        "lower it if the server runs out of memory"
+    )
+    if scenario.layout.context_parallel_size > 1:
+        notes.append("context_parallel_size: its flags depend on the model, see SGLang's documentation")
+    command = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
+    return Launch(_joined(command, flags), notes + _common_notes(scenario))
+
+
+def _sglang_flags(scenario: Scenario) -> Iterator[str]:
+    engine, layout = scenario.engine, scenario.layout
+    # SGLang's tensor parallel size counts all devices of a stage, those of data-parallel attention included.
+    yield f"--tensor-parallel-size {layout.stage_size}"
+    if layout.pipeline_parallel_size > 1:
+        yield f"--pipeline-parallel-size {layout.pipeline_parallel_size}"
+    if layout.attention_data_parallel_size > 1:
+        yield f"--data-parallel-size {layout.attention_data_parallel_size} --enable-dp-attention"
+    if layout.expert_parallel_size > 1:
+        yield f"--expert-parallel-size {layout.expert_parallel_size}"
+    yield f"--max-running-requests {engine.max_num_seqs}"
+    batching = scenario.batching
+    if isinstance(batching, Chunked) and batching.enable_chunked_prefill:
+        yield f"--chunked-prefill-size {scenario.max_num_batched_tokens} --enable-mixed-chunk"
+    else:
+        yield f"--chunked-prefill-size -1 --max-prefill-tokens {scenario.max_num_batched_tokens}"
+    yield f"--mem-fraction-static {engine.gpu_memory_utilization:g}"
+    if engine.max_model_len is not None:
+        yield f"--context-length {engine.max_model_len}"
+    if engine.num_kv_blocks is not None:
+        yield f"--max-total-tokens {engine.num_kv_blocks * scenario.caching.block_size}"
+    if isinstance(scenario.caching, Paged):
+        yield "--disable-radix-cache"
+    if scenario.caching.block_size > 1:
+        yield f"--page-size {scenario.caching.block_size}"
+    if not engine.host.overlapped:
+        yield "--disable-overlap-schedule"
+    if not engine.cuda_graphs.enabled:
+        yield "--disable-cuda-graph"
+
+
+def _quantised(
+    candidate: Candidate, formats: dict[str, tuple[str, str]], fp8_kv: str, notes: list[str]
+) -> list[str]:
+    """Flags of what was asked for; a checkpoint's own formats need none."""
+    flags = []
+    weights, kv = candidate.asked["weights"], candidate.asked["kv_cache_dtype"]
+    if weights in formats:
+        value, needs = formats[weights]
+        flags.append(f"--quantization {value}")
+        if needs:
+            notes.append(f"model.weights={weights}: give it {needs} in place of the model's name")
+    elif weights is not None and weights not in ("bf16", "fp16", "fp32"):
+        notes.append(f"model.weights={weights}: no flag; it needs a checkpoint stored so")
+    if candidate.asked["moe_weights"] is not None:
+        notes.append(
+            f"model.moe_weights={candidate.asked['moe_weights']}: no flag; a matter of the checkpoint"
+        )
+    if kv == "fp8":
+        flags.append(f"--kv-cache-dtype {fp8_kv}")
+    elif kv in ("bf16", "fp16"):
+        notes.append(f"model.kv_cache_dtype={kv}: the dtype of the activations, which needs no flag")
+    elif kv is not None:
+        notes.append(f"model.kv_cache_dtype={kv}: no flag")
+    return flags
+
+
+def _common_notes(scenario: Scenario) -> list[str]:
+    notes = []
+    if scenario.layout.sequence_parallel:
+        notes.append("sequence_parallel: a pass of the compiler, no flag of its own")
+    if scenario.adapters is not None:
+        notes.append("adapters: start the server with its LoRA flags (--enable-lora, --max-loras)")
+    if scenario.prediction is not None:
+        notes.append(f"prediction={_named(scenario.prediction)}: engines have no such thing")
+    return notes
+
+
+def _model(scenario: Scenario) -> str:
+    return scenario.model.source or scenario.model.name
+
+
+def _named(part: object) -> str:
+    return type(part).__name__
+
+
+def _joined(command: list[str], flags: list[str]) -> str:
+    """One option a line, as it can be pasted."""
+    return " \\\n    ".join([shlex.join(command), *flags])

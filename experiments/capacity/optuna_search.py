@@ -1,0 +1,150 @@
+"""Large spaces: Optuna proposes candidates (NSGA-II, two objectives), each is then searched as any other.
+
+Objectives: USD an hour (less is better) and output tokens/s a user (more is better). A candidate that a bound
+rules out, or that needs too many replicas, is told as failed and is not run. What was not proposed stays
+unknown: the ranking is of those that were, and may miss a better one. With capacity.study the trials are kept
+in a file, and the next call goes on from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from experiments.capacity.brackets import Bracket
+from experiments.capacity.probe import Probe, Run, keeps
+from experiments.capacity.search import Search, State
+from experiments.workers import Report, as_asked
+from sim.interrupt import Interrupt
+from sim.settings.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settle:
+    """A task: all probes of one candidate."""
+
+    name: str
+    probe: Probe
+    fails: int
+    most: int
+
+    def run(self) -> list[tuple[int, list[Run]]]:
+        """(replicas, runs), in the order in which they were made."""
+        from_here = Bracket(fails=self.fails, most=self.most)
+        found = []
+        while (number := from_here.next()) is not None:
+            runs = replace(self.probe, replicas=number).run()
+            kept = len(runs) == len(self.probe.seeds) and all(
+                keeps(one, self.probe.scenario.slo) for one in runs
+            )
+            from_here.learn(number, kept)
+            found.append((number, runs))
+        return found
+
+
+def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
+    """Ask for as many trials as the settings say. Raises ConfigError without optuna, or for a bad study."""
+    settings = search.question.settings
+    optuna = load_optuna()
+    study = _study(optuna, settings.study, settings.seeds[0])
+    search.bound_all(interrupt)
+    axes = {axis: [entry.label for entry in entries] for axis, entries in settings.axes.items()}
+    by_parts = {tuple(state.candidate.parts.values()): state for state in search.states}
+    asked: list[tuple[Any, State]] = []
+    waiting: dict[str, list[Any]] = {}
+    num_trials, done = 0, 0
+
+    def tell(trial: Any, state: State) -> None:
+        values = _values(search, state)
+        if values is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, values)
+
+    def next_task() -> Settle | None:
+        nonlocal num_trials, done
+        while num_trials < settings.trials:
+            num_trials += 1
+            trial = study.ask()
+            parts = tuple(trial.suggest_categorical(axis, labels) for axis, labels in axes.items())
+            state = by_parts.get(parts)
+            if state is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            elif state.is_settled:
+                tell(trial, state)
+            elif state.is_running:
+                waiting.setdefault(state.candidate.name, []).append(trial)
+                continue
+            else:
+                state.is_running = True
+                asked.append((trial, state))
+                return Settle(
+                    name=state.candidate.name,
+                    probe=search.probe(state, 1),
+                    fails=state.bracket.fails,
+                    most=state.bracket.most,
+                )
+            done += 1
+            report(done, settings.trials)
+        return None
+
+    for index, found in as_asked(Settle.run, next_task, settings.num_processes, interrupt):
+        trial, state = asked[index]
+        state.is_running = False
+        for number, runs in found:
+            state.learn(number, runs, len(search.seeds), search.question)
+        for each in [trial, *waiting.pop(state.candidate.name, [])]:
+            tell(each, state)
+            done += 1
+        report(done, settings.trials)
+    search.interrupted = interrupt.noted
+
+
+def load_optuna() -> Any:
+    """The library, quiet. Raises ConfigError."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise ConfigError(
+            "capacity.search=optuna: optuna is not installed; pip install 'windtunnel[optuna]', or choose "
+            "capacity.search=exhaustive"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _study(optuna: Any, file: str | None, seed: int) -> Any:
+    storage = None
+    if file is not None:
+        path = Path(file).expanduser()
+        if not path.parent.is_dir():
+            raise ConfigError(f"capacity.study={file}: no folder {path.parent}; make it, or choose another")
+        journal = importlib.import_module("optuna.storages.journal")
+        storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
+    try:
+        return optuna.create_study(
+            study_name="windtunnel capacity",
+            storage=storage,
+            load_if_exists=True,
+            directions=["minimize", "maximize"],
+            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=16),
+        )
+    except (ValueError, KeyError, OSError, optuna.exceptions.OptunaError) as error:
+        raise ConfigError(
+            f"capacity.study={file}: cannot be gone on from ({error}); choose another"
+        ) from error
+
+
+def _values(search: Search, state: State) -> tuple[float, float] | None:
+    """The objectives; None where there are none."""
+    if state.num_up is None:
+        return None
+    runs: Sequence[Run] = state.runs[state.num_up]
+    tpot_s = sum(run.figures["tpot_p50_s"] for run in runs) / len(runs)
+    return (search.least_cost(state), 1 / tpot_s) if tpot_s > 0 and math.isfinite(tpot_s) else None

@@ -1,0 +1,170 @@
+"""capacity.html: the answer, the Pareto figure of tokens/s/user against tokens/s/GPU, costs, the tables."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+
+from experiments.capacity.answer import Answer
+from experiments.capacity.results import Ranked, derived, pareto
+from experiments.capacity.search import State
+from experiments.capacity.tables import (
+    caveats,
+    launches,
+    ruled_out_lines,
+    sentences,
+    stage_rows,
+    turned,
+)
+from hwmodels.operating_point import decode_shape, largest_batch
+from sim.metrics.paired import Interval, mean_interval
+from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.plain_page import drawn, folded, listed, table, write_page
+
+COLOURS = (*SERIES, RED, GREY)
+HEIGHT_PX = 480
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
+
+
+def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None:
+    """One file that opens offline."""
+    seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
+    sections = {"Answer": listed([*sentences(found), *caveats(found)])}
+    if found.ranked:
+        sections["Cheapest"] = table(turned(found.ranked))
+        sections["Speed for a user against tokens for a GPU"] = drawn(pareto_figure(found))
+        sections["Cost"] = drawn(cost_figure(found))
+    if len(found.stages) > 1:
+        sections["Forecast"] = table(stage_rows(found))
+    for title, (command, notes) in launches(found).items():
+        sections[title] = f"<pre>{html.escape(command)}</pre>{listed(notes)}"
+    sections["Ruled out"] = listed(ruled_out_lines(found) or ["nothing"])
+    sections["What the figures rest on"] = listed(found.notes or ["nothing was simulated to the end"])
+    sections["Configuration"] = folded("of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    write_page(
+        path,
+        "Capacity",
+        f"The least rent that keeps the SLO for {found.requests:,} requests in "
+        f"{found.lasts_s / 60:,.0f} minutes; {seeds}, the same requests for every candidate.",
+        sections,
+    )
+
+
+def pareto_figure(found: Answer) -> go.Figure:
+    """Output tokens/s of a user (1 / median TPOT) against those of a GPU: measured, the front, rooflines."""
+    drawing = go.Figure()
+    states = [state for state in found.search.ranked() if state.candidate.name in found.points]
+    by_gpu: dict[str, list[State]] = {}
+    for state in states:
+        by_gpu.setdefault(state.candidate.scenario.hardware.name, []).append(state)
+    for i, (gpu, own) in enumerate(by_gpu.items()):
+        users, gpus = zip(*(_point(found, state) for state in own), strict=True)
+        drawing.add_trace(
+            go.Scatter(
+                x=[each.mean for each in users],
+                y=[each.mean for each in gpus],
+                error_x=_bars(users),
+                error_y=_bars(gpus),
+                mode="markers",
+                name=gpu,
+                marker={"color": COLOURS[i % len(COLOURS)], "symbol": SYMBOLS[i % len(SYMBOLS)], "size": 10},
+                text=[html.escape(_label(found, state)) for state in own],
+                hovertemplate="%{text}<br>%{x:.3g} tokens/s a user, %{y:,.4g} a GPU<extra></extra>",
+            )
+        )
+    for i, row in enumerate(found.ranked):
+        drawing.add_trace(_ceiling(found, row, COLOURS[i % len(COLOURS)]))
+    points = [tuple(each.mean for each in _point(found, state)) for state in states]
+    front = pareto([(x, y) for x, y in points])
+    drawing.add_trace(
+        go.Scatter(
+            x=[points[i][0] for i in front],
+            y=[points[i][1] for i in front],
+            mode="lines",
+            line={"dash": "dot", "color": GREY},
+            name="none is better in both",
+            hoverinfo="skip",
+        )
+    )
+    drawing.update_xaxes(title="output tokens/s of a user (1 / median TPOT)", rangemode="tozero")
+    drawing.update_yaxes(title="output tokens/s of a GPU", rangemode="tozero")
+    return styled(drawing, height_px=HEIGHT_PX)
+
+
+def _ceiling(found: Answer, row: Ranked, colour: str) -> go.Scatter:
+    """The roofline of a candidate's decodes alone, from one sequence to as many as fit."""
+    scenario = row.candidate.scenario
+    context = max(1, round(found.points[row.candidate.name][0].batch[1]))
+    most = largest_batch(scenario.plan_memory(), context, scenario.engine.max_num_seqs).num_seqs
+    counts = np.unique(np.geomspace(1, max(most, 1), 40).astype(np.int64))
+    model = scenario.iteration_model()
+    steps_s = np.array([float(model.seconds(decode_shape(int(n), context))) for n in counts])
+    return go.Scatter(
+        x=1 / steps_s,
+        y=counts / steps_s / row.candidate.num_devices,
+        mode="lines",
+        line={"color": colour, "width": 1},
+        opacity=0.6,
+        name=f"{row.candidate.name}, decodes alone",
+        text=[f"{n} sequences of {context:,} tokens" for n in counts],
+        hovertemplate=f"{html.escape(row.candidate.name)}, %{{text}}: %{{x:.3g}}, %{{y:,.4g}}<extra></extra>",
+    )
+
+
+def cost_figure(found: Answer) -> go.Figure:
+    """USD an hour of all candidates that keep the SLO, and the least of those that were given up."""
+    drawing = go.Figure()
+    search = found.search
+    states = search.ranked()
+    drawing.add_trace(
+        go.Bar(
+            y=[state.candidate.name for state in states],
+            x=[search.least_cost(state) for state in states],
+            orientation="h",
+            name="keeps the SLO",
+            marker={"color": SERIES[0]},
+            hovertemplate="%{y}: $%{x:,.2f} an hour<extra></extra>",
+        )
+    )
+    left = [s for s in search.states if not s.is_settled]
+    left = sorted(left, key=search.least_cost)[:20]
+    drawing.add_trace(
+        go.Bar(
+            y=[state.candidate.name for state in left],
+            x=[search.least_cost(state) for state in left],
+            orientation="h",
+            name="costs this at least, not looked at further",
+            marker={"color": GREY},
+            opacity=0.4,
+            hovertemplate="%{y}: at least $%{x:,.2f} an hour<extra></extra>",
+        )
+    )
+    drawing.update_xaxes(title="USD an hour", rangemode="tozero")
+    drawing.update_yaxes(autorange="reversed")
+    return styled(drawing, height_px=140 + 24 * (len(states) + len(left)), margin={"l": 220})
+
+
+def _point(found: Answer, state: State) -> tuple[Interval, Interval]:
+    """Tokens/s of a user and of a GPU, over the seeds."""
+    assert state.num_up is not None
+    replicas = state.candidate.deployed(state.num_up, found.question.settings)
+    usd = found.search.least_cost(state)
+    columns = derived(found.points[state.candidate.name], usd, replicas * state.candidate.num_devices)
+    return mean_interval(columns["tokens_per_s_and_user"]), mean_interval(columns["tokens_per_s_and_gpu"])
+
+
+def _label(found: Answer, state: State) -> str:
+    replicas = state.candidate.deployed(state.num_up or 0, found.question.settings)
+    return f"{replicas} x {state.candidate.name}, ${found.search.least_cost(state):,.2f} an hour"
+
+
+def _bars(intervals: tuple[Interval, ...]) -> dict[str, Any]:
+    halves = [(each.high - each.low) / 2 for each in intervals]
+    return {"type": "data", "array": [0.0 if math.isnan(half) else half for half in halves], "thickness": 1}

@@ -1,0 +1,264 @@
+"""A candidate with so many replicas on the traffic of each seed: does it keep the SLO, and with what figures?
+
+What a process has made once it keeps: the traffic of a seed, the prices of a replica's iterations.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from experiments.capacity.settings import CapacitySettings
+from hwmodels.iteration import IterationModel
+from hwmodels.levels.rooflines import LatencyLevel, Replica
+from sim.metrics.slo import Slo
+from sim.replica_bounds import Demand, least_limit
+from sim.result import RunResult
+from sim.scenario import Scenario
+from sim.settings.scenario import run
+from sim.workload.faster import FasterSource
+from sim.workload.listed import ListedSource, busiest_window, listed
+
+KEPT = 6
+"""Candidates whose prices a process keeps, and seeds whose traffic."""
+
+
+class Run(NamedTuple):
+    """One seed."""
+
+    share: float
+    """Within the SLO, of all requests; of a run that was ended early, the most that it could have been."""
+    is_cut: bool
+    """Ended early, as the target was out of reach."""
+    rate_per_s: float
+    """Requests that arrived."""
+    term_shares: Mapping[str, float]
+    term_limits_s: Mapping[str, float]
+    """By term: the limit that the target's share of the requests keeps; of an ended run, of those so far."""
+    loosened_s: Mapping[str, float]
+    """By term: the smallest limit in place of its own with which the whole SLO is attained; inf: none."""
+    figures: Mapping[str, float]
+    """See `FIGURES`; NaN where one does not exist."""
+    waits: Mapping[str, float]
+    """Mean seconds that a request waited, by cause."""
+    batch: tuple[float, float]
+    """Sequences that decode in an iteration, and tokens of context of each: means over those that decode."""
+    notes: tuple[str, ...]
+
+
+FIGURES = (
+    "usd_per_million_output_tokens",
+    "output_tokens_per_s",
+    "goodput_per_s",
+    "ttft_p90_s",
+    "tpot_p50_s",
+    "tpot_p90_s",
+    "e2e_p90_s",
+    "watts",
+    "gpu_busy",
+    "mfu",
+    "mbu",
+    "kv_peak",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """A task. Seeds are run in turn; with stop, the first that misses the SLO is the last."""
+
+    name: str
+    scenario: Scenario
+    """With one replica."""
+    replicas: int
+    load: float
+    seeds: tuple[int, ...]
+    window_s: float | None
+    stop: bool = True
+
+    def run(self) -> list[Run]:
+        """One after the other."""
+        runs = []
+        for seed in self.seeds:
+            runs.append(self._run(seed))
+            if self.stop and not keeps(runs[-1], self.scenario.slo):
+                break
+        return runs
+
+    def _run(self, seed: int) -> Run:
+        scenario = replace(reseeded(self.scenario, seed), replicas=self.replicas, load=self.load)
+        is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
+        scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
+        source, _ = traffic(self.scenario, seed, self.window_s)
+        if scenario.adapters is None:
+            scenario = replace(scenario, latency=_KeptPrices(of=scenario.latency))
+        result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
+        if result.records.interrupted:
+            raise KeyboardInterrupt  # a part of a run says nothing
+        return _measured(result, self.replicas * self.scenario.layout.num_devices)
+
+
+DRAWING = ("routing", "decode_routing", "prediction", "retries")
+"""Parts of a scenario that may draw, from a seed that is the run's unless it was set."""
+
+
+def reseeded(scenario: Scenario, seed: int) -> Scenario:
+    """The same with another seed, as composing it with seed=... would give it."""
+    parts: dict[str, Any] = {
+        name: replace(part, seed=seed)
+        for name in DRAWING
+        if getattr(part := getattr(scenario, name), "seed", None) == scenario.seed
+    }
+    return replace(scenario, seed=seed, **parts)
+
+
+def distinct_seeds(scenario: Scenario, settings: CapacitySettings) -> tuple[int, ...]:
+    """Those that give different runs: a trace is the same with every seed. Raises ValueError."""
+    drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
+    if any(hasattr(getattr(scenario, name), "seed") for name in drawing):
+        return settings.seeds
+    found: list[int] = []
+    for seed in settings.seeds:
+        own, _ = traffic(scenario, seed, settings.window_s)
+        if all(own.listed != traffic(scenario, other, settings.window_s)[0].listed for other in found):
+            found.append(seed)
+    return tuple(found)
+
+
+def keeps(one: Run, slo: Slo | None) -> bool:
+    """Whether the SLO is attained."""
+    assert slo is not None
+    return not one.is_cut and one.share >= slo.attainment_target
+
+
+def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[ListedSource, float]:
+    """The requests of a seed, and when their window begins. Raises ValueError."""
+    key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s)
+    found: tuple[ListedSource, float] = _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
+    return found
+
+
+def demand_of(scenario: Scenario, settings: CapacitySettings, seed: int) -> Demand:
+    """The same for bounds."""
+    return Demand.of(traffic(scenario, seed, settings.window_s)[0])
+
+
+def _read(scenario: Scenario, seed: int, window_s: float | None) -> tuple[ListedSource, float]:
+    source = listed(replace(scenario, seed=seed, load=1.0).source())
+    return (source, 0.0) if window_s is None else busiest_window(source, window_s)
+
+
+_traffic: dict[Hashable, Any] = {}
+_prices: dict[Hashable, Any] = {}
+
+
+def _kept(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
+    """The latest that were asked for stay."""
+    found = known.pop(key) if key in known else make()
+    known[key] = found
+    while len(known) > KEPT:
+        known.pop(next(iter(known)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _KeptPrices:
+    """A latency level whose iteration model of a replica is made once in this process."""
+
+    of: LatencyLevel = field()
+
+    def iteration_model(self, replica: Replica) -> IterationModel:
+        key = pickle.dumps((self.of, replica))
+        model: IterationModel = _kept(_prices, key, lambda: self.of.iteration_model(replica))
+        return model
+
+    def basis(self, replica: Replica) -> str:
+        return self.of.basis(replica)
+
+
+def _measured(result: RunResult, num_devices: int) -> Run:
+    summary, slo, requests = result.summary, result.slo, result.requests
+    assert slo is not None
+    goodput, cut = summary["goodput"], summary["missed"]
+    share = goodput["share"]
+    judged = {term: _judged(result, term) for term in slo.limits_s}
+    energy = summary["energy"] or {}
+    figures = {
+        "usd_per_million_output_tokens": summary["cost"]["usd_per_million_output_tokens"],
+        "output_tokens_per_s": summary["throughput"]["output_tokens_per_s"],
+        "goodput_per_s": goodput["requests_per_s"],
+        "ttft_p90_s": summary["ttft"]["p90_s"],
+        "tpot_p50_s": summary["tpot"]["p50_s"],
+        "tpot_p90_s": summary["tpot"]["p90_s"],
+        "e2e_p90_s": summary["e2e"]["p90_s"],
+        "watts": energy.get("mean_device_w"),
+        "gpu_busy": summary["gpu_busy"],
+        "mfu": summary["mfu"],
+        "mbu": summary["mbu"],
+        "kv_peak": summary["kv"]["peak_use_share"],
+    }
+    plain = {name: float("nan") if value is None else float(value) for name, value in figures.items()}
+    plain["watts"] *= num_devices
+    return Run(
+        share=1 - cut["missed"] / cut["requests"] if cut else float(share),
+        is_cut=cut is not None,
+        rate_per_s=len(requests) / max(float(requests["arrival_s"].max()), 1e-9),
+        term_shares={
+            term: float((values <= slo.limits_s[term]).mean()) if len(values) else 0.0
+            for term, values in judged.items()
+        },
+        term_limits_s={
+            term: least_limit(values, slo.attainment_target) if len(values) else float("inf")
+            for term, values in judged.items()
+        },
+        loosened_s={term: float("inf") if cut else _loosened_s(requests, slo, term) for term in slo.limits_s},
+        figures=plain,
+        waits={cause: value or 0.0 for cause, value in summary["waiting"]["by_cause_s"].items()},
+        batch=_batch(result),
+        notes=tuple(summary["notes"]),
+    )
+
+
+def _judged(result: RunResult, term: str) -> NDArray[np.float64]:
+    """Seconds of the requests of which a run, perhaps ended early, says what this term was; inf: too long."""
+    requests, slo = result.requests, result.slo
+    assert slo is not None
+    values = requests[f"{term}_s"].to_numpy(np.float64)
+    values = np.where(np.isnan(values), np.where(slo.terms_met(requests)[term], 0.0, np.inf), values)
+    if result.records.missed is None:
+        return values
+    if term == "ttft":  # who came shortly before the end may still have got it in time
+        came_s = requests["arrival_s"].to_numpy(np.float64)
+        is_judged = np.isfinite(values) | (came_s <= result.records.end_s - slo.limits_s[term])
+    else:
+        is_judged = (requests["status"] == "finished").to_numpy(np.bool_)
+    judged: NDArray[np.float64] = values[is_judged]
+    return judged
+
+
+def _loosened_s(requests: pd.DataFrame, slo: Slo, term: str) -> float:
+    held = slo.terms_met(requests)
+    others = (requests["status"] == "finished").to_numpy(np.bool_)
+    for name, met in held.items():
+        if name != term:
+            others = others & met
+    values = requests[f"{term}_s"].to_numpy(np.float64)
+    values = np.where(np.isnan(values) & held[term], 0.0, values)
+    values = np.where(others, values, np.inf)
+    return least_limit(values, slo.attainment_target) if len(values) else float("inf")
+
+
+def _batch(result: RunResult) -> tuple[float, float]:
+    iterations = result.records.iterations
+    seqs = iterations["decode_seqs"].to_numpy(np.float64)
+    decoding = seqs > 0
+    if not decoding.any():
+        return 0.0, 0.0
+    context = iterations["decode_context_tokens"].to_numpy(np.float64)[decoding].sum()
+    total = float(seqs[decoding].sum())
+    return total / int(decoding.sum()), float(context) / total

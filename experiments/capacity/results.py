@@ -1,0 +1,233 @@
+"""From the runs of a search to what is told: figures with intervals, what limits each, how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from experiments.capacity.candidates import Candidate, Question
+from experiments.capacity.probe import Run, keeps
+from experiments.capacity.search import Search, State, Status
+from hwmodels.iteration import IterationShape
+from hwmodels.operating_point import decode_shape, prefill_shape
+from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
+from sim.report.wording import LATENCIES, WAITS
+
+FEW = 0.05
+"""Of the waiting beyond the running iteration: a smaller share is not named."""
+
+
+class Limit(NamedTuple):
+    """What is missed with one replica less, and why."""
+
+    term: str
+    resource: str
+    share: float
+    """Of the requests that keep this term then, of those that were judged."""
+
+    def __str__(self) -> str:
+        return f"{LATENCIES.get(self.term, self.term)}: {self.resource}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranked:
+    """A candidate that keeps the SLO, with as many replicas as that takes."""
+
+    candidate: Candidate
+    num_up: int
+    replicas: int
+    """Those that may fail included."""
+    usd_per_hour: float
+    share_at_margin: Interval
+    """Within the SLO with num_up replicas, headroom and growth on top."""
+    figures: Mapping[str, Interval]
+    """With all replicas at the traffic as it is; see `derived`."""
+    limit: Limit | None
+    """None: one replica is enough, so nothing says what a smaller fleet would miss."""
+    ahead: Paired | None
+    """Its $ per million tokens against the winner's; None for the winner."""
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.candidate.num_devices
+
+
+def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranked]:
+    """The ranking, best first; finals: by candidate, the runs with all replicas and no headroom."""
+    rows: list[Ranked] = []
+    settings = search.question.settings
+    winner: list[float] = []
+    for state in search.ranked()[: settings.top]:
+        if state.candidate.name not in finals or state.num_up is None:
+            continue
+        replicas = state.candidate.deployed(state.num_up, settings)
+        usd = search.least_cost(state)
+        columns = derived(finals[state.candidate.name], usd, replicas * state.candidate.num_devices)
+        costs = columns["usd_per_million_output_tokens"]
+        rows.append(
+            Ranked(
+                candidate=state.candidate,
+                num_up=state.num_up,
+                replicas=replicas,
+                usd_per_hour=usd,
+                share_at_margin=mean_interval([run.share for run in state.runs[state.num_up]]),
+                figures={name: mean_interval(values) for name, values in columns.items()},
+                limit=limit_of(state, search.question),
+                ahead=compare_paired(costs, winner) if winner else None,
+            )
+        )
+        winner = winner or costs
+    return rows
+
+
+def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[str, list[float]]:
+    """By name one value a seed: what was measured, and what follows from it with price and devices."""
+    columns: dict[str, list[float]] = {name: [run.figures[name] for run in runs] for name in runs[0].figures}
+    columns["share"] = [run.share for run in runs]
+    good, tokens = columns["goodput_per_s"], columns["output_tokens_per_s"]
+    columns["good_requests_per_usd"] = [
+        3600 * each / usd_per_hour if usd_per_hour else math.nan for each in good
+    ]
+    columns["goodput_per_s_and_gpu"] = [each / num_devices for each in good]
+    columns["good_requests_per_kwh"] = [
+        3.6e6 * each / watts if watts > 0 else math.nan
+        for each, watts in zip(good, columns["watts"], strict=True)
+    ]
+    columns["tokens_per_s_and_gpu"] = [each / num_devices for each in tokens]
+    columns["tokens_per_s_and_user"] = [1 / each if each > 0 else math.nan for each in columns["tpot_p50_s"]]
+    return columns
+
+
+def limit_of(state: State, question: Question) -> Limit | None:
+    """The term that the largest fleet that does not keep the SLO misses most, and what it waits for."""
+    run = failing_run(state, question)
+    return None if run is None else _limit(run, state)
+
+
+def failing_run(state: State, question: Question) -> Run | None:
+    """Of the most replicas that were not enough."""
+    for number in sorted(state.runs, reverse=True):
+        for run in state.runs[number]:
+            if not keeps(run, question.slo):
+                return run
+    return None
+
+
+def _limit(run: Run, state: State) -> Limit:
+    slo = state.candidate.scenario.slo
+    assert slo is not None
+    excess = {term: run.term_limits_s[term] / limit_s for term, limit_s in slo.limits_s.items()}
+    term = max(excess, key=lambda name: excess[name] if math.isfinite(excess[name]) else math.inf)
+    share = run.term_shares[term]
+    waits = {cause: s for cause, s in run.waits.items() if cause not in ("iteration", "frontend")}
+    waited_s = sum(waits.values())
+    if term != "tpot" and waited_s > 0.1 * slo.limits_s[term]:
+        cause = max(waits, key=lambda name: waits[name])
+        if cause in ("memory", "slot"):
+            return Limit(term, f"queue for {'KV memory' if cause == 'memory' else 'slots'}", share)
+        if cause not in ("budget", "policy", "gateway"):
+            return Limit(term, f"queue, {WAITS.get(cause, cause)}", share)
+    queue = "queue, " if term != "tpot" and waited_s > 0.1 * slo.limits_s[term] else ""
+    return Limit(term, f"{queue}{_bound(state, run, term)}", share)
+
+
+def _bound(state: State, run: Run, term: str) -> str:
+    """What bounds the iterations that a term consists of: decodes, or prompts."""
+    model = state.candidate.scenario.iteration_model()
+    seqs, context = run.batch
+    shape: IterationShape
+    if term == "ttft" or not seqs:
+        shape = prefill_shape(1, max(1, round(context) or 1))
+    else:
+        shape = decode_shape(max(1, round(seqs)), max(1, round(context)))
+    shares: dict[str, float] = defaultdict(float)
+    for line in model.explain(shape):
+        shares[line.bound] += line.share
+    bound = max(shares, key=lambda name: shares[name])
+    return "memory bandwidth" if bound == "memory" else bound
+
+
+def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
+    """One row a candidate: its labels, what became of it, its bounds, and the figures of its runs."""
+    rows: list[dict[str, Any]] = []
+    for state in search.states:
+        status = search.status(state)
+        number = state.num_up
+        runs = state.runs.get(number, []) if number is not None else []
+        rows.append(
+            {
+                "candidate": state.candidate.name,
+                **state.candidate.parts,
+                "status": status.name,
+                "reason": reason_of(state, status, search),
+                "gpus_per_replica": state.candidate.num_devices,
+                "usd_per_hour_of_a_replica": state.candidate.usd_per_hour,
+                "highest_share_by_bound": math.nan if state.ceiling is None else state.ceiling.share,
+                "least_replicas_by_bound": math.nan
+                if state.ceiling is None
+                else max(state.ceiling.replicas.values()),
+                "least_usd_per_hour": search.least_cost(state),
+                "runs": sum(len(runs) for runs in state.runs.values()),
+                "replicas_up": math.nan if number is None else number,
+                "replicas": math.nan
+                if number is None
+                else state.candidate.deployed(number, search.question.settings),
+                "share": math.nan if not runs else float(np.mean([run.share for run in runs])),
+                **{
+                    name: math.nan if not runs else float(np.mean([run.figures[name] for run in runs]))
+                    for name in ("output_tokens_per_s", "goodput_per_s", "ttft_p90_s", "tpot_p50_s", "watts")
+                },
+            }
+        )
+    rows += [
+        {"candidate": one.name, **one.parts, "status": "refused", "reason": one.reason} for one in refused
+    ]
+    return pd.DataFrame(rows)
+
+
+def reason_of(state: State, status: Status, search: Search) -> str:
+    """Why a candidate is not in the ranking, with the figure; empty for those that are."""
+    slo, ceiling = search.question.slo, state.ceiling
+    target = f"{100 * slo.attainment_target:g} %"
+    if status is Status.found:
+        return ""
+    least = f"at least {state.bracket.least:,} replicas, ${search.least_cost(state):,.2f} an hour"
+    if ceiling is None:
+        return f"{least} by its price"
+    if ceiling.share < slo.attainment_target:
+        term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
+        return (
+            f"on an idle replica at most {100 * ceiling.share:.3g} % are within the SLO (target {target}): "
+            f"{LATENCIES[term]} takes at least {1e3 * ceiling.term_limits_s[term]:.4g} ms for {target}, "
+            f"limit {1e3 * slo.limits_s[term]:g} ms"
+        )
+    resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])
+    if status is Status.ruled_out:
+        return (
+            f"{resource}: at least {ceiling.replicas[resource]:,} replicas, more than {state.bracket.most:,}"
+        )
+    if status is Status.beyond:
+        return f"{state.bracket.fails:,} replicas are not enough"
+    if status is Status.never_reached:
+        return f"{least} by the bound of {resource}"
+    return least
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of those that no other one beats in both figures, by the first; larger is better.
+
+    (1, 3), (2, 2), (1.5, 1), (3, 0): all but the third.
+    """
+    order = sorted(range(len(points)), key=lambda i: (-points[i][0], -points[i][1]))
+    front, best = [], -math.inf
+    for i in order:
+        if points[i][1] > best:
+            front.append(i)
+            best = points[i][1]
+    return front[::-1]

@@ -1,0 +1,263 @@
+"""The search: always the cheapest that is still possible, its bounds first, until the ranking cannot change.
+
+Every candidate has a least cost: its price times the fewest replicas that are not ruled out, by a bound or by
+a run. What is done next is always for the candidate with the smallest: its bounds, then runs. So no run is
+made of what costs more than the candidates that are looked for; of candidates that cost the same, those that
+stand earlier in the lists go first. One that could only come behind the last place of the ranking is never
+reached. Runs of all candidates have the same requests (common random numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from experiments.capacity.brackets import Bracket
+from experiments.capacity.candidates import Candidate, Question
+from experiments.capacity.probe import Probe, Run, demand_of, keeps
+from experiments.capacity.settings import CapacitySettings
+from experiments.workers import Report, as_asked, in_turn
+from sim.interrupt import Interrupt
+from sim.replica_bounds import bounds
+from sim.scenario import Scenario
+
+
+class Status(Enum):
+    """What became of a candidate."""
+
+    found = "found"
+    beyond = "more replicas than capacity.max_replicas"
+    ruled_out = "ruled out by a bound"
+    costlier = "simulated, costs at least as much as the last place"
+    never_reached = "never simulated, costs at least as much as the last place"
+    open = "not searched"
+    """Optuna did not ask for it, or Ctrl-C came first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """What bounds say of a candidate, with the seed and load of the first run."""
+
+    share: float
+    """The most that is within the SLO, of all requests, with however many replicas."""
+    term_shares: dict[str, float]
+    term_limits_s: dict[str, float]
+    """By term: no smaller limit is kept by the target's share of the requests."""
+    replicas: dict[str, int]
+    """By resource: fewer are not enough."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CeilingTask:
+    """A task."""
+
+    name: str
+    scenario: Scenario
+    settings: CapacitySettings
+    load: float
+    seed: int
+
+    def run(self) -> Ceiling:
+        scenario, slo = self.scenario, self.scenario.slo
+        assert slo is not None
+        found = bounds(scenario, demand_of(scenario, self.settings, self.seed), slo, self.load)
+        return Ceiling(
+            share=found.idle.share(slo),
+            term_shares=found.idle.shares(slo),
+            term_limits_s={term: found.idle.limit_s(term, slo.attainment_target) for term in slo.limits_s},
+            replicas=found.replicas,
+        )
+
+
+class Look(Protocol):
+    """At a candidate's bounds, or at so many replicas of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self) -> Ceiling | list[Run]: ...
+
+
+@dataclass(slots=True)
+class State:
+    """A candidate, and what is known of it."""
+
+    candidate: Candidate
+    index: int
+    """In the order of the lists."""
+    bracket: Bracket
+    target: float
+    ceiling: Ceiling | None = None
+    """None: not looked at."""
+    runs: dict[int, list[Run]] = field(default_factory=dict)
+    """By replicas that are up."""
+    is_running: bool = False
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """By a bound, before any run."""
+        if self.ceiling is None:
+            return False
+        return self.ceiling.share < self.target or (not self.runs and self.bracket.is_beyond)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no further run would tell more."""
+        return self.is_ruled_out or self.bracket.is_found or self.bracket.is_beyond
+
+    @property
+    def num_up(self) -> int | None:
+        """Replicas that keep the SLO; None: not known."""
+        return self.bracket.keeps if self.bracket.is_found else None
+
+    def bound(self, ceiling: Ceiling) -> None:
+        """What bounds say."""
+        self.ceiling = ceiling
+        least = max(ceiling.replicas.values())
+        self.bracket.fails = min(max(self.bracket.fails, least - 1), self.bracket.most)
+
+    def learn(self, number: int, runs: list[Run], num_seeds: int, question: Question) -> None:
+        """What a probe has shown: every seed must keep the SLO."""
+        self.runs[number] = runs
+        kept = len(runs) == num_seeds and all(keeps(one, question.slo) for one in runs)
+        self.bracket.learn(number, kept)
+
+
+@dataclass(slots=True)
+class Search:
+    """All candidates at one load."""
+
+    question: Question
+    load: float
+    seeds: tuple[int, ...]
+    states: list[State]
+    interrupted: bool = False
+
+    def least_cost(self, state: State) -> float:
+        """USD an hour that the candidate costs at least."""
+        number = state.candidate.deployed(state.bracket.least, self.question.settings)
+        return state.candidate.usd_per_hour * number
+
+    def ranked(self) -> list[State]:
+        """Those found, the cheapest first; of equal ones, that with more requests within the SLO."""
+
+        def share(state: State) -> float:
+            runs = state.runs[state.num_up or 0]
+            return sum(run.share for run in runs) / len(runs)
+
+        found = [state for state in self.states if state.num_up is not None]
+        # Which of the equal ones are in the ranking must not depend on which run ends first.
+        found = sorted(found, key=self.place)
+        top = self.question.settings.top
+        best = sorted(found[:top], key=lambda state: (self.least_cost(state), -share(state), state.index))
+        return best + found[top:]
+
+    def place(self, state: State) -> tuple[float, int]:
+        """By which candidates are looked at."""
+        return self.least_cost(state), state.index
+
+    def last_place(self) -> tuple[float, int]:
+        """No candidate behind it can enter the ranking."""
+        top = self.question.settings.top
+        places = sorted(self.place(state) for state in self.states if state.num_up is not None)
+        return places[top - 1] if len(places) >= top else (float("inf"), 0)
+
+    def status(self, state: State) -> Status:
+        if state.num_up is not None:
+            return Status.found
+        if state.is_ruled_out:
+            return Status.ruled_out
+        if state.bracket.is_beyond:
+            return Status.beyond
+        if self.place(state) > self.last_place():
+            return Status.costlier if state.runs else Status.never_reached
+        return Status.open
+
+    def next_state(self) -> State | None:
+        """The candidate to look at next; None: nothing is of use, or all that is is being done."""
+        last = self.last_place()
+        left = [s for s in self.states if not s.is_settled and not s.is_running and self.place(s) < last]
+        return min(left, key=self.place, default=None)
+
+    def task(self, state: State) -> Look:
+        """Its bounds, then one number of replicas after the other."""
+        number = state.bracket.next()
+        assert number is not None
+        return self.ceiling_task(state) if state.ceiling is None else self.probe(state, number)
+
+    def ceiling_task(self, state: State) -> CeilingTask:
+        settings = self.question.settings
+        return CeilingTask(
+            name=state.candidate.name,
+            scenario=state.candidate.scenario,
+            settings=settings,
+            load=self.load * (1 + settings.headroom),
+            seed=self.seeds[0],
+        )
+
+    def probe(self, state: State, number: int) -> Probe:
+        settings = self.question.settings
+        return Probe(
+            name=f"{state.candidate.name}, {number} replicas",
+            scenario=state.candidate.scenario,
+            replicas=number,
+            load=self.load * (1 + settings.headroom),
+            seeds=self.seeds,
+            window_s=settings.window_s,
+        )
+
+    def exhaust(self, interrupt: Interrupt, report: Report) -> None:
+        """Look until the ranking is known, or Ctrl-C."""
+        asked: list[tuple[State, Look]] = []
+
+        def next_task() -> Look | None:
+            state = self.next_state()
+            if state is None:
+                return None
+            state.is_running = True
+            asked.append((state, self.task(state)))
+            return asked[-1][1]
+
+        jobs = self.question.settings.num_processes
+        for index, found in as_asked(_run, next_task, jobs, interrupt):
+            state, task = asked[index]
+            state.is_running = False
+            if isinstance(found, Ceiling):
+                state.bound(found)
+            else:
+                assert isinstance(task, Probe)
+                state.learn(task.replicas, found, len(self.seeds), self.question)
+            last = self.last_place()
+            report(sum(s.is_settled or self.place(s) > last for s in self.states), len(self.states))
+        self.interrupted = interrupt.noted
+
+    def bound_all(self, interrupt: Interrupt) -> None:
+        """The bounds of all candidates, for a search that does not go by cost."""
+        tasks = [self.ceiling_task(state) for state in self.states]
+        jobs = self.question.settings.num_processes
+        for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
+            self.states[index].bound(ceiling)
+        self.interrupted = interrupt.noted
+
+
+def _run(task: Look) -> Ceiling | list[Run]:
+    return task.run()
+
+
+def begin(question: Question, load: float, seeds: tuple[int, ...], earlier: Sequence[State] = ()) -> Search:
+    """All candidates, nothing known of them but what was not enough for a smaller load: earlier."""
+    settings = question.settings
+    most = settings.max_replicas - settings.spare
+    fails = {state.candidate.name: state.bracket.fails for state in earlier}
+    states = [
+        State(
+            candidate=candidate,
+            index=index,
+            bracket=Bracket(fails=min(fails.get(candidate.name, 0), most), most=most),
+            target=question.slo.attainment_target,
+        )
+        for index, candidate in enumerate(question.candidates)
+    ]
+    return Search(question=question, load=load, seeds=seeds, states=states)

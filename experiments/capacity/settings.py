@@ -1,0 +1,191 @@
+"""What is asked: the candidates, the demand with its growth, the margins, how and how long to search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, NamedTuple
+
+MAX_CANDIDATES = 5_000
+AS_SET = "as set"
+
+
+class Entry(NamedTuple):
+    """One value of an axis: what it is called, the overrides that it stands for, where it was written."""
+
+    label: str
+    overrides: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacitySettings:
+    """The node `capacity` of configs/capacity.yaml; the workload, the SLO and all else are in the rest of it.
+
+    Candidates are all combinations of the first six; an empty one leaves its setting as it is. Entries of
+    engines, quantisations and more may be overrides, several with a blank between, a name before a colon.
+    """
+
+    hardware: tuple[str, ...] = ()
+    """Of configs/hardware."""
+    tensor_parallel_sizes: tuple[int, ...] = ()
+    pipeline_parallel_sizes: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ()
+    """Of configs/engine, or overrides."""
+    quantisations: tuple[str | None, ...] = ()
+    """Formats of the weights (None: the checkpoint's), or overrides."""
+    more: tuple[tuple[str, ...], ...] = ()
+    """Further axes: lists of overrides."""
+
+    headroom: float = 0.0
+    """Share of traffic on top that must be served within the SLO, too."""
+    spare: int = 0
+    """Replicas that may be down: the others keep the SLO."""
+    availability: float | None = None
+    """Share of the time in which enough replicas must be up; as many spares as that takes, if more."""
+    mtbf_hours: float = 2_000.0
+    """Between failures of a GPU, for that; a replica fails with any of its GPUs."""
+    mttr_hours: float = 1.0
+    growth_per_month: float = 0.0
+    """Share; compounded."""
+    months: tuple[int, ...] = (0,)
+    """From now, at which the answer is wanted."""
+    window_s: float | None = 3600.0
+    """The busiest window of the workload that is planned for; None: all of it."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    max_replicas: int = 64
+    top: int = 5
+    """Candidates in the ranked table."""
+    search: Literal["exhaustive", "optuna"] = "exhaustive"
+    trials: int = 60
+    """Of optuna, those of an earlier study not counted."""
+    study: str | None = None
+    """File that optuna keeps its trials in and goes on from."""
+    jobs: int | None = None
+    """Processes; None: one a core."""
+    report: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hardware",
+            "tensor_parallel_sizes",
+            "pipeline_parallel_sizes",
+            "engines",
+            "quantisations",
+        ):
+            values: Sequence[object] = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}={_shown(values)}: must all be different")
+        for name in ("tensor_parallel_sizes", "pipeline_parallel_sizes"):
+            for i, size in enumerate(getattr(self, name)):
+                if size < 1:
+                    raise ValueError(f"{name}[{i}]={size}: must be >= 1")
+        for i, axis in enumerate(self.more):
+            if not axis or len(set(axis)) < len(axis):
+                raise ValueError(f"more[{i}]={_shown(axis)}: must be one or more overrides, all different")
+        self._check_margins()
+        if not self.seeds:
+            raise ValueError("seeds=[]: must name a seed; three give an interval, say seeds=[0,1,2]")
+        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)}: must be different and >= 0")
+        for name, least in (("max_replicas", 1), ("top", 1), ("trials", 1), ("jobs", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value}: must be >= {least}")
+        if self.study is not None and self.search != "optuna":
+            raise ValueError(f"study={self.study}: is of search=optuna; an exhaustive search keeps none")
+        for axis_entries in self.axes.values():
+            for entry in axis_entries:
+                for override in entry.overrides:
+                    if "=" not in override:
+                        raise ValueError(
+                            f"{entry.where}={override}: must be key=value, several with a blank between"
+                        )
+        num_candidates = self.num_candidates
+        if num_candidates > MAX_CANDIDATES:
+            raise ValueError(
+                f"hardware: {num_candidates:,} combinations; must be <= {MAX_CANDIDATES:,}: shorten a list"
+            )
+
+    def _check_margins(self) -> None:
+        if not 0 <= self.headroom < inf:
+            raise ValueError(f"headroom={self.headroom:g}: must be a finite share >= 0, 0.2 for 20 % on top")
+        if self.spare < 0:
+            raise ValueError(f"spare={self.spare}: must be >= 0")
+        if self.spare >= self.max_replicas:
+            raise ValueError(f"spare={self.spare}: must be < max_replicas={self.max_replicas}")
+        if self.availability is not None and not 0 < self.availability < 1:
+            raise ValueError(
+                f"availability={self.availability:g}: must be in (0, 1), 0.999 for 99.9 %; or null"
+            )
+        for name in ("mtbf_hours", "mttr_hours"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name}={getattr(self, name):g}: must be finite and > 0 h")
+        if not -1 < self.growth_per_month < inf:
+            raise ValueError(
+                f"growth_per_month={self.growth_per_month:g}: must be a finite share > -1, 0.08 for 8 %"
+            )
+        if not self.months or min(self.months) < 0 or list(self.months) != sorted(set(self.months)):
+            raise ValueError(f"months={list(self.months)}: must be one or more, >= 0 and rising")
+        if len(self.months) > 1 and self.growth_per_month == 0:
+            raise ValueError(
+                f"months={list(self.months)}: without growth all are alike; set growth_per_month, say 0.08"
+            )
+        if self.window_s is not None and not 1 <= self.window_s < inf:
+            raise ValueError(f"window_s={self.window_s:g}: must be >= 1 s; null for the whole workload")
+
+    @property
+    def axes(self) -> Mapping[str, tuple[Entry, ...]]:
+        """By name; those that are not varied left out."""
+        found = {
+            "hardware": _entries("hardware", "hardware", self.hardware),
+            "TP": _entries("tensor_parallel_sizes", "tensor_parallel_size", self.tensor_parallel_sizes, "TP"),
+            "PP": _entries(
+                "pipeline_parallel_sizes", "pipeline_parallel_size", self.pipeline_parallel_sizes, "PP"
+            ),
+            "engine": _entries("engines", "engine", self.engines),
+            "weights": _entries("quantisations", "model.weights", self.quantisations),
+            **{f"more {i}": _entries(f"more[{i}]", "", axis) for i, axis in enumerate(self.more)},
+        }
+        return {name: entries for name, entries in found.items() if entries}
+
+    @property
+    def num_candidates(self) -> int:
+        number = 1
+        for entries in self.axes.values():
+            number *= len(entries)
+        return number
+
+    @property
+    def loads(self) -> Mapping[int, float]:
+        """By month: multiple of the workload's traffic."""
+        return {month: (1 + self.growth_per_month) ** month for month in self.months}
+
+    @property
+    def num_processes(self) -> int:
+        return self.jobs or os.cpu_count() or 1
+
+
+def _entries(node: str, key: str, values: Sequence[object], prefix: str = "") -> tuple[Entry, ...]:
+    return tuple(_entry(f"{node}[{i}]", key, value, prefix) for i, value in enumerate(values))
+
+
+def _entry(where: str, key: str, value: object, prefix: str) -> Entry:
+    """`fp8` is model.weights=fp8; `small: engine=vllm engine.max_num_seqs=64` is called small."""
+    if value is None:
+        return Entry("", (f"{key}=null",), where)  # unnamed: the checkpoint's
+    text = str(value).strip()
+    name, colon, overrides = text.partition(":")
+    if colon and "=" not in name:
+        return Entry(name.strip(), tuple(overrides.split()), where)
+    if "=" in text or not key:
+        return Entry(text, tuple(text.split()), where)
+    return Entry(f"{prefix}{text}", (f"{key}={text}",), where)
+
+
+def _shown(values: Sequence[object]) -> str:
+    return f"[{', '.join('null' if value is None else str(value) for value in values)}]"

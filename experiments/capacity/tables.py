@@ -1,0 +1,352 @@
+"""The answer as sentences, tables and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from experiments.capacity.advice import advice_lines
+from experiments.capacity.advice import to_json as advice_json
+from experiments.capacity.answer import Answer
+from experiments.capacity.launch import sglang_launch, vllm_launch
+from experiments.capacity.results import Ranked, reason_of
+from experiments.capacity.search import Status
+from experiments.compare.sentences import LEVEL
+from experiments.terminal import plain_table
+from sim.metrics.paired import Interval, Outcome
+from sim.report.wording import LATENCIES, MISSING, number, seconds
+
+AT_ONCE = 5
+"""Candidates beside each other on a terminal."""
+
+
+def print_answer(found: Answer, console: Console) -> None:
+    """The answer, what it rests on, the tables, the launch commands."""
+    for sentence in sentences(found):
+        console.print(Text(sentence), soft_wrap=True)
+    for warning in caveats(found):
+        console.print(Text(f"  {warning}", style="yellow"), soft_wrap=True)
+    if found.ranked:
+        for first in range(0, len(found.ranked), AT_ONCE):
+            console.print(plain_table(turned(found.ranked[first : first + AT_ONCE]), (0,)))
+    if len(found.stages) > 1:
+        console.print(plain_table(stage_rows(found), (0, 2)))
+    for line in ruled_out_lines(found)[:3]:
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    for title, launch in launches(found).items():
+        console.print(Text(f"{title}:"))
+        console.print(Text(launch[0]), soft_wrap=True)
+        for note in launch[1]:
+            console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
+
+
+def sentences(found: Answer) -> list[str]:
+    """The winner, how sure it is, why the next one lost, what the search did; or what would do."""
+    lines = []
+    if found.ranked:
+        lines += [_winner(found), *_sure(found)]
+        if len(found.ranked) > 1:
+            lines.append(_runner_up(found.ranked[0], found.ranked[1]))
+    elif found.advice is not None:
+        lines += advice_lines(found.advice, found.question.slo)
+    elif not found.interrupted:
+        lines.append("No candidate fits into memory.")
+    if found.day is not None:
+        lines.append(_day(found))
+    lines.append(effort(found))
+    return lines
+
+
+def _winner(found: Answer) -> str:
+    best, settings = found.ranked[0], found.question.settings
+    spares = best.replicas - best.num_up
+    margins = [f"{100 * settings.headroom:g} % more traffic"] if settings.headroom else []
+    margins += [f"{spares} of them down"] if spares else []
+    keeping = f"the SLO with {' and '.join(margins)}" if margins else "the SLO"
+    terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in found.question.slo.limits_s.items())
+    gpus = f"{best.num_devices} GPU{'s' * (best.num_devices > 1)}"
+    return (
+        f"{best.replicas} x {best.candidate.name} ({gpus}) keep{'s' * (best.replicas == 1)} {keeping} "
+        f"({100 * found.question.slo.attainment_target:g} % within {terms}) for ${best.usd_per_hour:,.2f} an "
+        "hour: "
+        f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens"
+    )
+
+
+def _sure(found: Answer) -> list[str]:
+    best, target = found.ranked[0], found.question.slo.attainment_target
+    share = best.share_at_margin
+    lines = []
+    if share.num_values > 1 and not share.is_exact:
+        reaches = (
+            " - it reaches below the target: with other traffic it may be missed"
+            if share.low < target
+            else ""
+        )
+        lines.append(
+            f"Within the SLO, margins on top: {100 * share.mean:.2f} % ({LEVEL} {100 * share.low:.2f} to "
+            f"{100 * min(share.high, 1.0):.2f}), in each of {share.num_values} seeds at least "
+            f"{100 * target:g} %{reaches}."
+        )
+    if found.kept_with_one_less is not None:
+        kept, seeds = found.kept_with_one_less
+        lines.append(f"With one replica less it is kept in {kept} of {seeds} seeds.")
+    return lines
+
+
+def _runner_up(best: Ranked, other: Ranked) -> str:
+    told = (
+        f"{other.replicas} x {other.candidate.name} comes next "
+        f"({other.num_devices} GPU{'s' * (other.num_devices > 1)}) for "
+        f"${other.usd_per_hour:,.2f} an hour"
+    )
+    if best.usd_per_hour > 0:
+        more = other.usd_per_hour / best.usd_per_hour - 1
+        told += (
+            f", {100 * more:.3g} % more" if more > 1e-9 else ", as much; fewer requests are within the SLO"
+        )
+    if other.limit is not None:
+        told += (
+            f": with one less {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; kept by "
+            f"{100 * other.limit.share:.3g} % of the requests that were judged)"
+        )
+    elif other.num_up == 1:
+        told += ": it needs a replica, which costs that much"
+    if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
+        ratio = other.ahead.ratio
+        same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
+        told += (
+            f". Per token it costs {ratio.mean:.3f} times as much "
+            f"({LEVEL} {ratio.low:.3f} to {ratio.high:.3f}"
+            f"{', no difference beyond noise' if same else ''})"
+        )
+    return f"{told}."
+
+
+def _day(found: Answer) -> str:
+    assert found.day is not None
+    day = found.day
+    return (
+        f"Replicas that follow the hours ({min(day.replicas)} to {max(day.replicas)}, in proportion to the "
+        f"traffic) would save about {100 * day.saved_share:.0f} % of the rent; to simulate it: "
+        f"{day.overrides}"
+    )
+
+
+def effort(found: Answer) -> str:
+    """How many candidates there were, and what became of them."""
+    counts = found.search.states
+    by_status: dict[Status, int] = {}
+    for state in counts:
+        status = found.search.status(state)
+        by_status[status] = by_status.get(status, 0) + 1
+    simulated = sum(bool(state.runs) for state in counts)
+    runs = sum(len(runs) for state in counts for runs in state.runs.values())
+    ruled = by_status.get(Status.ruled_out, 0)
+    refused = len(found.question.refused)
+    left = by_status.get(Status.never_reached, 0)
+    parts = [f"{simulated} simulated in {runs} runs"]
+    parts += [f"{refused} do not fit or cannot be laid out so"] if refused else []
+    parts += [f"{ruled} ruled out by bounds"] if ruled else []
+    parts += [f"{left} never reached, as they cost at least as much as the last place"] if left else []
+    if opened := by_status.get(Status.open, 0):
+        parts.append(f"{opened} not settled")
+    total = len(counts) + refused
+    return f"{total} candidate{'s' * (total != 1)}: {', '.join(parts)}."
+
+
+def caveats(found: Answer) -> list[str]:
+    """What a reader must know first."""
+    settings, lines = found.question.settings, []
+    if found.interrupted:
+        lines.append("Interrupted: the ranking is of what was known by then.")
+    if len(found.seeds) < len(settings.seeds):
+        lines.append(
+            "The traffic is the same with every seed, and nothing else is drawn: one run is exact for it. "
+            "Intervals need other traffic, say workload.window_by_seed=true on a longer trace."
+        )
+    elif len(found.seeds) < 2:
+        lines.append("One seed has no interval: give two or more.")
+    if found.window_start_s > 0:
+        lines.append(
+            f"Planned for the busiest {seconds(settings.window_s or 0.0)} of the traffic, from "
+            f"{seconds(found.window_start_s)} on (by its tokens; capacity.window_s=null: all of it)."
+        )
+    if settings.search == "optuna":
+        lines.append("Optuna has looked at a part of the candidates: a better one may be among the others.")
+    return lines
+
+
+def ranked_rows(ranked: Sequence[Ranked]) -> list[list[str]]:
+    """A line a candidate; heading first."""
+    lines = [_line(row) for row in ranked]
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
+
+
+def turned(ranked: Sequence[Ranked]) -> list[list[str]]:
+    """A column a candidate."""
+    return [list(column) for column in zip(*ranked_rows(ranked), strict=True)]
+
+
+def _line(row: Ranked) -> dict[str, str]:
+    """Heading -> cell. Where several seeds differ: the half of the 95 % interval behind a ±."""
+    spares = row.replicas - row.num_up
+    figures = row.figures
+    return {
+        "candidate": row.candidate.name,
+        "replicas": f"{row.num_up} + {spares}" if spares else f"{row.replicas}",
+        "GPUs": f"{row.num_devices}",
+        "$ an hour": f"{row.usd_per_hour:,.2f}",
+        "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
+        "% within the SLO": _cell(row.share_at_margin, 100),
+        "TTFT p90, ms": _cell(figures["ttft_p90_s"], 1e3),
+        "TPOT p90, ms": _cell(figures["tpot_p90_s"], 1e3),
+        "goodput, requests/s": _cell(figures["goodput_per_s"]),
+        "  per GPU": _cell(figures["goodput_per_s_and_gpu"]),
+        "  requests per $": _cell(figures["good_requests_per_usd"]),
+        "  requests per kWh": _cell(figures["good_requests_per_kwh"]),
+        "output tokens/s a GPU": _cell(figures["tokens_per_s_and_gpu"]),
+        "output tokens/s a user": _cell(figures["tokens_per_s_and_user"]),
+        "W, all GPUs": _cell(figures["watts"]),
+        "MFU, %": _cell(figures["mfu"], 100),
+        "MBU, %": _cell(figures["mbu"], 100),
+        "KV at its peak, %": _cell(figures["kv_peak"], 100),
+        "one less misses": MISSING if row.limit is None else str(row.limit),
+    }
+
+
+def stage_rows(found: Answer) -> list[list[str]]:
+    """The forecast; heading first."""
+    first = found.ranked[0].candidate.name if found.ranked else ""
+    return [
+        ["month", "traffic", "cheapest", "replicas", "$/h", f"replicas of {first}" if first else "–"],
+        *(
+            [
+                str(stage.month),
+                f"x {stage.load:.2f}",
+                stage.cheapest or "none keeps the SLO",
+                str(stage.replicas) if stage.cheapest else MISSING,
+                f"{stage.usd_per_hour:,.2f}" if stage.cheapest else MISSING,
+                MISSING if stage.grown_replicas is None else str(stage.grown_replicas),
+            ]
+            for stage in found.stages
+        ),
+    ]
+
+
+def ruled_out_lines(found: Answer) -> list[str]:
+    """Of the candidates that were never simulated because they cannot be, why."""
+    lines = [f"{one.name}: {one.reason}" for one in found.question.refused]
+    for state in found.search.states:
+        status = found.search.status(state)
+        if status in (Status.ruled_out, Status.beyond):
+            lines.append(f"{state.candidate.name}: {reason_of(state, status, found.search)}")
+    return lines
+
+
+def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
+    """By title: a command, and what it cannot express."""
+    if not found.ranked:
+        return {}
+    best = found.ranked[0]
+    each = "the replica" if best.replicas == 1 else f"each of {best.replicas} replicas"
+    vllm, sglang = vllm_launch(best.candidate), sglang_launch(best.candidate)
+    return {f"vLLM, {each}": (vllm.command, vllm.notes), f"SGLang, {each}": (sglang.command, sglang.notes)}
+
+
+def to_json(found: Answer) -> dict[str, Any]:
+    """Plain values; null where a figure does not exist."""
+    by_status: dict[str, int] = {"refused": len(found.question.refused)}
+    for state in found.search.states:
+        name = found.search.status(state).name
+        by_status[name] = by_status.get(name, 0) + 1
+    return {
+        "interrupted": found.interrupted,
+        "answer": sentences(found),
+        "caveats": caveats(found),
+        "seeds": list(found.seeds),
+        "requests": found.requests,
+        "window_start_s": found.window_start_s,
+        "candidates": by_status,
+        "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
+        "kept_with_one_less": found.kept_with_one_less,
+        "stages": [
+            {
+                name: getattr(stage, name)
+                for name in ("month", "load", "cheapest", "replicas", "usd_per_hour", "grown_replicas")
+            }
+            for stage in found.stages
+        ],
+        "autoscaling": None
+        if found.day is None
+        else {
+            "replicas": list(found.day.replicas),
+            "saved_share": found.day.saved_share,
+            "overrides": found.day.overrides,
+        },
+        "advice": None if found.advice is None else advice_json(found.advice),
+        "launch": {
+            title: {"command": command, "notes": notes} for title, (command, notes) in launches(found).items()
+        },
+        "notes": list(found.notes),
+    }
+
+
+def kept_tokens_per_s(row: Ranked, headroom: float) -> float:
+    """Output tokens/s that each replica is known to serve within the SLO; for `windtunnel place`."""
+    return row.figures["output_tokens_per_s"].mean * (1 + headroom) / row.num_up
+
+
+def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
+    scenario = row.candidate.scenario
+    return {
+        "candidate": row.candidate.name,
+        "overrides": list(row.candidate.overrides),
+        "model": scenario.model.name,
+        "weights": scenario.model.weights,
+        "gpu": scenario.hardware.name,
+        "gpus_per_replica": row.candidate.num_devices,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
+        "replicas_up": row.num_up,
+        "replicas": row.replicas,
+        "gpus": row.num_devices,
+        "usd_per_hour": row.usd_per_hour,
+        "kept_output_tokens_per_s_and_replica": kept_tokens_per_s(row, headroom),
+        "share_at_margin": _plain(row.share_at_margin),
+        "figures": {name: _plain(value) for name, value in row.figures.items()},
+        "limit": None if row.limit is None else row.limit._asdict(),
+        "cost_per_token_to_winner": None
+        if row.ahead is None or row.ahead.ratio is None
+        else _plain(row.ahead.ratio),
+    }
+
+
+def _figure(interval: Interval) -> str:
+    """With its bounds, if it has some."""
+    if math.isnan(interval.mean):
+        return MISSING
+    bounds = (
+        ""
+        if math.isnan(interval.low) or interval.is_exact
+        else f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"
+    )
+    return f"{number(interval.mean)}{bounds}"
+
+
+def _cell(interval: Interval, factor: float = 1.0) -> str:
+    """The same for a table: ± half of the interval."""
+    mean, half = factor * interval.mean, factor * (interval.high - interval.low) / 2
+    if math.isnan(mean):
+        return MISSING
+    return number(mean) if math.isnan(half) or interval.is_exact else f"{number(mean)} ± {number(half)}"
+
+
+def _plain(interval: Interval) -> Mapping[str, float | int | None]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in interval._asdict().items()
+    }

@@ -1,0 +1,168 @@
+"""The page's callbacks: plain functions of what the browser sends, and how Dash calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dash
+from dash import Input, Output, State, ctx, no_update
+from dash.exceptions import PreventUpdate
+
+from experiments.dashboard.controls import Board
+from experiments.dashboard.figures import curve_figure, limit_sentence, roofline_figure
+from experiments.dashboard.kitchen import Kitchen, Superseded
+from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, values
+from sim.settings.errors import ConfigError
+
+STALE = "stale"
+
+
+class Callbacks:
+    """What the page asks for. Each returns one value for each of its outputs in `make_app`."""
+
+    def __init__(self, kitchen: Kitchen) -> None:
+        self.kitchen = kitchen
+        self.board: Board = kitchen.board
+
+    def synchronise(self, source: Any, query: str | None, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Controls and address follow each other: (state, problems, the address's query, a value a control).
+
+        source: the id of what has changed; the address is also what a page begins with.
+        """
+        board = self.board
+        if source in (None, "url"):
+            state, problems = board.state_of(query or "")
+            shown = [
+                no_update if new == old else new for new, old in zip(values(board, state), given, strict=True)
+            ]
+            return state, problems, no_update, *shown
+        state, problems = board.parse(dict(zip([c.key for c in board.controls], given, strict=True)))
+        if problems:  # what was typed stays as it is
+            return no_update, problems, no_update, *[no_update] * len(given)
+        return state, [], board.query(state), *[no_update] * len(given)
+
+    def answer(
+        self, client: str, state: Mapping[str, Any] | None, problems: Sequence[str]
+    ) -> tuple[Any, ...]:
+        """(error, class of the results, summary, latency figure, question's number, poll off, command line).
+
+        With an error the last results stay, visibly not of these settings.
+        """
+        told = "\n".join(problems)
+        if state is None:
+            return told, STALE, no_update, no_update, no_update, no_update, no_update
+        if problems and ctx_triggered() == "problems":
+            return told, STALE, no_update, no_update, no_update, no_update, no_update
+        command = self.board.command_line(state)
+        try:
+            found = self.kitchen.answer(client, state)
+        except Superseded:
+            raise PreventUpdate from None
+        except ConfigError as error:
+            said = "\n".join([*problems, str(error)])
+            return said, STALE, no_update, no_update, no_update, True, command
+        return told, "", summary(found), latency(found), self._number(client), False, command
+
+    def _number(self, client: str) -> int:
+        """Of the question that was answered last."""
+        curve = self.kitchen.curve(client)
+        return 0 if curve is None else curve.number
+
+    def details(self, client: str) -> tuple[Any, Any]:
+        """(roofline, where the time goes) of the last answer."""
+        curve = self.kitchen.curve(client)
+        if curve is None:
+            raise PreventUpdate
+        answer = curve.answer
+        try:
+            figure = roofline_figure(answer)
+        except ValueError as error:
+            return drawn(None, str(error)), limit_sentence(answer)
+        return drawn(figure, "This latency level cannot explain its iterations."), limit_sentence(answer)
+
+    def grow(self, client: str, shown: Any) -> tuple[Any, Any, Any, Any]:
+        """(curve, what is said of it, its version, poll is off), with the points that have come.
+
+        shown: the version that the page has; answers may be lost on their way, so only the page knows.
+        """
+        curve = self.kitchen.curve(client)
+        if curve is None:
+            raise PreventUpdate
+        curve.gather()
+        if curve.version == shown:
+            return no_update, no_update, no_update, curve.is_done
+        note = curve.problem
+        if curve.futures:
+            note = f"{len(curve.futures)} more rates are being simulated ..."
+        figure = drawn(curve_figure(curve), "These requests have no rate that could be varied.")
+        return figure, note, curve.version, False
+
+
+def ctx_triggered() -> Any:
+    """The id of what called, None outside of a request: tests call plainly."""
+    try:
+        return ctx.triggered_id
+    except dash.exceptions.MissingCallbackContextException:
+        return None
+
+
+def make_app(kitchen: Kitchen) -> dash.Dash:
+    """The page, ready to be served; all scripts come from this server."""
+    callbacks, board = Callbacks(kitchen), kitchen.board
+    app = dash.Dash("windtunnel", title="windtunnel", update_title="", serve_locally=True)
+    app.index_string = INDEX
+    app.layout = lambda: layout(board)
+    fields = [field_id(control) for control in board.controls]
+
+    @app.callback(
+        Output("state", "data"),
+        Output("problems", "data"),
+        Output("url", "search"),
+        *(Output(name, "value") for name in fields),
+        Input("url", "search"),
+        *(Input(name, "value") for name in fields),
+    )
+    def synchronise(query: str | None, *given: Any) -> Any:
+        return callbacks.synchronise(ctx.triggered_id, query, given)
+
+    @app.callback(
+        Output("error", "children"),
+        Output("results", "className"),
+        Output("summary", "children"),
+        Output("latency", "figure"),
+        Output("answered", "data"),
+        Output("poll", "disabled"),
+        Output("command", "children"),
+        Input("state", "data"),
+        Input("problems", "data"),
+        State("client", "data"),
+    )
+    def answer(state: Any, problems: Any, client: str) -> Any:
+        return callbacks.answer(client, state, problems or [])
+
+    @app.callback(
+        Output("roofline", "figure"),
+        Output("limits", "children"),
+        Input("answered", "data"),
+        State("client", "data"),
+        prevent_initial_call=True,
+    )
+    def details(answered: Any, client: str) -> Any:
+        return callbacks.details(client)
+
+    @app.callback(
+        Output("curve", "figure"),
+        Output("curve-note", "children"),
+        Output("shown", "data"),
+        Output("poll", "disabled", allow_duplicate=True),
+        Input("answered", "data"),
+        Input("poll", "n_intervals"),
+        State("client", "data"),
+        State("shown", "data"),
+        prevent_initial_call=True,
+    )
+    def grow(answered: Any, n_intervals: Any, client: str, shown: Any) -> Any:
+        return callbacks.grow(client, shown)
+
+    return app

@@ -1,0 +1,226 @@
+"""What the page can turn: settings of `simulate`, in the page's address and on a command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+from omegaconf import DictConfig, OmegaConf
+
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import Choice, find_groups
+from sim.settings.convert import shown
+from sim.settings.errors import ConfigError, suggest
+from sim.settings.hydra_errors import composed
+
+State = Mapping[str, Any]
+"""Key of a control -> value."""
+
+WORKLOAD = "workload=synthetic"
+"""Unless another one is asked for."""
+REQUESTS = 2000
+"""Of a run, unless the workload's own number is set."""
+LIMITS = ("num_requests", "max_requests")
+GROUPS = {"model": "model", "hardware": "GPU", "engine": "engine"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """One setting that the page can turn."""
+
+    key: str
+    """Of the config; also its name in the page's address."""
+    label: str
+    default: Any
+    kind: Literal["choice", "whole", "number"]
+    options: tuple[Choice, ...] = ()
+    """Of a choice."""
+    minimum: float = 0.0
+    maximum: float | None = None
+    step: float | None = None
+    """Of the arrow keys; None: any."""
+    optional: bool = False
+    """Whether it may be empty: null."""
+
+    def parse(self, given: Any) -> Any:
+        """The value of what was typed, or stands in the address. Raises ValueError, which says what may."""
+        if self.kind == "choice":
+            names = [option.name for option in self.options]
+            if given not in names:
+                raise ValueError(f"{self.key}={given}: no such choice; {suggest(str(given or ''), names)}")
+            return given
+        if given is None or given == "" or given == "null":
+            if self.optional:
+                return None
+            raise ValueError(f"{self.key}: must be a number, such as {shown(self.default)}")
+        try:
+            value = float(given)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.key}={given}: must be a number") from None
+        if (
+            not math.isfinite(value)
+            or value < self.minimum
+            or (self.maximum is not None and value > self.maximum)
+        ):
+            most = "" if self.maximum is None else f" and <= {self.maximum:g}"
+            raise ValueError(f"{self.key}={given}: must be a number >= {self.minimum:g}{most}")
+        if self.kind == "whole" and value != int(value):
+            raise ValueError(f"{self.key}={given}: must be a whole number")
+        return int(value) if value == int(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The controls of a page, and what they are changes of."""
+
+    source: ConfigSource
+    base: tuple[str, ...]
+    """Overrides of `simulate` under all that the page does."""
+    cfg: DictConfig
+    controls: tuple[Control, ...]
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return {control.key: control.default for control in self.controls}
+
+    def changed(self, state: State) -> dict[str, Any]:
+        """What differs from the defaults, in the order of the controls."""
+        return {c.key: state[c.key] for c in self.controls if state[c.key] != c.default}
+
+    def overrides(self, state: State) -> list[str]:
+        """Of `simulate`, that give the same figures as the page."""
+        return [*self.base, *(f"{key}={shown(value)}" for key, value in self.changed(state).items())]
+
+    def command_line(self, state: State) -> str:
+        """To be typed into a shell."""
+        words = (f"'{o}'" if set(o) & set(' {}[]()*?$&;|<>"') else o for o in self.overrides(state))
+        return " ".join(["windtunnel simulate", *words])
+
+    def query(self, state: State) -> str:
+        """Of the page's address: empty, or ?key=value&..."""
+        changed = {key: shown(value) for key, value in self.changed(state).items()}
+        return f"?{urlencode(changed)}" if changed else ""
+
+    def state_of(self, query: str) -> tuple[dict[str, Any], list[str]]:
+        """What the address says, and what is wrong in it; wrong and missing values are the defaults."""
+        given = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
+        known = {control.key for control in self.controls}
+        problems = [
+            f"{key}: no such control; {suggest(key, sorted(known))}" for key in given if key not in known
+        ]
+        state, wrong = self.parse({**self.defaults, **{k: v for k, v in given.items() if k in known}})
+        return state, problems + wrong
+
+    def parse(self, given: State) -> tuple[dict[str, Any], list[str]]:
+        """Values of all controls, and what is wrong; a wrong value is the default."""
+        state, problems = self.defaults, []
+        for control in self.controls:
+            try:
+                state[control.key] = control.parse(given.get(control.key))
+            except ValueError as error:
+                problems.append(str(error))
+        return state, problems
+
+
+def board_of(source: ConfigSource, overrides: Sequence[str]) -> Board:
+    """source: of `simulate`. Raises ConfigError."""
+    base = list(overrides)
+    if not any(o.lstrip("+").startswith("workload=") for o in base):
+        base.insert(0, WORKLOAD)
+    cfg = composed(source, base)
+    limit = next((key for key in LIMITS if key in cfg.workload), None)
+    if limit is not None and not any(f"workload.{limit}=" in o for o in base):
+        present = cfg.workload[limit]
+        if present is None or present > REQUESTS:
+            base.append(f"workload.{limit}={REQUESTS}")
+            cfg = composed(source, base)
+    return Board(
+        source=source,
+        base=tuple(base),
+        cfg=cfg,
+        controls=(*_choices(source, base), *_numbers(cfg)),
+    )
+
+
+def _choices(source: ConfigSource, base: Sequence[str]) -> list[Control]:
+    """The groups; choices that need a file of the user's are left out, unless they are in use."""
+    groups = find_groups(source.dirs)
+    chosen = source.compose(base, with_hydra=True).hydra.runtime.choices
+    found = []
+    for group, label in GROUPS.items():
+        present = str(chosen[group])
+        options = tuple(
+            choice
+            for choice in groups[group]
+            if choice.name == present or "???" not in choice.file.read_text(encoding="utf-8")
+        )
+        found.append(Control(key=group, label=label, default=present, kind="choice", options=options))
+    return found
+
+
+def _numbers(cfg: DictConfig) -> list[Control]:
+    """The others; those of a synthetic workload by their own unit, else as multiples of what it has."""
+    traffic = [
+        (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, times", 0.5)),
+        (
+            ("workload.lengths.prompt_tokens.mean", "prompt tokens", 128.0),
+            ("prompt_scale", "prompts, times", 0.5),
+        ),
+        (
+            ("workload.lengths.output_tokens.mean", "answer tokens", 32.0),
+            ("output_scale", "answers, times", 0.5),
+        ),
+    ]
+    found = [
+        _whole(cfg, "replicas", "replicas", 1),
+        _whole(cfg, "tensor_parallel_size", "tensor parallel", 1),
+    ]
+    if cfg.pools:
+        found = []  # each pool has its own
+    for own, multiple in traffic:
+        key, label, step = own if OmegaConf.select(cfg, own[0]) is not None else multiple
+        found.append(_number(cfg, key, label, step=step, minimum=1e-3))
+    if cfg.slo:
+        found += [
+            _number(cfg, "slo.ttft_ms", "SLO: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
+            _number(cfg, "slo.tpot_ms", "SLO: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
+            _number(cfg, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01, maximum=1.0),
+        ]
+    return [*found, _whole(cfg, "seed", "seed", 0)]
+
+
+def _whole(cfg: DictConfig, key: str, label: str, minimum: int) -> Control:
+    value = OmegaConf.select(cfg, key)
+    if not isinstance(value, int):
+        raise ConfigError(f"{key}={shown(value)}: must be a whole number")
+    return Control(key=key, label=label, default=value, kind="whole", minimum=minimum, maximum=1e6, step=1)
+
+
+def _number(
+    cfg: DictConfig,
+    key: str,
+    label: str,
+    *,
+    step: float,
+    minimum: float,
+    maximum: float | None = None,
+    optional: bool = False,
+) -> Control:
+    value = OmegaConf.select(cfg, key)
+    if not (isinstance(value, int | float) or (optional and value is None)):
+        raise ConfigError(f"{key}={shown(value)}: must be a number")
+    if isinstance(value, float) and value == int(value):
+        value = int(value)
+    return Control(
+        key=key,
+        label=label,
+        default=value,
+        kind="number",
+        minimum=minimum,
+        maximum=maximum,
+        step=step,
+        optional=optional,
+    )

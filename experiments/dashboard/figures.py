@@ -1,0 +1,108 @@
+"""What the page draws and says of an answer: the report's figures, the curve over rates, the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from experiments.dashboard.kitchen import Answer, Curve
+from experiments.roofline.chart import roofline
+from experiments.roofline.survey import RooflineSettings, survey
+from hwmodels.iteration import UnknownIterationError
+from sim.deployment import Deployment
+from sim.metrics.limiting import time_shares
+from sim.metrics.window import Window
+from sim.overload import overload_of
+from sim.report import wording
+from sim.report.latency import latency_cdfs
+from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+
+CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540
+
+
+def latency_figure(answer: Answer) -> go.Figure | None:
+    """Cumulative distributions with the SLO's limits; None where nothing was measured."""
+    result = answer.result
+    trimmed = result.summary["trimmed"]
+    window = Window(trimmed["start_s"], trimmed["end_s"])
+    measured = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
+    if measured.empty:
+        return None
+    figure = latency_cdfs(result.records, measured, window, result.slo)
+    return figure.update_layout(height=LATENCY_PX)
+
+
+def curve_figure(curve: Curve) -> go.Figure | None:
+    """Share within the SLO and cost over the rate; None for requests without a rate."""
+    answer = curve.answer
+    if answer.rate_per_s is None:
+        return None
+    points = sorted(curve.points.values())
+    rates = [answer.rate_per_s * point.load for point in points]
+    sizes = [13 if point.load == 1 else 7 for point in points]
+    drawing = make_subplots(1, 2, subplot_titles=["% within the SLO", "$ per million output tokens"])
+    shares = [None if point.share is None else 100 * point.share for point in points]
+    costs = [point.usd_per_million_output_tokens for point in points]
+    for column, (values, colour) in enumerate(((shares, BLUE), (costs, ORANGE)), start=1):
+        line = go.Scatter(
+            x=rates,
+            y=values,
+            mode="lines+markers",
+            line={"color": colour, "width": 2},
+            marker={"size": sizes},
+            hovertemplate="%{x:.3g} requests/s: %{y:.4g}<extra></extra>",
+        )
+        drawing.add_trace(line, row=1, col=column)
+    if answer.result.slo is not None:
+        drawing.add_hline(y=100 * answer.result.slo.attainment_target, line=LIMIT, row=1, col=1)
+    drawing.add_vline(x=answer.rate_per_s, line={"color": GREY, "dash": "dot", "width": 1})
+    drawing.update_xaxes(title="requests/s", range=[0, 3.1 * answer.rate_per_s])
+    drawing.update_yaxes(rangemode="tozero")
+    drawing.update_yaxes(range=[0, 102], row=1, col=1)
+    return styled(drawing, height_px=CURVE_PX, showlegend=False)
+
+
+def roofline_figure(answer: Answer) -> go.Figure | None:
+    """Of the (first) pool, at the traffic's mean lengths; None where its level cannot explain iterations."""
+    pool = next(iter(answer.scenario.pools_by_name.values()))
+    table = answer.result.requests
+    prompt = max(1, round(float(table["prompt_tokens"].mean())))
+    answered = max(0, round(float(table["output_tokens"].mean()) / 2))
+    limit = pool.model.max_position_embeddings
+    own = {field.name: getattr(pool, field.name) for field in fields(Deployment)}
+    try:
+        settings = RooflineSettings(
+            **own, prompt=min(prompt, limit), context=min(prompt + answered, limit), out=None
+        )
+        figure = roofline(survey(settings))
+    except UnknownIterationError:
+        return None
+    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    return figure.update_layout(height=ROOFLINE_PX, legend=legend)
+
+
+def limit_sentence(answer: Answer) -> str:
+    """Where the requests' time goes."""
+    shares = [(name, share) for name, share in time_shares(answer.result).items() if share >= 0.05]
+    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
+    return f"Where the requests' time goes: {told}." if told else ""
+
+
+def caveats(answer: Answer) -> list[str]:
+    """What a reader must know first; overload before all."""
+    table = answer.result.requests
+    moments = (table[f"{name}_s"].to_numpy(dtype=np.float64) for name in ("arrival", "scheduled", "finished"))
+    found = overload_of(*moments)
+    lines = wording.caveats(answer.result.summary)
+    if found is None:
+        return lines
+    return [
+        f"Overloaded: since {wording.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s came and "
+        f"{found.ends_per_s:.3g} ended; {found.outstanding:,} were under way at "
+        f"{wording.seconds(found.at_s)}. "
+        "The backlog grows for as long as the traffic lasts: latencies say how long that was.",
+        *lines,
+    ]

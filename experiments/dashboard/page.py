@@ -1,0 +1,192 @@
+"""The page: controls at the left, answers at the right; on a narrow screen one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import plotly.graph_objects as go
+from dash import dcc, html
+
+from experiments.dashboard.controls import Board, Control, State
+from experiments.dashboard.figures import caveats, latency_figure
+from experiments.dashboard.kitchen import Answer
+from sim.report import wording
+
+POLL_MS = 400
+"""Between two looks at the curve while it grows."""
+
+GRAPH: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+
+STYLE = """
+:root { --ink: #1f2733; --soft: #647084; --line: #e1e5ec; --blue: #2563a8; }
+* { box-sizing: border-box; }
+body { margin: 0; color: var(--ink); background: #f6f7f9; font: 14px/1.45 system-ui, sans-serif; }
+main { display: grid; grid-template-columns: 250px minmax(0, 1fr); gap: 16px; max-width: 1500px; margin: auto;
+  padding: 14px 18px; }
+h1 { font-size: 18px; margin: 0 0 8px; } h2 { font-size: 14px; margin: 0 0 4px; }
+section, form { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; }
+section { margin-bottom: 12px; min-width: 0; }
+form { align-self: start; position: sticky; top: 14px; }
+form label { display: block; color: var(--soft); font-size: 12px; margin-top: 7px; }
+form input { width: 100%; font: inherit; color: inherit; padding: 4px 8px; border: 1px solid #c3c9d3;
+  border-radius: 4px; }
+form input:focus-visible, form button:focus-visible { outline: 2px solid var(--blue); outline-offset: 1px; }
+.error { background: #fdecec; border: 1px solid #c43838; color: #7d1f1f; border-radius: 8px;
+  padding: 8px 12px; margin-bottom: 12px; max-height: 12em; overflow: auto;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+.error:empty { display: none; }
+.verdict { font-size: 17px; font-weight: 600; } .attained { color: #2f8f5b; } .missed { color: #c43838; }
+.caveat { color: #8a5a00; margin: 3px 0; } .soft { color: var(--soft); margin: 3px 0; }
+.stale { opacity: .4; filter: grayscale(1); } .stale::before { color: #c43838;
+  content: "The last answer, not of these settings:";  font-weight: 600; }
+.blocks { display: flex; flex-wrap: wrap; gap: 8px 22px; } table { border-collapse: collapse; }
+td, th { padding: 1px 10px 1px 0; font-weight: 400; text-align: left; } td { text-align: right; }
+th { color: var(--soft); } thead th { text-align: right; } .scroll { overflow-x: auto; }
+code { display: block; background: #f1f3f6; border-radius: 4px; padding: 7px 9px; overflow-wrap: anywhere;
+  user-select: all; }
+@media (max-width: 760px) { main { grid-template-columns: minmax(0, 1fr); padding: 8px; }
+  form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; }
+  form h1 { grid-column: 1 / 3; } }
+"""
+
+INDEX = f"""<!DOCTYPE html>
+<html lang="en">
+<head>{{%metas%}}<title>{{%title%}}</title>
+<link rel="icon" href="data:,">{{%css%}}<style>{STYLE}</style></head>
+<body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
+</html>
+"""
+
+
+def layout(board: Board) -> html.Div:
+    """Of a page that has just been opened: it gets a name of its own."""
+    fields = [part for control in board.controls for part in (_label(control), _field(control))]
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            dcc.Store(id="client", data=uuid4().hex),
+            dcc.Store(id="state"),
+            dcc.Store(id="problems", data=[]),
+            dcc.Store(id="answered"),
+            dcc.Store(id="shown"),
+            dcc.Interval(id="poll", interval=POLL_MS, disabled=True),
+            html.Main(
+                [
+                    html.Form([html.H1("windtunnel"), *fields], title="settings"),
+                    html.Div(
+                        [
+                            html.Div(id="error", className="error", role="alert"),
+                            html.Div(
+                                [
+                                    html.Section(id="summary"),
+                                    html.Section([html.H2("Latency"), _graph("latency")]),
+                                    html.Section(
+                                        [
+                                            html.H2("Against the rate"),
+                                            _graph("curve"),
+                                            html.Div(id="curve-note", className="soft"),
+                                        ]
+                                    ),
+                                    html.Section(
+                                        [
+                                            html.H2("Roofline"),
+                                            html.P(id="limits", className="soft"),
+                                            _graph("roofline"),
+                                        ]
+                                    ),
+                                ],
+                                id="results",
+                            ),
+                            html.Section([html.H2("The same on the command line"), html.Code(id="command")]),
+                        ]
+                    ),
+                ]
+            ),
+        ]
+    )
+
+
+def summary(answer: Answer) -> list[Any]:
+    """Verdict, caveats, headline figures, latencies."""
+    figures = answer.result.summary
+    attained = figures["goodput"]["attained"] if figures["goodput"] else None
+    kind = "" if attained is None else " attained" if attained else " missed"
+    blocks = wording.headline(figures)
+    blocks["Cost"] = {"per hour": wording.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
+    if energy := wording.energy(figures):
+        blocks["Energy"] = energy
+    terms = "; ".join(wording.slo_terms(figures["goodput"])) if figures["goodput"] else ""
+    lines = [*wording.pressure_lines(figures), *wording.fleet_lines(figures)]
+    latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(figures)]
+    return [
+        html.Div(wording.verdict(figures), className=f"verdict{kind}", id="verdict"),
+        html.P(terms, className="soft"),
+        *(html.P(text, className="caveat") for text in caveats(answer)),
+        html.Div(html.Div(_table(latencies), className="scroll")),
+        html.Div([_block(title, rows) for title, rows in blocks.items()], className="blocks"),
+        *(html.P(text, className="soft") for text in lines),
+        html.P(f"Simulated in {answer.seconds:.2f} s.", className="soft", id="took"),
+    ]
+
+
+def drawn(figure: go.Figure | None, instead: str) -> go.Figure:
+    """The figure, or an empty one that says why there is none."""
+    if figure is not None:
+        return figure
+    empty = go.Figure(layout={"height": 120, "xaxis": {"visible": False}, "yaxis": {"visible": False}})
+    return empty.add_annotation(text=instead, showarrow=False)
+
+
+def latency(answer: Answer) -> go.Figure:
+    return drawn(latency_figure(answer), "No request was measured.")
+
+
+def values(board: Board, state: State) -> list[Any]:
+    """Of the controls, in their order."""
+    return [state[control.key] for control in board.controls]
+
+
+def field_id(control: Control) -> str:
+    """Dots would be Dash's own."""
+    return f"control-{control.key.replace('.', '-')}"
+
+
+def _label(control: Control) -> html.Label:
+    return html.Label(
+        control.label, htmlFor=field_id(control), title=control.key, id=f"{field_id(control)}-label"
+    )
+
+
+def _field(control: Control) -> Any:
+    if control.kind == "choice":
+        options = [{"label": o.name, "value": o.name, "title": o.description} for o in control.options]
+        return dcc.Dropdown(options, control.default, id=field_id(control), clearable=False)
+    return dcc.Input(
+        id=field_id(control),
+        type="number",
+        value=control.default,
+        min=control.minimum if control.kind == "whole" else None,
+        step=control.step if control.kind == "whole" else "any",
+        debounce=0.35,
+    )
+
+
+def _graph(name: str) -> dcc.Graph:
+    return dcc.Graph(
+        id=name,
+        config=GRAPH,
+        figure={"layout": {"height": 120, "xaxis": {"visible": False}, "yaxis": {"visible": False}}},
+    )
+
+
+def _block(title: str, rows: dict[str, str]) -> html.Div:
+    cells = [html.Tr([html.Th(name), html.Td(value)]) for name, value in rows.items()]
+    return html.Div([html.H2(title), html.Table(html.Tbody(cells))])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> html.Table:
+    head = html.Thead(html.Tr([html.Th(cell) for cell in rows[0]]))
+    body = [html.Tr([html.Th(row[0]), *(html.Td(cell) for cell in row[1:])]) for row in rows[1:]]
+    return html.Table([head, html.Tbody(body)])

@@ -1,0 +1,56 @@
+"""Rates that `windtunnel capacity` has found, in place of the roofline's: served within the SLO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from policies.placement import Hosting
+from sim.deployment import Deployment
+from sim.settings.errors import ConfigError
+
+EXAMPLE = "outputs/capacity/DATE/TIME/summary.json"
+
+
+class Replica(NamedTuple):
+    """What a rate is of."""
+
+    model: str
+    weights: str | None
+    gpu: str
+    num_gpus: int
+
+
+def measured_rates(files: Sequence[str]) -> dict[Replica, float]:
+    """Output tokens/s; of candidates alike but for their engine's settings, the best. Raises ConfigError."""
+    rates: dict[Replica, float] = {}
+    for i, file in enumerate(files):
+        try:
+            rows = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))["ranked"]
+            for row in rows:
+                if row["gpus_per_replica"] != row["tensor_parallel_size"]:
+                    continue  # laid out as no replica here
+                replica = Replica(row["model"], row["weights"], row["gpu"], row["gpus_per_replica"])
+                rate = float(row["kept_output_tokens_per_s_and_replica"])
+                rates[replica] = max(rate, rates.get(replica, 0.0))
+        except OSError as error:
+            raise ConfigError(f"measured[{i}]={file}: {error.strerror}; say {EXAMPLE}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"measured[{i}]={file}: is no summary.json of capacity; say {EXAMPLE}"
+            ) from error
+    return rates
+
+
+def with_measured(hosting: Hosting, deployment: Deployment, rates: Mapping[Replica, float]) -> Hosting:
+    """The same with the rate that was found for it, if there is one: alone on its GPUs, as there."""
+    model = deployment.model
+    key = Replica(model.name, model.weights, deployment.hardware.name, hosting.num_gpus)
+    if key not in rates:
+        return hosting
+    rate = rates[key]
+    alone_bytes = deployment.hardware.memory_bytes * deployment.engine.gpu_memory_utilization
+    return replace(hosting, bytes_each=alone_bytes, rate=lambda num_bytes: rate)

@@ -1,0 +1,102 @@
+"""What limits a service: where the time of its requests goes, by resource.
+
+A request either waits, for a cause that is recorded, or its iteration runs, and then each operator is bound
+by compute, memory bandwidth, the interconnect, launches or the host (`IterationModel.explain`). Means over
+the requests, as shares of the mean time from arrival to end; waiting for the iteration under way counts as
+running. What takes the largest share is what limits: more of anything else would shorten less.
+
+A mean of 4 s waited for KV blocks, then 4 s of iterations, a third of each compute bound, the rest memory
+bound: KV memory 50 %, memory bandwidth 33 %, compute 17 %.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.iteration import COUNTED, AdapterBatch, IterationShape, UnknownIterationError
+from sim.events import WAITS
+from sim.metrics.utilisation import seconds_inside
+from sim.metrics.window import Window
+from sim.records import RunRecords
+from sim.result import RunResult
+
+SAMPLES = 24
+"""Iterations that are explained, evenly over the busy time."""
+
+BOUNDS = {
+    "compute": "compute",
+    "memory": "memory bandwidth",
+    "communication": "interconnect",
+    "launch": "kernel launches",
+    "host": "host",
+}
+WANTED = {
+    "gateway": "replicas",
+    "frontend": "frontend",
+    "slot": "sequence slots",
+    "budget": "token budget",
+    "memory": "KV memory",
+    "policy": "policy",
+    "adapter": "adapter slots",
+    "load": "KV transfers",
+}
+"""What was lacked, by cause of the wait."""
+UNKNOWN = "iterations"
+"""Where the hardware model cannot say what they are bound by."""
+
+
+def time_shares(result: RunResult) -> dict[str, float]:
+    """Resource -> share of the requests' time, the largest first; they sum to 1. Empty without requests."""
+    trimmed = result.summary["trimmed"]
+    window = Window(trimmed["start_s"], trimmed["end_s"])
+    table = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
+    table = table[table["status"] != "rejected"]
+    ended_s = table["finished_s"].fillna(result.records.end_s)
+    total_s = float((ended_s - table["arrival_s"]).sum())
+    if table.empty or total_s <= 0:
+        return {}
+    shares: dict[str, float] = defaultdict(float)
+    for cause in ("gateway", *WAITS):
+        if cause in WANTED and f"wait_{cause}_s" in table:
+            shares[WANTED[cause]] += float(table[f"wait_{cause}_s"].sum()) / total_s
+    running = max(0.0, 1 - sum(shares.values()))
+    for name, share in _bounds(result, window).items():
+        shares[name] += running * share
+    whole = sum(shares.values())
+    found = {name: share / whole for name, share in shares.items() if share > 0}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _bounds(result: RunResult, window: Window) -> dict[str, float]:
+    """Shares of the busy time by what bounds it; they sum to 1."""
+    records = result.records
+    rows = _spread(seconds_inside(records.iterations, window))
+    shares: dict[str, float] = defaultdict(float)
+    for row in rows.tolist():
+        model = result.models[records.pool_by_replica[records.iterations["replica"].iloc[row]]]
+        try:
+            for line in model.explain(_shape(records, row)):
+                shares[BOUNDS[line.bound]] += line.share / len(rows)
+        except UnknownIterationError:
+            shares[UNKNOWN] += 1 / len(rows)
+    return shares or {UNKNOWN: 1.0}
+
+
+def _spread(inside_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rows of iterations in the middles of `SAMPLES` equal parts of the busy time."""
+    until_s = np.cumsum(inside_s)
+    if not len(until_s) or until_s[-1] <= 0:
+        return np.zeros(0, np.int64)
+    middles = (np.arange(SAMPLES) + 0.5) / SAMPLES * until_s[-1]
+    return np.asarray(np.minimum(np.searchsorted(until_s, middles), len(until_s) - 1), dtype=np.int64)
+
+
+def _shape(records: RunRecords, row: int) -> IterationShape:
+    one = records.iterations.iloc[row]
+    adapters = None
+    if one.get("adapter_tokens"):
+        adapters = AdapterBatch(*(float(one[f"adapter_{name}"]) for name in AdapterBatch._fields))
+    return IterationShape(**{name: float(one[name]) for name in COUNTED}, adapters=adapters)

@@ -1,0 +1,33 @@
+"""Configs that differ in a few keys are what composing each of them gives."""
+
+import pytest
+
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.variants import Variants
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+BASE = ["workload=poisson", "engine.max_num_seqs=32"]
+
+
+def test_equal_what_is_composed():
+    variants = Variants(SOURCE, BASE)
+    for overrides in (
+        ["hardware=l40s", "engine=sglang", "engine.max_num_seqs=7", "batching.max_num_batched_tokens=512"],
+        ["hardware=l40s", "engine=sglang", "tensor_parallel_size=2", "model.weights=fp8"],
+        ["workload.lengths.prompt_tokens=100", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
+        ["++model.name=mine"],
+        [],  # none has changed another
+    ):
+        assert variants.config(overrides) == composed(SOURCE, [*BASE, *overrides]), overrides
+
+
+@pytest.mark.parametrize("override", ["hardware=l40x", "model.weight=fp8", "load=["])
+def test_mistakes_are_told_as_composing_tells_them(override):
+    with pytest.raises(ConfigError) as composing:
+        composed(SOURCE, [*BASE, override])
+    with pytest.raises(ConfigError) as varying:
+        Variants(SOURCE, BASE).config([override])
+    assert str(varying.value) == str(composing.value)
