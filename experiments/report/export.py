@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str
     if not formats:
         return []
     kaleido = _kaleido()
+    _check_browser(formats)
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,14 +41,18 @@ def export(figures: Mapping[str, go.Figure], folder: Path, formats: Sequence[str
             kaleido.stop_sync_server(silence_warnings=True)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
-    except Exception as error:
-        if "Chrome" not in type(error).__name__ and "Browser" not in type(error).__name__:
-            raise
-        raise ConfigError(
-            f"report.format={','.join(formats)}: no Chromium or Chrome could be started; install one, or "
-            f"name it in BROWSER_PATH ({type(error).__name__})"
-        ) from error
     return written
+
+
+def _check_browser(formats: Sequence[str]) -> None:
+    """Raise ConfigError where there is none: kaleido's own server would wait for it for ever."""
+    path = importlib.import_module("choreographer.browsers.chromium").Chromium.find_browser(skip_local=False)
+    if path is None or shutil.which(path) is None:
+        named = f" at {path}" if path else ""
+        raise ConfigError(
+            f"report.format={','.join(formats)}: no Chromium or Chrome is found{named}; install one, or "
+            "name it in BROWSER_PATH"
+        )
 
 
 def _kaleido() -> Any:

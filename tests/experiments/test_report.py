@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -256,16 +255,24 @@ def test_pictures_are_png_and_svg(folders, capsys):
     pytest.importorskip("kaleido")
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))):
         pytest.skip("no Chromium on the PATH")
-    for what in ("run", "sweep"):
-        assert main(["report", f"{what}={folders}/{what}", "report.format=png,svg"]) == 0
-        for file in map(Path, capsys.readouterr().out.split()[-2:]):
-            assert file.read_bytes()[:4] in (b"\x89PNG", b"<svg")
+    assert main(["report", f"sweep={folders}/sweep", "metric=ttft.p99_s", "report.format=png,svg"]) == 0
+    told = capsys.readouterr().out
+    pictures = sorted((folders / "sweep/figures").iterdir())
+    assert [file.name for file in pictures if file.suffix == ".png"] == [
+        "lines_ttft.p99_s.png",
+        "map_ttft.p99_s.png",
+        "parallel_coordinates.png",
+    ]
+    for file in pictures:
+        assert str(file) in told
+        assert file.read_bytes()[:4] == (b"\x89PNG" if file.suffix == ".png" else b"<svg")
 
 
-@pytest.mark.slow
 def test_pictures_without_a_browser_say_so(monkeypatch, tmp_path):
     pytest.importorskip("kaleido")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="no Chromium or Chrome could be started"):
+    with pytest.raises(
+        ConfigError, match=r"^report.format=png: no Chromium or Chrome is found at .*nothing; install one"
+    ):
         export({"a": go.Figure()}, tmp_path, ["png"])
