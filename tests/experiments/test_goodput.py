@@ -218,8 +218,8 @@ QUICK = (
     *SMALL,
     "engine.max_num_seqs=4",
     "goodput.rates=[4,400]",
-    "goodput.requests=60",
-    "goodput.precision=0.4",
+    "goodput.requests=30",
+    "goodput.precision=0.5",
 )
 
 
