@@ -106,9 +106,9 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
     )
     if best.usd_per_hour > 0:
         more = other.usd_per_hour / best.usd_per_hour - 1
-        told += (
-            f", {100 * more:.3g} % more" if more > 1e-9 else ", as much; fewer requests are within the SLO"
-        )
+        is_worse = other.share_at_margin.mean < best.share_at_margin.mean
+        as_much = f", as much{'; fewer requests are within the SLO' * is_worse}"
+        told += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
     if other.limit is not None:
         told += (
             f": with one less {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; kept by "
