@@ -1,13 +1,13 @@
 """A candidate with so many replicas on the traffic of each seed: does it keep the SLO, and with what figures?
 
-What a process has made once it keeps: the traffic of a seed, the prices of a replica's iterations.
+What a process has made once it keeps: the traffic of a seed.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.capacity.settings import CapacitySettings
-from hwmodels.iteration import IterationModel
-from hwmodels.levels.rooflines import LatencyLevel, Replica
 from sim.metrics.slo import Slo
 from sim.replica_bounds import Demand, least_limit
 from sim.result import RunResult
@@ -26,7 +24,7 @@ from sim.workload.faster import FasterSource
 from sim.workload.listed import ListedSource, busiest_window, listed
 
 KEPT = 6
-"""Candidates whose prices a process keeps, and seeds whose traffic."""
+"""Seeds whose traffic a process keeps."""
 
 
 class Run(NamedTuple):
@@ -95,8 +93,6 @@ class Probe:
         is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
         scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
         source, _ = traffic(self.scenario, seed, self.window_s)
-        if scenario.adapters is None:
-            scenario = replace(scenario, latency=_KeptPrices(of=scenario.latency))
         result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
         if result.records.interrupted:
             raise KeyboardInterrupt  # a part of a run says nothing
@@ -154,7 +150,6 @@ def _read(scenario: Scenario, seed: int, window_s: float | None) -> tuple[Listed
 
 
 _traffic: dict[Hashable, Any] = {}
-_prices: dict[Hashable, Any] = {}
 
 
 def _kept(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
@@ -164,21 +159,6 @@ def _kept(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) ->
     while len(known) > KEPT:
         known.pop(next(iter(known)))
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _KeptPrices:
-    """A latency level whose iteration model of a replica is made once in this process."""
-
-    of: LatencyLevel = field()
-
-    def iteration_model(self, replica: Replica) -> IterationModel:
-        key = pickle.dumps((self.of, replica))
-        model: IterationModel = _kept(_prices, key, lambda: self.of.iteration_model(replica))
-        return model
-
-    def basis(self, replica: Replica) -> str:
-        return self.of.basis(replica)
 
 
 def _measured(result: RunResult, num_devices: int) -> Run:
