@@ -91,10 +91,11 @@ class Callbacks:
             raise PreventUpdate
         curve.gather()
         if curve.version == shown:
+            self.kitchen.begin(curve)
             return no_update, no_update, no_update, curve.is_done
         note = curve.problem
-        if curve.futures:
-            note = f"{len(curve.futures)} more rates are being simulated ..."
+        if not curve.is_done:
+            note = "more rates are being simulated ..."
         figure = drawn(curve_figure(curve), "These requests have no rate that could be varied.")
         return figure, note, curve.version, False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import shutil
 import statistics
 import sys
@@ -86,6 +87,7 @@ def missing() -> str:
 @contextmanager
 def served(overrides: Sequence[str]) -> Iterator[str]:
     """The dashboard on a free port, in a thread; gives its address."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
     serving = importlib.import_module("werkzeug.serving")
     with Kitchen(build_board(None, overrides)) as kitchen:
         kitchen.warm()

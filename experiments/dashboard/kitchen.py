@@ -78,6 +78,8 @@ class Curve:
     points: dict[float, RatePoint]
     number: int = 0
     """Of the question."""
+    config: dict[str, Any] | None = None
+    """Of the run whose other rates are still to be simulated; None once they are, or if it has none."""
     futures: dict[float, Future[RatePoint]] = field(default_factory=dict)
     problem: str = ""
     """Why it will not be complete."""
@@ -102,7 +104,7 @@ class Curve:
 
     @property
     def is_done(self) -> bool:
-        return not self.futures
+        return not self.futures and self.config is None
 
 
 @dataclass
@@ -166,10 +168,12 @@ class Kitchen:
             with self._lock:
                 known = self._answers.get(query)
             answer, cfg = known or self._simulated(query, state, check)
-            curve = self._begin_curve(answer, cfg)
+            curve = Curve(answer=answer, points={1.0: answer.point})
+            if self._curves and answer.rate_per_s is not None:
+                config: Any = OmegaConf.to_container(cfg)
+                curve.config = config
             with self._lock:
                 if not is_current():
-                    _cancel(curve)
                     raise Superseded
                 curve.number = self._clients[client_id].number
                 self._clients[client_id].curve = curve
@@ -232,17 +236,17 @@ class Kitchen:
             self._composed.move_to_end(choices)
             return deepcopy(self._composed[choices])
 
-    def _begin_curve(self, answer: Answer, cfg: DictConfig) -> Curve:
-        curve = Curve(answer=answer, points={1.0: answer.point})
-        if not self._curves or answer.rate_per_s is None:
-            return curve
-        config: Any = OmegaConf.to_container(cfg)
-        try:
-            curve.futures = self._submitted(config)
-        except BrokenProcessPool:  # it was killed: once more with a new one
-            self._start_process()
-            curve.futures = self._submitted(config)
-        return curve
+    def begin(self, curve: Curve) -> None:
+        """Simulate the other rates, if that is still to be done: once the page shows the answer."""
+        with self._lock:
+            config, curve.config = curve.config, None
+            if config is None:
+                return
+            try:
+                curve.futures = self._submitted(config)
+            except BrokenProcessPool:  # it was killed: once more with a new one
+                self._start_process()
+                curve.futures = self._submitted(config)
 
     def _submitted(self, config: dict[str, Any]) -> dict[float, Future[RatePoint]]:
         assert self._pool is not None
@@ -281,5 +285,7 @@ def _point(load: float, summary: Mapping[str, Any]) -> RatePoint:
 
 def _cancel(curve: Curve | None) -> None:
     """What has not begun."""
+    if curve:
+        curve.config = None
     for future in curve.futures.values() if curve else ():
         future.cancel()
