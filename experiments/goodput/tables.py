@@ -13,7 +13,7 @@ from experiments.compare.sentences import LEVEL
 from experiments.goodput.results import Highest
 from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
-from experiments.terminal import plain_table
+from experiments.terminal import print_tables
 from sim.metrics.paired import Interval, Outcome
 from sim.report.wording import LATENCIES, MISSING, number, with_interval
 
@@ -34,7 +34,7 @@ def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: 
         console.print(Text(sentence), soft_wrap=True)
     for warning in warnings:
         console.print(Text(f"  {warning}", style="yellow"))
-    console.print(plain_table(rows(highest), (0, len(HEADINGS) - 1)))
+    print_tables([rows(highest)], console)
 
 
 def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
