@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
-settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND)
+settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=60)
 settings.register_profile("new", patient, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
