@@ -7,11 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.goodput.search import Arm
-from experiments.goodput.settings import GoodputSettings
+from experiments.goodput.search import Arm, rate_of
+from experiments.goodput.settings import RESERVED, GoodputSettings
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
-from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, build_scenario
@@ -28,6 +27,9 @@ def build_arms(
     settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
+    for override in base:
+        if (root := override.lstrip("+~").partition("=")[0]) in RESERVED:
+            raise ConfigError(f"{override}: must not be set here; {RESERVED[root]}")
     arms = []
     for i, (name, own) in enumerate(settings.overrides_by_arm.items()):
         try:
@@ -38,15 +40,13 @@ def build_arms(
 
 
 def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
-    if cfg.load != 1:
-        raise ConfigError(f"load={shown(cfg.load)}: must be 1, as the search varies it; see {NODE}.rates")
     with open_dict(cfg):
         cfg.sim.stop_overloaded, cfg.seed = True, settings.seeds[0]
     scenario, traffic = build_run(cfg)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
-    last_s = traffic.last_arrival_s
-    if not traffic.num_requests or not last_s:
+    base_rate = rate_of(traffic)
+    if base_rate is None or traffic.num_requests is None:
         raise ConfigError(
             "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
             "once); choose an open loop, such as workload=poisson"
@@ -63,7 +63,7 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
         workload=workload,
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,
-        base_rate=traffic.num_requests / last_s,
+        base_rate=base_rate,
         num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
         warmup_share=None if is_trimmed else settings.warmup_share,
         slo_scales=settings.slo_scales,

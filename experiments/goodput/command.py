@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.goodput.arms import build_arms
 from experiments.goodput.page import write_goodput
 from experiments.goodput.results import Highest, highest_of, runs_table
-from experiments.goodput.search import Arm, Bracket, Found, Rough, RoughSearch, Search
+from experiments.goodput.search import FACTOR, Arm, Bracket, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
 from experiments.terminal import terminal_console
@@ -91,19 +92,23 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
             report(len(rough), total)
         if len(rough) < len(arms):
             return None
-        lows = [one.bracket.low for one in rough.values()]
+        is_open = {name: one.bracket.high == inf for name, one in rough.items()}
+        lows = [arm.base_rate if is_open[arm.name] else rough[arm.name].bracket.low for arm in arms]
         scale_rate = settings.scale_rate or min(filter(None, lows), default=None)
         tasks = [
             Search(
                 arm=arm,
                 seed=seed,
-                rates=_rates(settings, rough[arm.name].bracket),
+                rates=_rates(settings, rough[arm.name].bracket, arm.base_rate),
                 scale_rate=scale_rate,
                 start=arm.base_rate,
                 precision=settings.precision,
                 num_requests=rough[arm.name].num_requests,
                 least_requests=settings.requests or arm.num_requests,
-                near=0.9 * rough[arm.name].bracket.low or arm.base_rate,
+                near=arm.base_rate
+                if is_open[arm.name]
+                else 0.9 * rough[arm.name].bracket.low or arm.base_rate,
+                is_open=is_open[arm.name],
             )
             for seed in settings.seeds
             for arm in arms
@@ -127,11 +132,13 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
     )
 
 
-def _rates(settings: GoodputSettings, rough: Bracket) -> tuple[float, ...]:
-    """Of an arm's curve."""
+def _rates(settings: GoodputSettings, rough: Bracket, base_rate: float) -> tuple[float, ...]:
+    """Of an arm's curve. base_rate: of its workload as it is."""
     if settings.rates is not None:
         return tuple(sorted(settings.rates))
-    middle = (rough.low * rough.high) ** 0.5 if rough.low > 0 and rough.high < float("inf") else rough.low
+    if rough.high == inf:  # nothing to be close to
+        return tuple(base_rate * FACTOR**i for i in range(settings.num_rates))
+    middle = (rough.low * rough.high) ** 0.5 if rough.low > 0 else 0.0
     if not middle:
         return ()  # it keeps the SLO at no rate
     positions = [i * (len(AROUND) - 1) / (settings.num_rates - 1) for i in range(settings.num_rates)]

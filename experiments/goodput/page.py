@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from experiments.compare.sentences import LEVEL
 from experiments.goodput.results import curve, goodput_curve, scale_curve
-from experiments.goodput.tables import rows, sentences
+from experiments.goodput.tables import caveats, rows, sentences
 from sim.report.look import GREY, LIMIT, RED, SERIES, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 
@@ -37,7 +37,7 @@ def write_goodput(
         f"Share of the arrivals within the SLO, and requests/s within it, against the request rate; {seeds}, "
         f"bands are {LEVEL}s of the mean. At every rate a seed has the same requests, only closer together.",
         {
-            "Verdicts": listed(sentences(outcome.highest)),
+            "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome.settings, outcome.short)]),
             "Against the rate": drawn(rate_figure(outcome)),
             "Against the SLO": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
@@ -76,16 +76,21 @@ def rate_figure(outcome: Outcome) -> go.Figure:
         ):
             drawing.add_trace(trace, row=1, col=2)
     for one in outcome.highest:
-        if one.rate.mean > 0:
+        if one.rate.mean > 0 and not one.is_open:
             drawing.add_vline(x=one.rate.mean, line={"dash": "dot", "width": 1, "color": GREY}, row=1, col=1)
     for target in {arm.target for arm in outcome.arms}:
         drawing.add_hline(y=target, line=LIMIT, row=1, col=1)
     drawing.update_xaxes(title="requests/s", rangemode="tozero")
     drawing.update_yaxes(rangemode="tozero")
     drawing.add_annotation(
-        text="open circles: overloaded, ended early", xref="paper", yref="paper", x=0, y=-0.2, showarrow=False
+        text="open circles: overloaded, ended early",
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=-0.32,
+        showarrow=False,
     )
-    return styled(drawing, height_px=HEIGHT_PX, margin={"l": 64, "r": 20, "t": 70, "b": 70})
+    return styled(drawing, height_px=HEIGHT_PX, margin={"l": 64, "r": 20, "t": 70, "b": 100})
 
 
 def scale_figure(outcome: Outcome) -> go.Figure:

@@ -27,7 +27,12 @@ class Highest:
     """The SLO's term that most requests miss just above; "overload"; None if nothing was found to miss it."""
     share_above: Interval
     best: Paired | None
-    """Its rate against that of the best arm; None for the best."""
+    """Its rate against that of the best arm; None for the best, and where that has no highest rate."""
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing was found to miss the SLO: `rate` is only the highest that was tried."""
+        return self.rate.mean > 0 and math.isnan(self.share_above.mean)
 
     @property
     def rate_per_device(self) -> float:
@@ -87,13 +92,16 @@ def curve(found: Sequence[Found]) -> list[tuple[float, Interval, bool]]:
 
 
 def goodput_curve(found: Sequence[Found]) -> list[tuple[float, Interval]]:
-    """(rate, requests/s within the SLO), by rate; without overloaded runs, which were cut short."""
-    by_rate: dict[float, list[float]] = {}
+    """(rate, requests/s within the SLO), by rate; without those at which a seed was overloaded."""
+    by_rate: dict[float, list[Measured]] = {}
     for one in found:
         for run in one.at_rates:
-            if not run.is_overloaded:
-                by_rate.setdefault(run.rate, []).append(run.goodput_per_s)
-    return [(rate, mean_interval(values)) for rate, values in sorted(by_rate.items())]
+            by_rate.setdefault(run.rate, []).append(run)
+    return [
+        (rate, mean_interval([run.goodput_per_s for run in runs]))
+        for rate, runs in sorted(by_rate.items())
+        if not any(run.is_overloaded for run in runs)
+    ]
 
 
 def scale_curve(found: Sequence[Found], scales: Sequence[float]) -> list[tuple[float, Interval]]:

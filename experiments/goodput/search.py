@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from sim.metrics.slo import Slo
 from sim.result import RunResult
 from sim.scenario import Scenario
 from sim.settings.build import build
+from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
+from sim.workload.base import Source
+from sim.workload.faster import FasterSource
 
 ANSWERS = 10
 """Traffic lasts so many times as long as nine in ten answers take: a shorter one ends before it is felt."""
@@ -78,11 +83,15 @@ class Arm:
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
         """A run at that rate. Raises KeyboardInterrupt if Ctrl-C cut it short."""
-        scenario = replace(self.scenarios[seed], load=rate / self.base_rate)
+        scenario = self.scenarios[seed]
         if self.limit_key is not None:
             workload = build({**self.workload, self.limit_key: num_requests}, "workload")
             scenario = replace(scenario, workload=workload)
-        result = run(scenario, scenario.source())
+        source = scenario.source()
+        own_rate = rate_of(source)  # of these requests, which may be a part of a day
+        if own_rate is None:
+            raise ConfigError(f"workload: {num_requests} of its requests have no rate; give it more")
+        result = run(scenario, FasterSource(source, rate / own_rate))
         if result.records.interrupted:
             raise KeyboardInterrupt  # its figures are of a part
         return self._measured(result, rate)
@@ -106,7 +115,7 @@ class Arm:
             scale_shares={
                 scale: float(scaled(self.slo, scale).met(counted).mean()) for scale in self.slo_scales
             },
-            figures={key: _figure(summary, key) for key in FIGURES},
+            figures={key: _figure(summary, counted, key) for key in FIGURES},
             notes=tuple(summary["notes"]),
         )
 
@@ -131,7 +140,7 @@ def bracketed(keeps: Callable[[float], bool], start: float, factor: float = FACT
             if not keeps(high):
                 return Bracket(low, high)
             low = high
-        return Bracket(low, float("inf"))
+        return Bracket(low, inf)
     high = start
     for _ in range(MAX_STEPS):
         low = high / factor
@@ -144,7 +153,7 @@ def bracketed(keeps: Callable[[float], bool], start: float, factor: float = FACT
 def bisected(keeps: Callable[[float], bool], bracket: Bracket, precision: float) -> Bracket:
     """The same, at most a share of `precision` apart; unchanged where one side is missing."""
     low, high = bracket
-    if low == 0 or high == float("inf"):
+    if low == 0 or high == inf:
         return bracket
     while high > low * (1 + precision):
         middle = (low * high) ** 0.5
@@ -188,6 +197,11 @@ class RoughSearch:
                 return arm.keeps(runs[rate])
 
             bracket = bisected(keeps, bracketed(keeps, start, factor), self.precision)
+            if bracket.high == inf:
+                if num_requests == arm.num_requests:
+                    return Rough(bracket, num_requests, False)
+                num_requests = min(2 * num_requests, arm.num_requests)
+                continue
             e2e_s = runs[bracket.low].figures["e2e.p90_s"] if bracket.low else None
             needed = 0 if e2e_s is None else stepped(ANSWERS * e2e_s * bracket.low)
             if needed <= num_requests or num_requests == arm.num_requests:
@@ -224,6 +238,8 @@ class Search:
     """Of a run at the largest rate that the arm keeps, about `near`; slower ones last as long with fewer."""
     least_requests: int
     near: float
+    is_open: bool = False
+    """No rate was found to miss the SLO: there is nothing to search."""
 
     @property
     def name(self) -> str:
@@ -246,7 +262,9 @@ class Search:
         kept = [one.rate for one in curve if self.arm.keeps(one)]
         low = max(kept, default=0.0)
         missed = [one.rate for one in curve if one.rate > low]
-        if low and missed:
+        if self.is_open and not missed:
+            bracket = Bracket(low, inf)
+        elif low and missed:
             bracket = Bracket(low, min(missed))
         else:
             bracket = bracketed(keeps, low or min(self.rates, default=self.start))
@@ -265,7 +283,17 @@ def scaled(slo: Slo, scale: float) -> Slo:
     return replace(slo, **limits)
 
 
-def _figure(summary: Mapping[str, Any], key: str) -> float | None:
+def rate_of(source: Source) -> float | None:
+    """Requests/s from the start to the last arrival; None where there is no such rate."""
+    last_s, count = source.last_arrival_s, source.num_requests
+    return count / last_s if last_s and count else None
+
+
+def _figure(summary: Mapping[str, Any], counted: pd.DataFrame, key: str) -> float | None:
+    """Latencies are of the requests that the share counts."""
     section, _, name = key.partition(".")
+    if f"{section}_s" in counted:
+        known = counted[f"{section}_s"].dropna()
+        return None if known.empty else float(known.quantile(int(name[1:3]) / 100))
     value = summary[section][name]
     return None if value is None else float(value)

@@ -10,6 +10,12 @@ from math import inf
 from experiments.named_overrides import by_name, check
 
 MAX_RUNS = 10_000
+RESERVED = {
+    "seed": "goodput.seeds names the seeds",
+    "load": "the search varies it; goodput.rates names rates",
+}
+"""Keys that neither the command line nor an arm may set, and why."""
+
 ONLY_ARM = "as set"
 
 
@@ -72,7 +78,7 @@ class GoodputSettings:
         if len(self.overrides_by_arm) < len(self.arms):
             raise ValueError(f"arms={list(self.arms)}: must have different names")
         for i, overrides in enumerate(self.overrides_by_arm.values()):
-            check(f"arms[{i}]", overrides, {})
+            check(f"arms[{i}]", overrides, RESERVED)
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:

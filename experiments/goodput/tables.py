@@ -63,6 +63,8 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
     if best.rate.mean == 0:
         told = _missed_at_any_rate(best)
         return [f"{best.arm.name}: keeps the SLO ({terms}) at no rate that was tried; {told}"]
+    if best.is_open:
+        return [_open_sentence(one) if one.is_open else _alone(one) for one in highest]
     lines = [
         f"{best.arm.name}: {number(best.rate.mean)} requests/s{_bounds(best.rate)} with "
         f"{100 * best.arm.target:g} % within {terms}; {_why(best)}"
@@ -76,6 +78,17 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
             against = f"{ratio.mean:.2f} times that{_bounds(ratio, 2)}{', no difference beyond noise' * same}"
         lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")
     return lines
+
+
+def _open_sentence(one: Highest) -> str:
+    return (
+        f"{one.arm.name}: keeps the SLO at every rate that was tried, up to {number(one.rate.mean)} "
+        "requests/s; its requests are too few to overload it: give the workload more"
+    )
+
+
+def _alone(one: Highest) -> str:
+    return f"{one.arm.name}: {number(one.rate.mean)} requests/s{_bounds(one.rate)}; {_why(one)}"
 
 
 def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
@@ -99,9 +112,10 @@ def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
 
 def _cells(one: Highest) -> list[str]:
     figures = one.figures
+    tried = f"> {number(one.rate.mean)}"
     return [
-        with_interval(one.rate),
-        with_interval(one.rate, 1 / one.arm.num_devices),
+        tried if one.is_open else with_interval(one.rate),
+        MISSING if one.is_open else with_interval(one.rate, 1 / one.arm.num_devices),
         with_interval(figures["ttft.p90_s"], 1e3),
         with_interval(figures["tpot.p90_s"], 1e3),
         with_interval(figures["cost.usd_per_million_output_tokens"]),

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.cli import main
+from experiments.goodput import search
 from experiments.goodput.arms import build_arms
 from experiments.goodput.command import Outcome
 from experiments.goodput.page import rate_figure, scale_figure
 from experiments.goodput.results import curve, goodput_curve, highest_of, scale_curve
-from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, scaled
+from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, rate_of, scaled
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import rows, sentences
 from policies.batching.static import Static
@@ -22,6 +23,7 @@ from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
+from sim.settings.scenario import run
 
 SOURCE = ConfigSource(config_name="goodput", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=300")
@@ -124,7 +126,7 @@ def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():
     rates, shares, is_overloaded = zip(*curve(both), strict=True)
     assert (rates, is_overloaded) == ((2.0, 4.0), (False, True))
     assert [share.mean for share in shares] == pytest.approx([0.8, 0.4])
-    assert [value.mean for _, value in goodput_curve(both)] == pytest.approx([1.6, 1.2])
+    assert [value.mean for _, value in goodput_curve(both)] == pytest.approx([1.6])
     by_scale = scale_curve(both, (2.0, 1.0))
     assert [scale for scale, _ in by_scale] == [1.0, 2.0]
     assert [share.mean for _, share in by_scale] == pytest.approx([0.7, 0.9])
@@ -172,9 +174,11 @@ def test_arms_take_the_settings_of_the_command_line_and_their_own():
         (["goodput.target=1.5"], "^goodput.target=1.5: must be in"),
         (["goodput.precision=0"], "^goodput.precision=0: must be in"),
         (["goodput.arms=['batching']"], r"^goodput.arms\[0\]=batching: must be key=value"),
-        (["goodput.arms=['a: seed=1','a: seed=2']"], "^goodput.arms=.*must have different names"),
+        (["goodput.arms=['a: replicas=1','a: replicas=2']"], "^goodput.arms=.*must have different names"),
         (["goodput.arms=['batching=statik']"], r"^goodput.arms\[0\]: .*statik"),
-        (["load=2"], "^load=2: must be 1, as the search varies it"),
+        (["load=2"], "^load=2: must not be set here; the search varies it"),
+        (["seed=5"], "^seed=5: must not be set here; goodput.seeds names the seeds"),
+        (["goodput.arms=['a: seed=3']"], r"^goodput.arms\[0\]=seed: must not be set here; goodput.seeds"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_with_key_value_and_rule(overrides, message):
@@ -278,6 +282,33 @@ def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, 
     assert "The traffic of as set is over in less than 10 answers' time" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_rates_are_those_of_the_requests_that_were_flown():
+    """A day's first requests come at another rate than its mean: what is told is what arrived."""
+    overrides = ["model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload/arrivals=diurnal"]
+    _, (one,) = build_arms(SOURCE.compose(overrides), SOURCE, overrides)
+    assert rate_of(one.scenarios[0].source()) == pytest.approx(one.base_rate)
+    runs = []
+
+    def noted(scenario, source):
+        runs.append(rate_of(source))
+        return run(scenario, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "run", noted)
+        assert one.measure(0, 20.0, 100).rate == 20.0
+    assert runs == [pytest.approx(20.0)]
+
+
+def test_where_nothing_misses_the_slo_no_highest_rate_is_claimed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = ("workload.num_requests=20", "goodput.seeds=[0]", "goodput.jobs=1", "goodput.num_rates=3")
+    assert main(["goodput", *SMALL[:3], *own, "hydra.run.dir=out"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "keeps the SLO at every rate that was tried, up to 34.9" in printed
+    assert "> 34.9" in printed
+    assert "requests are too few to overload it" in (tmp_path / "out/goodput.html").read_text()
 
 
 def test_figures_have_a_line_an_arm_and_the_target():

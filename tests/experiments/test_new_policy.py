@@ -53,7 +53,9 @@ def test_what_is_written_simulates_as_printed_and_leaps_exactly(family, here, ca
     assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [f if f == "batching" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
 def test_the_hand_computed_schedule_passes_and_the_suite_is_in_the_test(family, here, capsys):
     new(capsys, "policy", family, "my_own")
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "test_my_own.py"]
