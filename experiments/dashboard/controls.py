@@ -24,6 +24,19 @@ WORKLOAD = "workload=synthetic"
 REQUESTS = 2000
 """Of a run, unless the workload's own number is set."""
 LIMITS = ("num_requests", "max_requests")
+MOST = {
+    "replicas": 64,
+    "tensor_parallel_size": 64,
+    "workload.arrivals.rate_per_s": 10_000,
+    "workload.lengths.prompt_tokens.mean": 1_000_000,
+    "workload.lengths.output_tokens.mean": 10_000,
+    "load": 1000,
+    "prompt_scale": 100,
+    "output_scale": 100,
+    "slo.attainment_target": 1,
+    "seed": 2**32 - 1,
+}
+"""Of the controls that have a limit: what a page can wait for, in seconds, and hold in memory."""
 GROUPS = {"model": "model", "hardware": "GPU", "engine": "engine"}
 
 
@@ -55,21 +68,27 @@ class Control:
         if given is None or given == "" or given == "null":
             if self.optional:
                 return None
-            raise ValueError(f"{self.key}: must be a number, such as {shown(self.default)}")
+            raise ValueError(f"{self.key}: {self.rule}, such as {shown(self.default)}")
         try:
             value = float(given)
         except (TypeError, ValueError):
-            raise ValueError(f"{self.key}={given}: must be a number") from None
+            raise ValueError(f"{self.key}={given}: {self.rule}") from None
         if (
             not math.isfinite(value)
             or value < self.minimum
             or (self.maximum is not None and value > self.maximum)
+            or (self.kind == "whole" and value != int(value))
         ):
-            most = "" if self.maximum is None else f" and <= {self.maximum:g}"
-            raise ValueError(f"{self.key}={given}: must be a number >= {self.minimum:g}{most}")
-        if self.kind == "whole" and value != int(value):
-            raise ValueError(f"{self.key}={given}: must be a whole number")
+            raise ValueError(f"{self.key}={given}: {self.rule}")
         return int(value) if value == int(value) else value
+
+    @property
+    def rule(self) -> str:
+        """Which numbers may be."""
+        what = "a whole number" if self.kind == "whole" else "a number"
+        if self.maximum is None:
+            return f"must be {what} >= {self.minimum:g}"
+        return f"must be {what} from {self.minimum:g} to {self.maximum:,.12g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +145,7 @@ class Board:
 
 
 def board_of(source: ConfigSource, overrides: Sequence[str]) -> Board:
-    """source: of `simulate`. Raises ConfigError."""
+    """source: of `simulate`. Raises ConfigError, also for a setting that the page itself would not take."""
     base = list(overrides)
     if not any(o.lstrip("+").startswith("workload=") for o in base):
         base.insert(0, WORKLOAD)
@@ -187,16 +206,16 @@ def _numbers(cfg: DictConfig) -> list[Control]:
         found += [
             _number(cfg, "slo.ttft_ms", "SLO: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
             _number(cfg, "slo.tpot_ms", "SLO: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
-            _number(cfg, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01, maximum=1.0),
+            _number(cfg, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01),
         ]
     return [*found, _whole(cfg, "seed", "seed", 0)]
 
 
 def _whole(cfg: DictConfig, key: str, label: str, minimum: int) -> Control:
     value = OmegaConf.select(cfg, key)
-    if not isinstance(value, int):
-        raise ConfigError(f"{key}={shown(value)}: must be a whole number")
-    return Control(key=key, label=label, default=value, kind="whole", minimum=minimum, maximum=1e6, step=1)
+    return _checked(
+        Control(key=key, label=label, default=value, kind="whole", minimum=minimum, maximum=MOST[key], step=1)
+    )
 
 
 def _number(
@@ -206,21 +225,33 @@ def _number(
     *,
     step: float,
     minimum: float,
-    maximum: float | None = None,
     optional: bool = False,
 ) -> Control:
     value = OmegaConf.select(cfg, key)
-    if not (isinstance(value, int | float) or (optional and value is None)):
-        raise ConfigError(f"{key}={shown(value)}: must be a number")
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return Control(
-        key=key,
-        label=label,
-        default=value,
-        kind="number",
-        minimum=minimum,
-        maximum=maximum,
-        step=step,
-        optional=optional,
+    return _checked(
+        Control(
+            key=key,
+            label=label,
+            default=value,
+            kind="number",
+            minimum=minimum,
+            maximum=MOST.get(key),
+            step=step,
+            optional=optional,
+        )
     )
+
+
+def _checked(control: Control) -> Control:
+    """One whose default it would take itself. Raises ConfigError."""
+    given = control.default
+    try:
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not (is_number or (given is None and control.optional)):
+            raise ValueError(f"{control.key}={shown(given)}: {control.rule}")
+        control.parse(given)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return control

@@ -18,16 +18,17 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.dashboard.controls import Board, State
-from experiments.workers import fly
 from sim.result import RunResult
 from sim.scenario import Scenario
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
+from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
@@ -128,6 +129,8 @@ class Kitchen:
         self._hydra = threading.Lock()  # it has one global state
         self._curves = curves
         self._pool: ProcessPoolExecutor | None = None
+        self._context = multiprocessing.get_context("spawn")  # this process has threads
+        self._closing = self._context.Event()
 
     def __enter__(self) -> Kitchen:
         if self._curves:
@@ -136,6 +139,7 @@ class Kitchen:
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
+            self._closing.set()
             self._pool.shutdown(cancel_futures=True)
 
     def config(self, state: State) -> DictConfig:
@@ -255,14 +259,21 @@ class Kitchen:
     def _start_process(self) -> None:
         self._pool = ProcessPoolExecutor(
             1,
-            mp_context=multiprocessing.get_context("spawn"),  # this one has threads
+            mp_context=self._context,
             initializer=_stand_back,
+            initargs=(self._closing,),
         )
         self._pool.submit(rate_point, {}, 0.0)  # imports all, while the page is being opened
 
 
-def _stand_back() -> None:
+_is_closing: Callable[[], bool] = bool
+"""In the process of the curves: whether the dashboard ends, and nobody waits any more."""
+
+
+def _stand_back(closing: Event) -> None:
     """In the process of the curves: Ctrl-C is not for it, and answers go first where cores are few."""
+    global _is_closing
+    _is_closing = closing.is_set
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)
 
@@ -271,7 +282,13 @@ def rate_point(config: Mapping[str, Any], load: float) -> RatePoint:
     """The figures of a config of `simulate` at so many times its rate. Raises ConfigError."""
     if not config:
         return RatePoint(load, None, None)
-    return _point(load, fly({**config, "load": config["load"] * load}).summary)
+
+    def check(simulated_s: float, num_ended: int) -> None:
+        if _is_closing():
+            raise Superseded
+
+    scenario, source = build_run(resolved({**config, "load": config["load"] * load}))
+    return _point(load, run(scenario, source, check).summary)
 
 
 def _point(load: float, summary: Mapping[str, Any]) -> RatePoint:

@@ -41,6 +41,11 @@ form input:focus-visible, form button:focus-visible { outline: 2px solid var(--b
 .caveat { color: #8a5a00; margin: 3px 0; } .soft { color: var(--soft); margin: 3px 0; }
 .stale { opacity: .4; filter: grayscale(1); } .stale::before { color: #c43838;
   content: "The last answer, not of these settings:";  font-weight: 600; }
+#busy { position: sticky; top: 8px; z-index: 9; height: 0; text-align: center; visibility: hidden; }
+#busy span { background: var(--ink); color: #fff; border-radius: 14px; padding: 4px 14px; }
+main:has(#summary[data-dash-is-loading]) #busy { visibility: visible; transition: visibility 0s .3s; }
+main:has(#summary[data-dash-is-loading]) #results { opacity: .4; filter: grayscale(1);
+  transition: opacity 0s .3s, filter 0s .3s; }
 .blocks { display: flex; flex-wrap: wrap; gap: 8px 22px; } table { border-collapse: collapse; }
 td, th { padding: 1px 10px 1px 0; font-weight: 400; text-align: left; } td { text-align: right; }
 th { color: var(--soft); } thead th { text-align: right; } .scroll { overflow-x: auto; }
@@ -50,6 +55,8 @@ code { display: block; background: #f1f3f6; border-radius: 4px; padding: 7px 9px
   form { position: static; display: grid; grid-template-columns: 1fr 1fr; gap: 0 12px; }
   form h1 { grid-column: 1 / 3; } }
 """
+"""Dash marks what a callback is at work on, until its newest call has come back: the summary is the answer's.
+Fast answers come within 0.3 s, and nothing blinks."""
 
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
@@ -78,6 +85,7 @@ def layout(board: Board) -> html.Div:
                     html.Div(
                         [
                             html.Div(id="error", className="error", role="alert"),
+                            html.Div(html.Span("simulating ..."), id="busy", role="status"),
                             html.Div(
                                 [
                                     html.Section(id="summary"),
@@ -168,6 +176,7 @@ def _field(control: Control) -> Any:
         type="number",
         value=control.default,
         min=control.minimum if control.kind == "whole" else None,
+        max=control.maximum if control.kind == "whole" else None,
         step=control.step if control.kind == "whole" else "any",
         debounce=0.35,
     )

@@ -12,7 +12,7 @@ from experiments.compare.arms import Point, known_figures
 from experiments.compare.settings import Experiment, Metric
 from experiments.named_overrides import by_name
 from experiments.whatif.offered import OFFERED, Baseline, Change, DoesNotApply
-from experiments.whatif.settings import BASELINE, WhatifSettings
+from experiments.whatif.settings import BASELINE, RESERVED, WhatifSettings
 from sim.scenario import Scenario
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
@@ -63,6 +63,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
     settings: WhatifSettings = build_as(WhatifSettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     own = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] != NODE]
+    _refuse_seed(own)
     maker = _Maker(settings, simulate, own)
     scenario, traffic = maker.add(Change(BASELINE, ()))
     left_out: dict[str, str] = {}
@@ -111,6 +112,17 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
     )
 
 
+def _refuse_seed(overrides: Sequence[str]) -> None:
+    """Every run gets its own: one of the command line would be without effect. Raises ConfigError."""
+    for override in overrides:
+        given = override.lstrip("+~")
+        key, _, value = given.partition("=")
+        if key == "seed":
+            raise ConfigError(
+                f"{given}: must not be set here; {RESERVED[key]}, such as {NODE}.seeds=[{value or 0}]"
+            )
+
+
 class _Maker:
     """Composes and builds arms, and keeps what the runs need."""
 
@@ -130,6 +142,11 @@ class _Maker:
         try:
             overrides = [*self._overrides, *words]
             cfg = composed(self._source, overrides)
+            if cfg.sim.stop_overloaded:
+                raise ConfigError(
+                    "sim.stop_overloaded=true: must be false; a run that ends early is not on the same traffic "
+                    "as the others; whatif.requests makes all of them shorter"
+                )
             cut = self._cut(cfg, overrides)
             with open_dict(cfg):
                 cfg.seed = self._settings.seeds[0]

@@ -107,11 +107,18 @@ def test_the_command_line_gives_the_same_figures(board, answer, tmp_path, monkey
     ("query", "message"),
     [
         ("?model=smolm2_135m", "model=smolm2_135m: no such choice; nearest: smollm2_135m"),
-        ("?replicas=two", "replicas=two: must be a number"),
-        ("?replicas=1.5", "replicas=1.5: must be a whole number"),
-        ("?replicas=0", "replicas=0: must be a number >= 1"),
-        ("?slo.attainment_target=2", "slo.attainment_target=2: must be a number >= 0.01 and <= 1"),
-        (f"?{RATE}=", f"{RATE}: must be a number, such as 4"),
+        ("?replicas=two", "replicas=two: must be a whole number"),
+        ("?hardware=nope", "hardware=nope: no such choice; allowed: a100_40gb_sxm, "),
+        ("?replicas=1.5", "replicas=1.5: must be a whole number from 1 to 64"),
+        ("?replicas=0", "replicas=0: must be a whole number from 1 to 64"),
+        ("?replicas=65", "replicas=65: must be a whole number from 1 to 64"),
+        ("?replicas=1000000", "replicas=1000000: must be a whole number from 1 to 64"),
+        ("?replicas=", "replicas: must be a whole number from 1 to 64, such as 1"),
+        ("?seed=-1", "seed=-1: must be a whole number from 0 to 4,294,967,295"),
+        ("?slo.ttft_ms=0", "slo.ttft_ms=0: must be a number >= 0.001"),
+        ("?slo.attainment_target=2", "slo.attainment_target=2: must be a number from 0.01 to 1"),
+        (f"?{RATE}=", f"{RATE}: must be a number from 0.001 to 10,000, such as 4"),
+        (f"?{RATE}=1e400", f"{RATE}=1e400: must be a number from 0.001 to 10,000"),
         (f"?{RATE}=nan", f"{RATE}=nan: must be a number"),
         ("?replica=2", "replica: no such control; nearest: replicas"),
     ],
@@ -121,6 +128,28 @@ def test_what_is_wrong_in_an_address_is_told_and_the_default_stays(board, query,
     assert len(problems) == 1
     assert problems[0].startswith(message)
     assert state == board.defaults
+
+
+@pytest.mark.parametrize("most", [64, 64.0, "64"])
+def test_the_most_that_a_control_names_is_taken(board, most):
+    control = next(control for control in board.controls if control.key == "replicas")
+    assert control.parse(most) == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("replicas=65", "^replicas=65: must be a whole number from 1 to 64$"),
+        ("replicas=null", "^replicas=null: must be a whole number from 1 to 64$"),
+        ("seed=2.5", "^seed=2.5: must be a whole number from 0 to "),
+        ("load=true", "^load=true: must be a number from 0.001 to 1,000$"),
+        ("slo.ttft_ms=.inf", "^slo.ttft_ms=inf: must be a number >= 0.001$"),
+    ],
+)
+def test_what_the_page_would_not_take_is_not_its_default_either(override, message):
+    workload = ["workload=azure_conv_like"] if override.startswith("load") else []
+    with pytest.raises(ConfigError, match=message):
+        board_of(SOURCE, [*SMALL[:2], *workload, override])
 
 
 def test_controls_offer_every_choice_of_the_groups_that_needs_no_file(board):
@@ -216,7 +245,7 @@ class TestCallbacks:
         given = list(board.defaults.values())
         state, problems, query, *fields = callbacks.synchronise(None, "?seed=5&replicas=x", given)
         assert (state["seed"], state["replicas"]) == (5, 1)
-        assert problems == ["replicas=x: must be a number"]
+        assert problems == ["replicas=x: must be a whole number from 1 to 64"]
         assert query is self.dash.no_update
         assert [field for field in fields if field is not self.dash.no_update] == [5]
 
@@ -227,7 +256,7 @@ class TestCallbacks:
         given = list({**board.defaults, "seed": None}.values())
         state, problems, *_ = callbacks.synchronise("control-seed", "", given)
         assert state is self.dash.no_update
-        assert problems == ["seed: must be a number, such as 0"]
+        assert problems == ["seed: must be a whole number from 0 to 4,294,967,295, such as 0"]
 
     def test_an_answer_fills_the_page_and_an_error_keeps_it_stale(self, callbacks, board):
         told, style, shown, figure, _, off, command = callbacks.answer("page", board.defaults, [])

@@ -70,6 +70,57 @@ def test_what_does_not_fit_is_told_and_the_last_answer_stays_stale(address):
         assert (page.errors, page.foreign) == ([], [])
 
 
+def test_while_a_run_is_under_way_the_last_answer_is_grey_and_says_so(address):
+    """The server's answers are held back; that of an older question does not end the wait for the newer one."""
+    grey = (
+        "() => getComputedStyle(document.querySelector('#results')).opacity < 1"
+        " && getComputedStyle(document.querySelector('#busy')).visibility === 'visible'"
+    )
+    held = []
+
+    def hold(route):
+        if "summary.children" in (route.request.post_data or ""):
+            held.append(route)
+        else:
+            route.continue_()
+
+    with opened(address) as page:
+        page.answered("windtunnel simulate")
+        page.drawn_whole()
+        assert not page.page.evaluate(grey)
+        page.page.route("**/_dash-update-component", hold)
+        for seed in (11, 12):
+            page.set("#control-seed", seed)
+            page.page.wait_for_function("seed => location.search.endsWith(seed)", arg=f"seed={seed}")
+            page.page.wait_for_function(grey)
+        assert page.page.inner_text("#busy") == "simulating ..."
+        while len(held) < 2:
+            page.page.wait_for_timeout(50)
+        held[0].continue_()
+        page.page.wait_for_timeout(1000)
+        assert page.page.evaluate(grey)
+        held[1].continue_()
+        page.answered("seed=12")
+        page.page.wait_for_function(f"() => !({grey})()")
+        assert (page.errors, page.foreign) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?hardware=nope&replicas=2", "hardware=nope: no such choice"),
+        ("?replicas=1000000", "replicas=1000000: must be a whole number from 1 to 64"),
+    ],
+)
+def test_what_is_wrong_in_the_address_is_told_above_the_answer(address, query, message):
+    with opened(address + query) as page:
+        page.answered("windtunnel simulate")
+        assert page.page.inner_text("#error").startswith(message)
+        page.set("#control-replicas", 0)
+        page.page.wait_for_selector("#results.stale")
+        assert page.page.inner_text("#error") == ("replicas: must be a whole number from 1 to 64, such as 1")
+
+
 def test_a_narrow_screen_needs_no_scrolling_sideways(address):
     with opened(address, width=400) as page:
         page.answered("windtunnel simulate")

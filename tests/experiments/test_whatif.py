@@ -274,6 +274,13 @@ def test_a_change_of_the_workload_is_told_to_be_one():
             r"^whatif.changes\[0\]: gpu: hardware=h20: no such choice",
         ),
         (["whatif.changes=['huge: model=llama3_1_405b']"], r"^whatif.changes\[0\]: huge: "),
+        (["seed=5"], r"^seed=5: must not be set here; whatif.seeds names the seeds, .*whatif.seeds=\[5\]$"),
+        (["++seed=5"], "^seed=5: must not be set here"),
+        (["sim.stop_overloaded=true"], "^sim.stop_overloaded=true: must be false; .*whatif.requests"),
+        (
+            ["whatif.changes=['sim.stop_overloaded=true']"],
+            r"^whatif.changes\[0\]: sim.stop_overloaded=true: .*must be false",
+        ),
         (["whatif.offered=[replica_less]"], "^whatif.offered: the baseline admits none of them"),
     ],
 )
