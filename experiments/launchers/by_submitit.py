@@ -21,9 +21,8 @@ from typing import Any
 
 from experiments.launchers.importing import passed_on
 from experiments.launchers.local import PATIENCE_S
-from experiments.launchers.outcome import Outcome, R, T, WorkerDiedError, attempt
+from experiments.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
 from sim.interrupt import Interrupt
-from sim.settings.errors import ConfigError
 
 CLUSTERS = ("local", "slurm")
 MAX_RUNS_PER_JOB = 200
@@ -101,16 +100,16 @@ class BySubmitit:
         try:
             submitit = importlib.import_module("submitit")
         except ImportError as error:
-            raise ConfigError(
+            raise CannotLaunchError(
                 "launcher=submitit: needs submitit: pip install 'windtunnel[submitit]'"
             ) from error
         try:
             folder.mkdir(parents=True, exist_ok=True)
             executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
         except OSError as error:
-            raise ConfigError(f"launcher.folder={self.folder}: {error.strerror}") from error
+            raise CannotLaunchError(f"launcher.folder={self.folder}: {error.strerror}") from error
         except RuntimeError as error:  # no srun
-            raise ConfigError(
+            raise CannotLaunchError(
                 f"launcher.cluster={self.cluster}: {str(error).partition(chr(10))[0]}"
             ) from error
         slurm = {

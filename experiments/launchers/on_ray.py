@@ -14,9 +14,8 @@ from typing import Any
 
 from experiments.launchers.importing import passed_on, python_path
 from experiments.launchers.local import PATIENCE_S
-from experiments.launchers.outcome import Outcome, R, T, WorkerDiedError, attempt
+from experiments.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
 from sim.interrupt import Interrupt
-from sim.settings.errors import ConfigError
 
 HERE = (None, "local")
 
@@ -52,13 +51,13 @@ class OnRay:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
-        """Raises ConfigError for a cluster that does not answer."""
+        """Raises CannotLaunchError for a cluster that does not answer."""
         if self.address not in (*HERE, "auto"):
             host, port = _host_and_port(str(self.address))
             try:  # ray itself would try for minutes, or end the process
                 socket.create_connection((host, port), timeout=self.connect_s).close()
             except OSError as error:
-                raise ConfigError(
+                raise CannotLaunchError(
                     f"launcher.address={self.address}: no Ray cluster answers there ({error}); start one: "
                     "`ray start --head`, or leave the address out for one on this machine"
                 ) from error
@@ -74,7 +73,7 @@ class OnRay:
                 )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise ConfigError(f"launcher.address={self.address or 'null'}: {first}") from error
+            raise CannotLaunchError(f"launcher.address={self.address or 'null'}: {first}") from error
 
     def _outcomes(
         self, ray: Any, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
@@ -114,7 +113,7 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError("launcher=ray: needs Ray: pip install 'windtunnel[ray]'") from error
+        raise CannotLaunchError("launcher=ray: needs Ray: pip install 'windtunnel[ray]'") from error
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

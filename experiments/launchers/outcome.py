@@ -29,6 +29,10 @@ class WorkerDiedError(ConfigError):
     """The process that ran a task was killed; what it did is lost."""
 
 
+class CannotLaunchError(ConfigError):
+    """There is no such place to run tasks: a package is missing, or nobody answers."""
+
+
 class CutShortError(Exception):
     """The work ended early, by Ctrl-C: what it has is no result."""
 
@@ -51,7 +55,7 @@ class Launcher(Protocol):
         """Of each task, as they are done; none begins once Ctrl-C is noted, and those under way are awaited.
 
         `work`, tasks and results are pickled where they run elsewhere. Closing the generator ends all work.
-        Raises ConfigError for a place where nothing can run.
+        Raises CannotLaunchError for a place where nothing can run.
         """
         ...
 

@@ -89,6 +89,7 @@ def grid_of(
     table: pd.DataFrame, keys: Sequence[str], settings: ReportSettings, caveats: Sequence[str]
 ) -> Grid:
     """table: runs.parquet; keys: of the axes. Raises ConfigError for what the sweep does not have."""
+    check_places(keys, settings)
     done = table[table["status"] == "done"]
     seeds = sorted(set(done[SEED])) if SEED in keys else []
     axes = tuple(_axis(done, key) for key in keys if key != SEED)
@@ -105,6 +106,8 @@ def grid_of(
             f"{MAX_PANELS} of {num_panels} panels are drawn; the table has all. Choose x and colour, so that "
             "the longest axes are not among the panels."
         )
+    if not axes:
+        found.append("No axis but the seed to draw: the table has the mean over all seeds.")
     if len(seeds) < 2:
         found.append("One seed has no interval: nothing can be told from noise. Add seed=0,1,2.")
     return Grid(
@@ -118,6 +121,17 @@ def grid_of(
         facets=facets,
         caveats=tuple(found),
     )
+
+
+def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
+    """Raise ConfigError for a place that is asked for what is no axis. keys: of the axes, the seed's too."""
+    axes = [key for key in keys if key != SEED]
+    asked = [(name, getattr(settings, name)) for name in ("x", "y", "colour")]
+    for name, key in (*asked, *(("facet", key) for key in settings.facet or ())):
+        if key is not None and key not in axes:
+            told = "seeds make the intervals; " if key == SEED else ""
+            known = suggest(key, axes) if axes else "it has none but the seed"
+            raise ConfigError(f"report.{name}={key}: no axis of this sweep; {told}{known}")
 
 
 def named(metric: Metric) -> str:
@@ -156,17 +170,8 @@ def _places(
 ) -> tuple[GridAxis | None, GridAxis | None, tuple[GridAxis, ...], GridAxis | None]:
     """x: the numeric axis with the most values; colour: the longest that is left and can be told apart."""
     by_key = {axis.key: axis for axis in axes}
-
-    def asked(setting: str, key: str | None) -> GridAxis | None:
-        if key is None:
-            return None
-        if key not in by_key:
-            told = "seeds make the intervals; " if key == SEED else ""
-            raise ConfigError(f"report.{setting}={key}: no axis of this sweep; {told}{suggest(key, by_key)}")
-        return by_key[key]
-
-    x, y, colour = asked("x", settings.x), asked("y", settings.y), asked("colour", settings.colour)
-    facets = [asked("facet", key) for key in settings.facet or ()]
+    x, y, colour = (by_key[key] if key else None for key in (settings.x, settings.y, settings.colour))
+    facets = [by_key[key] for key in settings.facet or ()]
     free = [axis for axis in axes if axis not in (x, colour, *facets)]
     if x is None and free:
         x = max(
@@ -182,4 +187,4 @@ def _places(
     if y is None:
         others = [axis for axis in axes if axis != x]
         y = colour or max(others, key=lambda axis: len(axis.values), default=None)
-    return x, colour, tuple([axis for axis in facets if axis is not None] + free), y
+    return x, colour, tuple(facets + free), y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -18,9 +17,8 @@ from experiments.report.grid import Cell, Grid, grid_of, named, short
 from experiments.report.settings import ReportSettings
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.terminal import fits, plain_table
-from sim.metrics.paired import Interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
-from sim.report.wording import MISSING, number
+from sim.report.wording import with_interval
 from sim.settings.convert import shown
 
 PAGE = "sweep.html"
@@ -126,13 +124,4 @@ def _labels(grid: Grid, cell: Cell) -> list[str]:
 
 
 def _at(grid: Grid, cell: Cell, metric: Metric) -> str:
-    return _text(grid.cells[cell][metric.key], unit_of(metric)[0])
-
-
-def _text(interval: Interval, factor: float) -> str:
-    if math.isnan(interval.mean):
-        return MISSING
-    mean = number(factor * interval.mean)
-    return (
-        mean if math.isnan(interval.low) else f"{mean} ± {number(factor * (interval.high - interval.mean))}"
-    )
+    return with_interval(grid.cells[cell][metric.key], unit_of(metric)[0])

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from experiments.application import Application, parser_of
 from experiments.application_help import print_help
-from experiments.launchers.outcome import Launcher, Outcome
+from experiments.launchers.outcome import CannotLaunchError, Launcher, Outcome
+from experiments.report.grid import check_places
 from experiments.report.settings import ReportSettings, build_report_settings
 from experiments.sweep.code import code_version
 from experiments.sweep.flight import Flight, Flown, flights, in_words
@@ -80,6 +81,7 @@ def _begun(source: ConfigSource, overrides: Sequence[str]) -> tuple[ConfigSource
     """A new sweep, its points checked."""
     plan = plan_of(overrides, source)
     how, cfg = _how(source, [o for o in overrides if _is_of_the_sweep(o)])
+    check_places([axis.key for axis in plan.axes], how.report)
     _check(plan, source, how.sweep.unbuildable)
     about = {
         "overrides": list(overrides),
@@ -105,7 +107,10 @@ def _resumed(
     dirs = [*config_dirs(None), *map(Path, folder.about["config_dirs"])]
     source = ConfigSource(config_name="sweep", dirs=config_dirs(user_dir) if user_dir else dirs)
     first = [o for o in folder.about["overrides"] if _is_of_the_sweep(o)]
+    if any(key_of(override) == "launcher" for override in overrides):  # the other's settings are not its own
+        first = [o for o in first if key_of(o).partition(".")[0] != "launcher"]
     how, _ = _how(source, [*first, *overrides])
+    check_places([axis.key for axis in folder.plan.axes], how.report)
     sys.path.append(folder.about["cwd"])
     code = code_version(source.dirs)
     if code not in folder.about["code"]:
@@ -165,15 +170,25 @@ def _run(folder: SweepFolder, how: How, source: ConfigSource) -> None:
     begun = time.monotonic()
     total = folder.plan.num_points
     progress = sweep_progress(console, total, already, enabled=how.sweep.progress)
+    shown = folder.path.relative_to(Path.cwd()) if folder.path.is_relative_to(Path.cwd()) else folder.path
     with ctrl_c_noted() as interrupt, progress as report:
-        _collect(folder, how.launcher, tasks, points, interrupt, code, report)
+        try:
+            _collect(folder, how.launcher, tasks, points, interrupt, code, report)
+        except CannotLaunchError as error:
+            here = f"windtunnel sweep resume={shown} launcher=local"
+            raise ConfigError(f"{error}; on this machine instead: {here}") from error
     seconds = time.monotonic() - begun
     folder.write_runs()
     num_done, num_failed = folder.num_of(DONE), folder.num_of(FAILED)
     _tell(folder, num_done - already, seconds, console)
+    not_drawn = None
     if num_done:
-        _draw(folder, how, console)
-    shown = folder.path.relative_to(Path.cwd()) if folder.path.is_relative_to(Path.cwd()) else folder.path
+        try:
+            _draw(folder, how, console)
+        except ConfigError as error:
+            not_drawn = ConfigError(
+                f"{error}; the runs are kept, draw them: windtunnel report sweep={shown} (report.x=, metric=, ...)"
+            )
     if len(folder.rows) < total:
         console.print(
             f"{total - len(folder.rows):,} runs are left: windtunnel sweep resume={shown}",
@@ -182,6 +197,8 @@ def _run(folder: SweepFolder, how: How, source: ConfigSource) -> None:
             highlight=False,
         )
     console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
+    if not_drawn is not None:
+        raise not_drawn
     if interrupt.noted or len(folder.rows) < total:
         raise KeyboardInterrupt
     if num_failed:

@@ -25,7 +25,7 @@ from sim.report.files import table_bytes
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 
-SWEEP, RUNS, SUMMARY = "sweep.json", "runs.parquet", "summary.json"
+SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "error.txt"
 KIND = "windtunnel sweep"
 DONE, FAILED, REFUSED = "done", "failed", "refused"
 OWN_COLUMNS = ("run", "status", "error", "wall_s", "code")
@@ -98,6 +98,7 @@ class SweepFolder:
             folder.mkdir(exist_ok=True)
             for name, content in flown.files.items():
                 _write_at_once(folder / name, content)
+            (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise self._cannot_write(error) from error
@@ -111,7 +112,7 @@ class SweepFolder:
             folder = self.run_dir(point.index)
             try:
                 folder.mkdir(exist_ok=True)
-                _write_at_once(folder / "error.txt", traceback.encode())
+                _write_at_once(folder / ERROR, traceback.encode())
             except OSError as error:
                 raise self._cannot_write(error) from error
 
@@ -120,15 +121,16 @@ class SweepFolder:
 
     def table(self) -> pd.DataFrame:
         """One row a run that has ended, in the order of the points."""
-        table = pd.DataFrame([self.rows[index] for index in sorted(self.rows)])
-        if table.empty:
+        if not self.rows:
             return pd.DataFrame(columns=["run", *(axis.key for axis in self.plan.axes), *OWN_COLUMNS[1:]])
-        for axis in self.plan.axes:
-            if not all(
-                isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values
-            ):
-                table[axis.key] = [shown(value) for value in table[axis.key]]
-        return table
+        in_words = [
+            axis.key
+            for axis in self.plan.axes
+            if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in axis.values)
+        ]
+        # Before pandas sees them: it would make NaN of null, and 2000.0 of the 2000 beside it.
+        rows = [row | {key: shown(row[key]) for key in in_words} for _, row in sorted(self.rows.items())]
+        return pd.DataFrame(rows)
 
     def write_runs(self, *, now: bool = True) -> None:
         """Replace runs.parquet; not `now`: only if that has not been done for seconds."""

@@ -136,10 +136,13 @@ def plan_of(overrides: Sequence[str], source: ConfigSource) -> Plan:
     groups = find_groups(source.dirs)
     composed = [key for key in map(key_of, (o[0] for o in several)) if _is_composed(key, groups, keys)]
     composed += [key_of(of_one[0]) for of_one in several if _needs_hydra(of_one)]
-    return Plan(
-        alternatives=tuple(map(tuple, alternatives)),
-        axes=tuple(_axis(of_one, composed) for of_one in several),
-    )
+    axes = tuple(_axis(of_one, composed) for of_one in several)
+    for axis in axes:
+        if len(set(map(_identity, axis.values))) < len(axis.values):
+            raise ConfigError(
+                f"{axis.key}={','.join(o.partition('=')[2] for o in axis.overrides)}: must be different"
+            )
+    return Plan(alternatives=tuple(map(tuple, alternatives)), axes=axes)
 
 
 def key_of(override: str) -> str:
@@ -153,8 +156,6 @@ def _check_axis(overrides: Sequence[str], keys: Sequence[str]) -> None:
         raise ConfigError(f"{key}: no setting of a sweep; sweep.tables=true writes the tables of every run")
     if keys.count(key) > 1:
         raise ConfigError(f"{key}: is given twice; it can have several values or one")
-    if len(set(overrides)) < len(overrides):
-        raise ConfigError(f"{key}={','.join(o.partition('=')[2] for o in overrides)}: must be different")
 
 
 def _is_composed(key: str, groups: Any, keys: Sequence[str]) -> bool:
@@ -186,6 +187,11 @@ def _value(override: str) -> Any:
     value = value_of(override)
     is_plain = value is None or isinstance(value, bool | int | float | list | str)
     return value if is_plain else text
+
+
+def _identity(value: Any) -> tuple[bool, Any]:
+    """The same for 1 and 1.0, another for true; it can be a member of a set."""
+    return isinstance(value, bool), tuple(map(_identity, value)) if isinstance(value, list) else value
 
 
 def _spread(count: int, most: int) -> list[int]:

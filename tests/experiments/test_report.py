@@ -54,6 +54,7 @@ def test_axes_find_their_places():
     many = {"engine": ["a", "b"], "load": [1, 2, 4], "replicas": [2, 1], "seed": [0, 1]}
     assert places(grid(**many)) == {"x": "load", "y": "engine", "colour": "engine", "facets": ["replicas"]}
     assert places(grid(seed=[0, 1])) == {"x": None, "y": None, "colour": None, "facets": []}
+    assert any("No axis but the seed" in caveat for caveat in grid(seed=[0, 1]).caveats)
     assert places(grid(engine=["a", "b"])) == {"x": "engine", "y": None, "colour": None, "facets": []}
     asked = ReportSettings(metrics=(TTFT,), x="replicas", colour="load", facet=("engine",), y="engine")
     assert places(grid(asked, **many)) == {
@@ -157,10 +158,12 @@ def test_the_table_has_intervals_with_seeds_and_says_that_there_is_none_without(
     found = grid(engine=["a", "b"], seed=[0.5, 1.5])
     assert rows(found) == [
         ["engine", "TTFT p99, ms", "cost usd"],
-        ["a", "101 ± 6.35", "1.00 ± 0"],  # 100 and 101 ms; t = 12.7, standard error 0.5 ms
-        ["b", "201 ± 6.35", "1.00 ± 0"],
+        ["a", "101 ± 6.4", "1.00 ± 0"],  # 100 and 101 ms; t = 12.7, standard error 0.5 ms
+        ["b", "201 ± 6.4", "1.00 ± 0"],
     ]
     assert not found.caveats
+    same = table(engine=["a", "b"], seed=range(3)).assign(**{TTFT: [0.1 + 0.2, 0.3, 0.3] * 2})
+    assert rows(grid_of(same, ["engine", "seed"], ReportSettings(metrics=(TTFT,)), []))[1][1] == "300 ± 0"
     alone = grid(engine=["a", "b"])
     assert rows(alone)[1][1] == "100"
     assert alone.caveats[0].startswith("One seed has no interval")

@@ -145,6 +145,8 @@ def test_a_point_has_the_settings_that_hydra_would_give_it(overrides):
         (["seed=1"], "^no setting has several values"),
         (["replicas=1,2", "replicas=3"], "^replicas: is given twice"),
         (["replicas=1,1"], "^replicas=1,1: must be different"),
+        (["load=1,1.0"], "^load=1,1.0: must be different"),
+        (["workload.arrivals.x=[1,true],[1.0,true]"], "must be different"),
         (["replicas=interval(1,2)"], "^a sweep has a list of values"),
         (["seed=1,2", "launcher=local,ray"], "^launcher: must have one value"),
         (["seed=1,2", "sweep.tables=true,false"], "^sweep.tables: must have one value"),
@@ -165,6 +167,8 @@ def test_what_is_no_sweep_is_refused(overrides, message):
         (["replikas=1,2"], "replikas: no such group or setting; nearest: replicas"),
         (["batching=chunked,chunkd"], "batching=chunkd: no such choice; nearest: chunked"),
         (["seed=1,2", "launcher.jobs=0"], "launcher.jobs=0: must be >= 1"),
+        (["seed=1,2", "report.x=load"], "report.x=load: no axis of this sweep; it has none but the seed"),
+        (["load=1,2", "report.facet=[lode]"], "report.facet=lode: no axis of this sweep; nearest: load"),
         (["seed=1,2", "report.format=[pdf]"], "report.format=pdf: no such format"),
         (["seed=1,2", "--multirun"], "--multirun: a sweep takes several values without it"),
         (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for a single run"),
@@ -287,10 +291,12 @@ def test_a_crash_or_a_killed_worker_leaves_the_others(capsys, monkeypatch, tmp_p
     assert runs["error"][4] == "RuntimeError: a bug"
     assert "in fill" in Path("out/4/error.txt").read_text()
     assert "2 of 6 runs done, 4 failed" in capsys.readouterr().out
+    assert Path("out/5/error.txt").exists()
     Path("doomed.py").write_text(KILLER.replace('"killed"', '"no more"').replace('"raises"', '"no more"'))
     monkeypatch.delitem(sys.modules, "doomed")
     assert sweep("resume=out", "launcher.jobs=2") == 0
     assert set(runs_of()["status"]) == {"done"}
+    assert not list(Path("out").glob("*/error.txt"))
 
 
 def test_points_that_cannot_be_built_may_be_skipped(capsys):
@@ -406,6 +412,36 @@ def test_an_interpolation_without_an_end_is_told():
         resolved({"a": "${nothing}"})
     with pytest.raises(ConfigError):
         resolved({"a": "${b}", "b": "${a}"})
+
+
+def test_null_beside_numbers_and_truth_values_are_words_in_the_table(tmp_path):
+    plan = plan_of(["engine.num_kv_blocks=null,2000", "load=1,2.5", "engine.x=true,1"], SOURCE)
+    folder = SweepFolder.create(tmp_path / "out", plan, {})
+    for point in plan.points():
+        folder.note_failure(point, "failed", "", "", "c")
+    table = folder.table()
+    assert table["engine.num_kv_blocks"].tolist() == ["null"] * 4 + ["2000"] * 4
+    assert table["load"].tolist() == [1, 1, 2.5, 2.5] * 2
+    assert table["engine.x"].tolist() == ["true", "1"] * 4
+
+
+def test_another_launcher_goes_on_where_the_first_could_not_begin(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ray = ["launcher=ray", "launcher.address=127.0.0.1:9", "launcher.connect_s=1"]
+    assert sweep(*SMALL, "seed=0,1", *ray, "hydra.run.dir=out") == 2
+    assert "on this machine instead: windtunnel sweep resume=out launcher=local" in capsys.readouterr().err
+    assert sweep("resume=out", "launcher=local", "launcher.jobs=1") == 0
+    assert runs_of()["status"].tolist() == ["done"] * 2
+
+
+def test_what_cannot_be_drawn_leaves_the_runs_and_says_how_to_draw_them(capsys):
+    own = ["seed=0,1", "report.metrics=[foo.bar]", "launcher.jobs=1", "hydra.run.dir=out"]
+    assert sweep(*SMALL, *own) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "out"
+    assert "metric=foo.bar: no figure of these runs" in told.err
+    assert "windtunnel report sweep=out" in told.err
+    assert runs_of()["status"].tolist() == ["done"] * 2
 
 
 def test_axes_are_listed_with_every_choice_of_a_glob():
