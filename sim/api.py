@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
 from sim.events import events_table
+from sim.metrics.dialects import DIALECTS, in_dialects
+from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.pool import PoolSettings
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.dialect_tables import dialect_frame
 from sim.report.files import write_result
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
@@ -34,6 +38,8 @@ from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, run
 
+TIMELINE_REQUESTS = 10_000
+"""As `output.timeline_requests` of `windtunnel simulate`."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 """Texts that Hydra takes without quotes as they are."""
@@ -54,7 +60,8 @@ def simulate(
 
     overrides: settings as on the command line, `"workload.num_requests=500"`.
     model, hardware, workload, and any other group as a keyword: the name of a choice (`windtunnel list`), a
-    mapping of settings below it, or an object in its place, such as a policy of your own. Two underscores
+    mapping of settings below it, or an object in its place, such as a policy of your own; None as a keyword
+    of another group is its choice `none`, where it has one (`slo=None`). Two underscores
     stand for the dot of a setting: `workload__num_requests=500`, `seed=3`, `engine__max_num_seqs=64`.
     policy: an engine's name (`vllm`), whose policies are taken; a mapping of policy groups to choices or
     objects (`{"batching": "static", "caching": "radix"}`); or a batching policy.
@@ -70,14 +77,23 @@ def simulate(
         given = _of_policy(policy) | given
     dirs = config_dirs(None if config_dir is None else Path(config_dir))
     texts, objects = list(overrides), {}
-    groups = find_groups(dirs)
+    groups = {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
+    _check_engine(policy, groups)
     for key, value in given.items():
-        if not _is_plain(value):
+        if value is None and "none" in groups.get(key, ()):
+            texts.append(f"{key}=none")
+        elif not _is_plain(value):
             objects[key] = value
         elif isinstance(value, Mapping) and key in groups:
             texts += [_override(f"{key}.{name}", item) for name, item in value.items()]
         else:
             texts.append(_override(key, value))
+    for text in (*texts, *objects):
+        if text.lstrip("+~").partition("=")[0].partition(".")[0] == "output":
+            raise ConfigError(
+                f"{text}: simulate() writes nothing; result.write(folder) does, "
+                "result.write(folder, timeline=True, vllm_bench=True)"
+            )
     return fly(ConfigSource(config_name="simulate", dirs=dirs), texts, objects)
 
 
@@ -96,7 +112,8 @@ def fly(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) 
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     for key, value in objects.items():
         config[key] = {"name": f"{type(value).__module__}.{type(value).__qualname__}"}
-    command = None if objects else shlex.join(["windtunnel", "simulate", *overrides])
+    own_dirs = [word for path in source.dirs[1:] for word in ("--config-dir", str(path))]
+    command = None if objects else shlex.join(["windtunnel", "simulate", *overrides, *own_dirs])
     return Result(run=result, config=config, command=command)
 
 
@@ -106,7 +123,7 @@ class Result:
 
     run: RunResult
     """Its records, for what is not here."""
-    config: dict[str, Any] = field(repr=False)
+    config: dict[str, Any]
     """The resolved configuration; objects are replaced by their class's name."""
     command: str | None
     """The same run on the command line; None where objects were given."""
@@ -141,6 +158,18 @@ class Result:
         """Statistics in columns (`p50_s`), one row a latency: TTFT, TPOT, ITL, E2E, queue."""
         rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
         return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def dialects(self) -> pd.DataFrame:
+        """The run by the definitions of other tools: a row a figure and dialect, `name` as the tool calls it.
+
+        Of latencies mean_s, p50_s, p90_s, p99_s; of all else value; NaN where a tool has none. Side by side:
+        `result.dialects["value"].unstack()`. Requests with several answers have no gaps.
+        """
+        records = self.run.records
+        times = known_token_times(records.requests, records.iterations, records.own_gaps)
+        told = in_dialects(DIALECTS, records.requests, times, self._window, self.run.slo)
+        return dialect_frame({**self.summary, "dialects": told})
 
     def plot_latencies(self) -> go.Figure:
         """CDFs of TTFT, TPOT, ITL and E2E with the SLO's limits."""
@@ -184,9 +213,27 @@ class Result:
             raise ValueError("all replicas served all the time: there is nothing to draw")
         return figure
 
-    def write(self, folder: str | Path) -> None:
-        """All that `windtunnel simulate` writes: summary.json, config.yaml, the tables, report.html."""
-        write_result(Path(folder), self.run, self.config, tables=True, report=True)
+    def write(self, folder: str | Path, *, vllm_bench: bool = False, timeline: bool = False) -> None:
+        """All that `windtunnel simulate` writes: summary.json, config.yaml, the tables, report.html.
+
+        vllm_bench: also vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError where requests
+        have several answers. timeline: also timeline.json, for Perfetto, of the first 10,000 requests.
+        """
+        notes = write_result(
+            Path(folder),
+            self.run,
+            self.config,
+            tables=True,
+            report=True,
+            timeline=timeline,
+            timeline_requests=TIMELINE_REQUESTS,
+            vllm_bench=vllm_bench,
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<Result: {wording.verdict(self.summary)}>"
 
     def __str__(self) -> str:
         return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])
@@ -217,6 +264,15 @@ def _of_policy(policy: Any) -> dict[str, Any]:
     if isinstance(policy, Mapping):
         return {str(group): value for group, value in policy.items()}
     return {"batching": policy}
+
+
+def _check_engine(policy: Any, groups: Mapping[str, list[str]]) -> None:
+    """Raise ConfigError for a batching policy's name where an engine's stands."""
+    if isinstance(policy, str) and policy not in groups["engine"] and policy in groups["batching"]:
+        raise ConfigError(
+            f"policy={policy}: no engine has that name, a batching policy has: "
+            f"policy={{'batching': '{policy}'}}"
+        )
 
 
 def _is_plain(value: Any) -> bool:

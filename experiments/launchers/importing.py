@@ -19,13 +19,19 @@ def python_path() -> str:
 
 @contextmanager
 def passed_on() -> Iterator[None]:
-    """Set it for processes that are started inside."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = python_path()
+    """Set it for processes that are started inside.
+
+    Safe path: `python -m` would put the working directory in front, and a file there, say random.py or sim/,
+    in the place of ours.
+    """
+    own = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

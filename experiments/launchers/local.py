@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from experiments.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt
+from experiments.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from sim.interrupt import Interrupt
 
 PATIENCE_S = 0.5
@@ -53,12 +53,15 @@ def _here(
 ) -> Generator[Outcome[R], None, None]:
     index = 0
     while not interrupt.noted and (task := next_task()) is not None:
-        result, failure = None, None
+        result: R | None = None
+        failure: Exception | None = None
         try:
             result = work(task)
         except KeyboardInterrupt:
             interrupt.noted = True
             return
+        except SystemExit as stop:
+            failure = exited(stop)
         except Exception as error:
             failure = error
         yield Outcome(index, result, failure)
@@ -151,7 +154,8 @@ def _how_it_ended(exitcode: int | None) -> str:
         how = f"was killed ({signal.Signals(-exitcode).name})"
     elif exitcode:
         how = f"ended abruptly (exit code {exitcode})"
-    return f"its process {how}, perhaps for lack of memory; try fewer jobs"
+    why = ", perhaps for lack of memory; try fewer jobs" if exitcode == -signal.SIGKILL else ""
+    return f"its process {how}{why}"
 
 
 def _serve(pipe: Connection, work: Callable[[T], R], parent: int) -> None:

@@ -66,10 +66,19 @@ def attempt(work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None
         return work(task), None
     except KeyboardInterrupt:
         return None, CutShortError()
+    except SystemExit as stop:
+        return None, exited(stop)
     except Exception as error:
         if not isinstance(error, ConfigError):
             error.add_note(f"in a worker, {task.name}:\n{traceback.format_exc()}")
         return None, _picklable(error)
+
+
+def exited(stop: SystemExit) -> RuntimeError:
+    """A policy of the user's that calls sys.exit ends its own run, and no other: its traceback is a note."""
+    error = RuntimeError(f"the run called sys.exit({'' if stop.code is None else repr(stop.code)})")
+    error.add_note("".join(traceback.format_exception(stop)))
+    return error
 
 
 def _picklable(error: Exception) -> Exception:

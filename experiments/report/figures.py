@@ -23,6 +23,8 @@ DASHES = ("solid", "dash", "dot")
 COLUMNS = 3
 PANEL_PX = 290
 MAX_LABELLED_CELLS = 60
+LOGARITHMIC_OVER = 30.0
+"""Ratio of a metric's largest to its smallest mean over which its axis and its colour are logarithmic."""
 SCALE = [[0.0, "#eef3f9"], [0.5, "#5b9bd5"], [1.0, "#173f6b"]]
 
 
@@ -34,13 +36,18 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
     panels = grid.panels[:MAX_PANELS]
     drawing, where = _panels(panels, shared_y=True)
     factor, _ = unit_of(metric)
+    floor = _floor(grid, metric)
     for i, panel in enumerate(panels):
         for j, value in enumerate(grid.colour.values if grid.colour else (None,)):
             chosen = {**panel, **({grid.colour.key: value} if grid.colour else {})}
             name = shown(value) if grid.colour else ""
             style = {"color": COLOURS[j % len(COLOURS)], "dash": DASHES[j // len(COLOURS) % len(DASHES)]}
             known = [(v, grid.at({**chosen, x.key: v}, metric)) for v in x.values]
-            along = [(v, interval) for v, interval in known if not math.isnan(interval.mean)]
+            along = [
+                (v, interval if floor is None else interval._replace(low=_at_least(interval.low, floor)))
+                for v, interval in known
+                if not math.isnan(interval.mean)
+            ]
             for trace in _traces(x, along, name, style, factor, legend=i == 0 and grid.colour is not None):
                 drawing.add_trace(trace, **where[i])
     if x.is_numeric:
@@ -50,7 +57,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
             type="category", categoryorder="array", categoryarray=[shown(v) for v in x.values]
         )
     drawing.update_xaxes(title=x.key)
-    drawing.update_yaxes(rangemode="tozero")
+    drawing.update_yaxes(**({"rangemode": "tozero"} if floor is None else {"type": "log"}))
     drawing.update_yaxes(title=named(metric), col=1)
     return _laid_out(drawing, len(panels), legend_title=grid.colour.key if grid.colour else "")
 
@@ -64,6 +71,7 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
     panels = _combinations(others)[:MAX_PANELS]
     drawing, where = _panels(panels, shared_y=True)
     factor, _ = unit_of(metric)
+    is_log = _floor(grid, metric) is not None
     labelled = len(x.values) * len(y.values) <= MAX_LABELLED_CELLS
     for i, panel in enumerate(panels):
         values = [
@@ -73,12 +81,15 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
         cell = go.Heatmap(
             x=[shown(v) for v in x.values],
             y=[shown(v) for v in y.values],
-            z=cells,
+            z=[[math.log10(v) if is_log and v is not None else v for v in row] for row in cells],
+            text=[
+                ["" if v is None else f"{v:,.3g}" if v < 1000 else f"{v:,.0f}" for v in row] for row in cells
+            ],
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
-            texttemplate="%{z:.3~g}" if labelled else None,
-            hovertemplate=f"{x.key}=%{{x}}, {y.key}=%{{y}}: %{{z:,.4~g}}<extra></extra>",
+            texttemplate="%{text}" if labelled else None,
+            hovertemplate=f"{x.key}=%{{x}}, {y.key}=%{{y}}: %{{text}}<extra></extra>",
         )
         drawing.add_trace(cell, **where[i])
     drawing.update_xaxes(title=x.key, type="category")
@@ -87,7 +98,8 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
     _laid_out(drawing, len(panels))
     drawing.update_xaxes(showgrid=False)
     drawing.update_yaxes(showgrid=False)
-    drawing.update_layout(coloraxis={"colorscale": SCALE, "colorbar": {"title": named(metric)}})
+    bar = {"title": named(metric), **(_log_ticks(grid, metric) if is_log else {})}
+    drawing.update_layout(coloraxis={"colorscale": SCALE, "colorbar": bar})
     return drawing
 
 
@@ -115,6 +127,38 @@ def parallel(grid: Grid) -> go.Figure | None:
         )
     )
     return styled(drawing, height_px=460, margin={"l": 90, "r": 70, "t": 110, "b": 30})
+
+
+def _means(grid: Grid, metric: Metric) -> list[float]:
+    """Of all cells, as they are drawn."""
+    factor, _ = unit_of(metric)
+    means = (factor * cell[metric.key].mean for cell in grid.cells.values())
+    return [mean for mean in means if math.isfinite(mean)]
+
+
+def _floor(grid: Grid, metric: Metric) -> float | None:
+    """Where a logarithmic axis of the metric ends below, in its own unit; None: its axis is linear."""
+    means = _means(grid, metric)
+    if not means or min(means) <= 0 or max(means) / min(means) <= LOGARITHMIC_OVER:
+        return None
+    return min(means) / unit_of(metric)[0] / 2
+
+
+def _at_least(low: float, floor: float) -> float:
+    """A band has a bound on a logarithmic axis, too; NaN stays."""
+    return low if math.isnan(low) else max(low, floor)
+
+
+def _log_ticks(grid: Grid, metric: Metric) -> dict[str, Any]:
+    """1, 3, 10, ... of a colour that stands for the logarithm."""
+    means = _means(grid, metric)
+    decades = range(math.floor(math.log10(min(means))), math.ceil(math.log10(max(means))) + 1)
+    values = [step * 10.0**decade for decade in decades for step in (1, 3)]
+    shown_values = [value for value in values if min(means) <= value <= max(means)]
+    return {
+        "tickvals": [math.log10(value) for value in shown_values],
+        "ticktext": [f"{value:,.12g}" for value in shown_values],
+    }
 
 
 def _traces(

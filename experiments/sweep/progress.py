@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,14 +11,38 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+SECONDS_BETWEEN_LINES = 30.0
+"""Where there is no terminal: a log is read later."""
+
 Report = Callable[[int, int], None]  # runs done, runs that came to nothing
 
 
 @contextmanager
 def sweep_progress(console: Console, total: int, already: int, *, enabled: bool) -> Iterator[Report]:
-    """A bar on a terminal; elsewhere nothing. already: runs that were done before."""
-    if not (enabled and console.is_terminal):
+    """A bar on a terminal; elsewhere a line on stderr now and then. already: runs that were done before."""
+    if not enabled:
         yield lambda done, failed: None
+        return
+    begun = time.monotonic()
+
+    def told(ended: int) -> tuple[float, str]:
+        """Runs a second, and the time that is left."""
+        rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
+        return rate, str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
+
+    if not console.is_terminal:
+        last_s = begun
+
+        def line(done: int, failed: int) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s < SECONDS_BETWEEN_LINES:
+                return
+            last_s = time.monotonic()
+            rate, left = told(done + failed)
+            ended = f"{done + failed:,} of {total:,} runs, {failed:,} failed"
+            print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
+
+        yield line
         return
     columns = (
         TextColumn("runs"),
@@ -26,14 +51,12 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
         TextColumn("{task.fields[failed]} failed, {task.fields[rate]:.1f}/s, {task.fields[left]} left"),
         TimeElapsedColumn(),
     )
-    begun = time.monotonic()
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=total, completed=already, failed=0, rate=0.0, left="-:--:--")
 
         def report(done: int, failed: int) -> None:
             ended = done + failed
-            rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
-            left = str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
+            rate, left = told(ended)
             progress.update(bar, completed=ended, failed=failed, rate=rate, left=left)
 
         yield report

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
+
 from sim.metrics.dialects import DIALECTS, PERCENTILES, ours
 from sim.report.wording import MISSING, milliseconds, number, percent_at_least
 
@@ -36,6 +38,23 @@ def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
     if len(found) == 1:
         return own_words(next(iter(found.values())))
     return [side_by_side(summary)]
+
+
+def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
+    """A row a figure and dialect that tells it, ours first; columns name, value, and in seconds mean_s, p50_s, ...
+
+    Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the dialects of the summary.
+    """
+    told = {"ours": ours(summary).to_json(), **summary["dialects"]}
+    rows = {
+        (key, dialect): found[key]
+        for key in (*FIGURES, *LATENCIES)
+        for dialect, found in told.items()
+        if key in found
+    }
+    columns = ["name", "value", *(f"{name}_s" for name in STATISTICS)]
+    index = pd.MultiIndex.from_tuples(rows, names=["figure", "dialect"])
+    return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
 
 def own_words(told: Mapping[str, Any]) -> list[list[list[str]]]:

@@ -82,6 +82,26 @@ def test_a_killed_worker_costs_its_own_task(jobs):
     assert str(found[3].error).startswith("its process was killed (SIGKILL), perhaps for lack of memory")
 
 
+def leaving_work(task):
+    """1 calls sys.exit; 2 ends its process past Python."""
+    if task.n == 1:
+        sys.exit(4)
+    if task.n == 2:
+        os._exit(5)
+    return task.n
+
+
+@pytest.mark.parametrize(("jobs", "count"), [(1, 2), (2, 4)])
+def test_a_run_that_exits_ends_itself_alone(jobs, count):
+    found = outcomes_of(Local(jobs=jobs), leaving_work, count)
+    assert sorted(found) == list(range(count))
+    assert str(found[1].error) == "the run called sys.exit(4)"
+    assert "leaving_work" in "".join(found[1].error.__notes__)
+    if jobs > 1:
+        assert str(found[2].error) == "its process ended abruptly (exit code 5)"
+        assert found[3].result == 3
+
+
 def test_no_process_is_left_when_the_reader_goes_away():
     outcomes = Local(jobs=2).outcomes(square, [Number(n) for n in range(50)], Interrupt())
     next(outcomes)
@@ -161,9 +181,11 @@ def test_other_processes_import_the_same_files(monkeypatch):
         assert os.environ["PYTHONPATH"].startswith(ROOT)
     assert os.environ["PYTHONPATH"] == "/somewhere/else"
     monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with passed_on():
+        assert os.environ["PYTHONSAFEPATH"] == "1"
         assert os.environ["PYTHONPATH"].startswith(ROOT)
-    assert "PYTHONPATH" not in os.environ
+    assert not {"PYTHONPATH", "PYTHONSAFEPATH"} & os.environ.keys()
 
 
 @pytest.fixture

@@ -136,6 +136,24 @@ def test_a_map_has_every_cell_and_gaps_where_nothing_is_done():
     ]
 
 
+def test_figures_far_apart_are_drawn_on_logarithmic_scales():
+    runs = table(load=[1, 2, 4], replicas=[1, 2], seed=[0, 1])
+    runs[TTFT] = np.repeat([0.01, 0.02, 0.1, 0.2, 1.0, 2.0], 2) * np.tile([0.5, 1.5], 6)
+    found = grid_of(runs, ["load", "replicas", "seed"], ReportSettings(metrics=(TTFT, COST)), [])
+    (cells,) = heat_map(found, found.metrics[0]).data
+    assert [list(row) for row in cells.z] == [
+        pytest.approx([1, 2, 3]),
+        pytest.approx(np.log10([20, 200, 2000])),
+    ]
+    assert [list(row) for row in cells.text] == [["10", "100", "1,000"], ["20", "200", "2,000"]]
+    bar = heat_map(found, found.metrics[0]).layout.coloraxis.colorbar
+    assert list(bar.ticktext) == ["10", "30", "100", "300", "1,000"]
+    drawing = lines(found, found.metrics[0])
+    assert drawing.layout.yaxis.type == "log"
+    assert all(min(trace.y) == pytest.approx(5) for trace in drawing.data[:1])  # the band would reach below 0
+    assert lines(found, found.metrics[1]).layout.yaxis.type != "log"
+
+
 def test_parallel_coordinates_go_through_every_axis_and_figure():
     found = grid(engine=["a", "b"], load=[1, 2], seed=[0, 1])
     (drawn,) = parallel(found).data

@@ -1,10 +1,12 @@
 """windtunnel sweep: the right points, each kept as it comes, whatever befalls the others."""
 
 import errno
+import io
 import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from rich.console import Console
 
 import experiments.sweep.command as command
 import experiments.sweep.folder as folder_module
+import experiments.sweep.progress as progress
 from experiments.cli import main
 from experiments.sweep.flight import Flight, Flown, flights
 from experiments.sweep.folder import SweepFolder
@@ -357,6 +361,20 @@ def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
 class _CutShort:
     def outcomes(self, work, tasks, interrupt):
         yield command.Outcome(0, Flown(figures={}, files={}, wall_s=1.0, interrupted=True), None)
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
+    seconds = itertools.count(0, 10)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+    with progress.sweep_progress(Console(file=io.StringIO()), 9, 1, enabled=True) as report:
+        for done in range(2, 8):
+            report(done, 1)
+    first, *_ = lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert re.fullmatch(r"5 of 9 runs, 1 failed, 0\.1/s, 0:00:\d\d left", first)
+    with progress.sweep_progress(Console(file=io.StringIO()), 9, 0, enabled=False) as report:
+        report(1, 0)
+    assert not capsys.readouterr().err
 
 
 def _noted(flown, fly, then=lambda: None, at=None):

@@ -1,6 +1,7 @@
 """`simulate()` from Python: the same run as the command line's, objects in the place of choices, figures."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -51,15 +52,41 @@ def test_draws_what_the_report_draws(result):
         assert figure.data
     with pytest.raises(ValueError, match="all replicas served all the time"):
         result.plot_replicas()
-    without = simulate(**SMALL, slo="none")
+    without = simulate(**SMALL, slo=None)
     with pytest.raises(ValueError, match="slo='chat'"):
         without.plot_slo()
 
 
 def test_shows_its_headline(result):
     assert "of 40 requests met it" in str(result)
+    assert "of 40 requests met it" in repr(result)
+    assert len(repr(result)) < 120
     assert "<table" in result._repr_html_()
     assert result.latencies.loc["TTFT", "p50_s"] == result.requests["ttft_s"].median()
+
+
+def test_names_the_folder_of_choices_in_its_command(tmp_path):
+    (tmp_path / "my own/slo").mkdir(parents=True)
+    (tmp_path / "my own/slo/mine.yaml").write_text(
+        "_target_: sim.metrics.slo.Slo\nname: mine\nttft_ms: 123\n"
+    )
+    found = simulate(**SMALL, slo="mine", config_dir=tmp_path / "my own")
+    words = shlex.split(found.command)
+    assert main([*words[1:], f"hydra.run.dir={tmp_path}/cli", "output.report=false"]) == 0
+    assert json.loads((tmp_path / "cli/summary.json").read_text()) == json.loads(json.dumps(found.summary))
+
+
+def test_tells_itself_in_other_tools_words(result, tmp_path):
+    told = result.dialects
+    assert told.loc[("ttft", "ours"), "p50_s"] == result.summary["ttft"]["p50_s"]
+    assert set(told.loc["ttft"].index) == {"ours", "vllm_bench", "guidellm", "aiperf", "mlperf"}
+    assert told.loc[("per_token", "guidellm"), "name"] == "ITL"
+    assert told["value"].unstack().loc["answered"].tolist() == [40] * 5
+    assert told.loc[("gap", "vllm_bench"), "p99_s"] == pytest.approx(result.summary["itl"]["p99_s"])
+    result.write(tmp_path, vllm_bench=True, timeline=True)
+    saved = json.loads((tmp_path / "vllm_bench.json").read_text())
+    assert saved["p99_ttft_ms"] == pytest.approx(1e3 * told.loc[("ttft", "vllm_bench"), "p99_s"])
+    assert (tmp_path / "timeline.json").exists()
 
 
 def test_objects_stand_for_choices():
@@ -86,6 +113,9 @@ def test_an_object_keeps_nothing_from_one_run_to_the_next():
         ({"wrkload": "poisson"}, "wrkload: no such group or setting; nearest: workload"),
         ({"hardware": "h200x"}, "hardware=h200x: no such choice; nearest: h200_sxm"),
         ({"policy": "nope"}, "engine=nope: no such choice"),
+        ({"policy": "chunked"}, "policy=chunked: no engine has that name.* policy={'batching': 'chunked'}"),
+        ({"output__timeline": True}, r"^output.timeline=true: simulate\(\) writes nothing; result.write"),
+        ({"output": {"report": False}}, r"^output.*: simulate\(\) writes nothing"),
         ({"policy": {"batchng": "static"}}, "batchng: no such group or setting; nearest: batching"),
         ({"policy": object()}, "batching: object has no fill"),
         ({"thing": object()}, "thing=object: an object can stand for a root key only"),
