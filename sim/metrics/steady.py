@@ -22,8 +22,8 @@ Analysis, 5th edition, 9.5.3. e is how many independent values would tell as muc
 autocorrelation time (Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 1992: initial monotone
 sequence), and m how many there must be, 50 and 3 / (1 - q). The last factor, ours, stands for what so few
 batches miss: rare long busy times. If neighbouring batches still resemble each other (von Neumann's ratio,
-one-sided, 5 %), in their values or in these shares, there are fewer and longer ones; below `MIN_BATCHES` there
-is no interval.
+one-sided, 5 %), in their values or in these shares, there are fewer and longer ones; below `MIN_BATCHES`
+there is no interval.
 
 COVERAGE
 """

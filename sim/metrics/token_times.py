@@ -84,8 +84,8 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
     if len(wrong):
         row = int(wrong[0])
         raise ValueError(
-            f"request {requests['request_id'].iloc[row]}: iterations and gaps give {num_tokens[row]} times of "
-            f"tokens, the requests say {told[row]} output tokens ({len(wrong)} of {len(told)} requests do "
+            f"request {requests['request_id'].iloc[row]}: iterations and gaps give {num_tokens[row]} times "
+            f"of tokens, the requests say {told[row]} output tokens ({len(wrong)} of {len(told)} requests do "
             "not fit); the tables are not of one run, or not whole"
         )
     return TokenTimes(time_s, num_tokens)

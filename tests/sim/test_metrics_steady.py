@@ -90,7 +90,7 @@ def test_intervals_of_a_run_with_memory_hold_the_truth_as_often_as_they_say(figu
 
 
 def test_an_interval_of_batch_means_by_hand():
-    """Sixteen batches of ten, means 1 to 16 shuffled: s = 4.761, t(15) = 2.131; each full of alternating noise."""
+    """Sixteen batches of ten, means 1 to 16 shuffled: s = 4.761, t(15) = 2.131; with alternating noise."""
     means = np.array([9.0, 4, 14, 1, 11, 6, 16, 3, 8, 13, 2, 15, 5, 10, 7, 12])
     # Noise that neighbours contradict leaves no memory: 160 values tell as much as 160.
     values = np.repeat(means, 10) + np.tile([100.0, -100.0], 80)
@@ -103,7 +103,7 @@ def test_an_interval_of_batch_means_by_hand():
 
 
 def test_bounds_of_a_percentile_are_quantiles_and_need_values_beyond_them():
-    """Exponential ones: the bounds of p99 have shares about 0.99 on both sides, more of the values above it."""
+    """Exponential ones: the bounds of p99 have shares about 0.99 on both sides."""
     values = np.random.default_rng(0).exponential(size=8000)
     found = interval(values, percentile(99))
     below, above = (np.mean(values <= bound) for bound in (found.low, found.high))
