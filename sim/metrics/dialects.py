@@ -124,7 +124,7 @@ def vllm_bench(served: Served, slo: Slo | None) -> InDialect:
 
 def guidellm(served: Served, slo: Slo | None) -> InDialect:
     """guidellm; its goodput leaves out answers of one token where the SLO has a TPOT: they have none."""
-    done, tokens = served.done, served.output_tokens.astype(np.float64)
+    done, tokens = served.done, served.longest_tokens.astype(np.float64)
     start_s = float(served.sent_s.min()) if len(served.sent_s) else served.window.start_s
     duration_s = _last_end_s(served) - start_s
     several = tokens > 1
@@ -134,7 +134,9 @@ def guidellm(served: Served, slo: Slo | None) -> InDialect:
     rates = {
         "duration_s": Rate("duration (s)", duration_s),
         "requests_per_s": Rate("requests_per_second", _per(done.sum(), duration_s)),
-        "output_tokens_per_s": Rate("output_tokens_per_second", _per(tokens[done].sum(), token_span_s)),
+        "output_tokens_per_s": Rate(
+            "output_tokens_per_second", _per(served.output_tokens[done].sum(), token_span_s)
+        ),
     }
     if slo is not None:
         good = served.within(slo, one_token=False)

@@ -92,7 +92,7 @@ def intervals(
     if "slo_met" in table:
         met = table["slo_met"].to_numpy(dtype=np.bool_)
         found["goodput"] = {
-            "share": interval(measured["slo_met"].to_numpy(dtype=np.float64)),
+            "share": _share(measured["slo_met"].to_numpy(dtype=np.float64)),
             "requests_per_s": rate(finished_s[met], None),
         }
     told = {section: {key: _told(one) for key, one in keys.items()} for section, keys in found.items()}
@@ -100,6 +100,19 @@ def intervals(
 
 
 _FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) for q in PERCENTILES}}
+
+
+def _share(met: NDArray[np.float64]) -> RunInterval:
+    """Of none or of all there is a bound on one side only: the rule of three, 3 / n from it.
+
+    That is 1 - 0.05^(1 / n) for independent requests. Source: Hanley and Lippman-Hand, If nothing goes wrong,
+    is everything all right?, JAMA 249, 1983.
+    """
+    if not len(met) or 0 < met.mean() < 1:
+        return interval(met)
+    beyond = min(3 / len(met), 1.0)
+    all_met = bool(met[0])
+    return RunInterval(float(all_met), 1 - beyond if all_met else 0.0, 1.0 if all_met else beyond, 0)
 
 
 def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64] | None], RunInterval]:

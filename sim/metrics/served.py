@@ -28,6 +28,9 @@ class Served:
     last_s: Values
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
+    """Of all answers of a request: what rates count."""
+    longest_tokens: NDArray[np.int64]
+    """Of the longest of them, which ends last: what times per token are over."""
     done: NDArray[np.bool_]
     token_s: Values
     """When each token came; none where that cannot be told."""
@@ -56,7 +59,8 @@ class Served:
             first_s=table["first_token_s"].to_numpy(np.float64),
             last_s=table["last_token_s"].to_numpy(np.float64),
             prompt_tokens=table["prompt_tokens"].to_numpy(np.int64),
-            output_tokens=table.get("longest_tokens", table["output_tokens"]).to_numpy(np.int64),
+            output_tokens=table["output_tokens"].to_numpy(np.int64),
+            longest_tokens=table.get("longest_tokens", table["output_tokens"]).to_numpy(np.int64),
             done=(table["status"] == "finished").to_numpy(np.bool_),
             token_s=times.time_s[token_row >= 0],
             token_row=token_row[token_row >= 0],
@@ -75,9 +79,9 @@ class Served:
     @property
     def per_token_s(self) -> Values:
         """Without the first; NaN for answers of one token."""
-        several = self.output_tokens > 1
+        several = self.longest_tokens > 1
         return np.where(
-            several, (self.last_s - self.first_s) / np.where(several, self.output_tokens - 1, 1), np.nan
+            several, (self.last_s - self.first_s) / np.where(several, self.longest_tokens - 1, 1), np.nan
         )
 
     @property

@@ -10,24 +10,29 @@ White, Cobb and Spratt, A comparison of five steady-state truncation heuristics 
 Simulation Conference 2000; half of the data as the bound: Hoad, Robinson and Davies, Automating warm-up
 length estimation, JORS 61, 2010.
 
-Intervals by sectioning: latencies of one run resemble their neighbours, so the usual interval of a mean is
-far too narrow. The run is cut into batches of equally many values, each long against that memory; with b
-batches, x_j the figure of batch j and x that of the whole run,
+Intervals by batch means: latencies of one run resemble their neighbours, so the usual interval of a mean is
+far too narrow. The run is cut into b batches of equally many values, each long against that memory; with x_j
+the mean of batch j and x that of all of them,
 
-    x +- t(b - 1, 0.975) sqrt(sum_j (x_j - x)^2 / (b (b - 1)))
+    h = t(b - 1, 0.975) sqrt(sum_j (x_j - x)^2 / (b (b - 1))) sqrt(1 + 2 m / e)
 
-For a mean that is the method of batch means. Source: Law, Simulation Modeling and Analysis, 5th edition,
-9.5.3; sections for quantiles: Asmussen and Glynn, Stochastic Simulation, 2007, III.5a. If neighbouring
-batches still resemble each other (von Neumann's ratio, one-sided, 5 %), there are fewer and longer batches;
-below `MIN_BATCHES` there is no interval.
+A mean is within +- h. A percentile q has the quantiles at q - h and q + h as its bounds, with x_j the shares
+of values up to it; where q + h is 1 or more, the run is too short. Source: Law, Simulation Modeling and
+Analysis, 5th edition, 9.5.3. e is how many independent values would tell as much: n over the integrated
+autocorrelation time (Geyer, Practical Markov chain Monte Carlo, Statistical Science 7, 1992: initial monotone
+sequence), and m how many there must be, 50 and 3 / (1 - q). The last factor, ours, stands for what so few
+batches miss: rare long busy times. If neighbouring batches still resemble each other (von Neumann's ratio,
+one-sided, 5 %), in their values or in these shares, there are fewer and longer ones; below `MIN_BATCHES`
+there is no interval.
+
+COVERAGE
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +44,12 @@ Values = NDArray[np.float64]
 
 GROUP = 5  # values to an average of MSER-5
 MIN_GROUPS = 20  # fewer say nothing about a warm-up
-BATCHES = (32, 24, 16, 12, 8)
+BATCHES = (16, 8)
 MIN_BATCHES = BATCHES[-1]
 MIN_PER_BATCH = 10
+MIN_INDEPENDENT = 50  # values' worth that a figure needs at least
+MIN_BEYOND = 3  # of them beyond a percentile
+_MEMORY_GROUPS = 4096  # at most, in which the memory is looked for: a batch has hundreds of them
 _DEPENDENT = 0.05  # chance to call independent batches dependent
 
 
@@ -70,25 +78,26 @@ class RunInterval(NamedTuple):
     num_batches: int
     lack: Lack | None = None
 
-    @property
-    def half_width(self) -> float:
-        return self.high - self.value
-
 
 class Figure(NamedTuple):
-    """What is worked out of values: along the last axis of an array."""
+    """The mean; or a percentile: the value up to which a share of the values lies."""
 
-    of: Callable[[Values], Any]
+    share: float | None = None
     min_per_batch: int = MIN_PER_BATCH
+    min_independent: float = MIN_INDEPENDENT
+
+    def of(self, values: Values) -> float:
+        """values: one or more."""
+        return float(values.mean() if self.share is None else np.percentile(values, 100 * self.share))
 
 
-MEAN = Figure(lambda values: values.mean(axis=-1))
+MEAN = Figure()
 
 
 def percentile(q: float) -> Figure:
     """q from 0 to 100, below 100. A batch must be long enough to have a value beyond it: 100 for p99."""
-    beyond = math.ceil(round(1 / (1 - q / 100), 6))
-    return Figure(lambda values: np.percentile(values, q, axis=-1), max(MIN_PER_BATCH, beyond))
+    beyond = round(1 / (1 - q / 100), 6)
+    return Figure(q / 100, max(MIN_PER_BATCH, math.ceil(beyond)), max(MIN_INDEPENDENT, MIN_BEYOND * beyond))
 
 
 def warm_up(values: Values) -> WarmUp:
@@ -113,24 +122,63 @@ def warm_up(values: Values) -> WarmUp:
 
 
 def interval(values: Values, figure: Figure = MEAN) -> RunInterval:
-    """A figure of a run's steady values, in order of time, and its interval by sections; NaN is left out."""
+    """A figure of a run's steady values, in order of time, and its interval by batches; NaN is left out."""
     known = values[~np.isnan(values)]
     if not len(known):
         return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
-    whole = float(figure.of(known))
+    whole = figure.of(known)
+    if len(known) < MIN_BATCHES * figure.min_per_batch:
+        return RunInterval(whole, math.nan, math.nan, 0, Lack.SHORT)
+    counted = known if figure.share is None else (known <= whole).astype(np.float64)
+    independent = len(known) / max(_memory(known), _memory(counted))
+    if independent < figure.min_independent:
+        lack = Lack.DEPENDENT if independent < MIN_INDEPENDENT else Lack.SHORT
+        return RunInterval(whole, math.nan, math.nan, 0, lack)
+    widened = math.sqrt(1 + 2 * figure.min_independent / independent)
     lack = Lack.SHORT
     for num_batches in BATCHES:
-        length = len(known) // num_batches
-        if length < figure.min_per_batch:
+        if len(known) < num_batches * figure.min_per_batch:
             continue
-        batches = known[len(known) - num_batches * length :].reshape(num_batches, length)
-        of_batches = np.asarray(figure.of(batches), dtype=np.float64)
-        if _are_independent(of_batches):
-            error = math.sqrt(float(((of_batches - whole) ** 2).sum()) / (num_batches * (num_batches - 1)))
-            half_width = float(stdtrit(num_batches - 1, (1 + CONFIDENCE) / 2)) * error
+        means = _batch_means(counted, num_batches)
+        if not (_are_independent(means) and _are_independent(_batch_means(known, num_batches))):
+            lack = Lack.DEPENDENT
+            continue
+        error = float(means.std(ddof=1)) / math.sqrt(num_batches)
+        half_width = float(stdtrit(num_batches - 1, (1 + CONFIDENCE) / 2)) * error * widened
+        if figure.share is None:
             return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
-        lack = Lack.DEPENDENT
+        if half_width < min(figure.share, 1 - figure.share):
+            ends = 100 * (figure.share - half_width), 100 * (figure.share + half_width)
+            low, high = (float(bound) for bound in np.percentile(known, ends))
+            # A percentile may be a rounding error away from itself.
+            return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
+        lack = Lack.SHORT
     return RunInterval(whole, math.nan, math.nan, 0, lack)
+
+
+def _batch_means(values: Values, num_batches: int) -> Values:
+    """Of the last values, as many as fill the batches."""
+    length = len(values) // num_batches
+    means: Values = values[len(values) - num_batches * length :].reshape(num_batches, length).mean(axis=1)
+    return means
+
+
+def _memory(values: Values) -> float:
+    """Integrated autocorrelation time, in values, at least 1: so many tell no more than an independent one.
+
+    Long series are averaged in groups first: what is shorter than a group is then counted as a group.
+    """
+    length = -(-len(values) // _MEMORY_GROUPS)
+    groups = values[len(values) % length :].reshape(-1, length).mean(axis=1)
+    num = len(groups)
+    products = np.abs(np.fft.rfft(groups - groups.mean(), 2 * num)) ** 2
+    covariances = np.fft.irfft(products, 2 * num)[:num]
+    if covariances[0] <= 0:
+        return 1.0
+    pairs = covariances[: num // 2 * 2].reshape(-1, 2).sum(axis=1) / covariances[0]
+    ends = np.flatnonzero(pairs <= 0)
+    before = pairs[: ends[0]] if len(ends) else pairs
+    return max(1.0, length * (2 * float(np.minimum.accumulate(before).sum()) - 1))
 
 
 def _averages(groups: NDArray[np.float64]) -> Values:

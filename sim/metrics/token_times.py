@@ -54,7 +54,7 @@ def known_token_times(
 
 
 def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.DataFrame) -> TokenTimes:
-    """The tables of `RunRecords`. Raises ValueError where a request has several answers."""
+    """The tables of `RunRecords`. Raises ValueError for several answers and for tables that do not fit."""
     if "samples" in requests and (requests["samples"] > 1).any():
         raise ValueError(
             "requests have several answers: which of them a token belongs to is not recorded; "
@@ -81,7 +81,13 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
     num_tokens = np.bincount(spans.row, weights=num_by_span, minlength=len(requests)).astype(np.int64)
     told = requests["output_tokens"].to_numpy()
     wrong = np.flatnonzero(num_tokens != told)
-    assert not len(wrong), f"row {wrong[0]}: {num_tokens[wrong[0]]} times for {told[wrong[0]]} tokens"
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"request {requests['request_id'].iloc[row]}: iterations and gaps give {num_tokens[row]} times "
+            f"of tokens, the requests say {told[row]} output tokens ({len(wrong)} of {len(told)} requests do "
+            "not fit); the tables are not of one run, or not whole"
+        )
     return TokenTimes(time_s, num_tokens)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sim.report import wording
@@ -53,10 +54,22 @@ _INTERVALS = (
 
 
 def _plus_minus(one: dict[str, Any], value: float, is_share: bool) -> str:
-    half_width = one["high"] - value
+    up, down = one["high"] - value, value - one["low"]
     if is_share:
-        return f"± {100 * half_width:.1f} points"
-    return f"± {100 * half_width / value:.2g} %" if value else "± 0"
+        return _one_sided(one, value) if value in (0, 1) else f"± {100 * up:.1f} points"
+    if not value:
+        return "± 0"
+    more, less = f"{100 * up / value:.2g}", f"{100 * down / value:.2g}"
+    return f"± {more} %" if more == less else f"-{less} to +{more} %"
+
+
+def _one_sided(one: dict[str, Any], value: float) -> str:
+    """Of a share of all or of none; rounded towards what is less sure, with digits enough to differ."""
+    beyond = 100 * (value - one["low"] if value else one["high"])
+    digits = max(1, -math.floor(math.log10(beyond))) if beyond else 1
+    # Rounding must not push a bound of exactly 3 % up to the next digit.
+    beyond = math.ceil(beyond * 10**digits - 1e-6) / 10**digits
+    return f"at least {100 - beyond:.{digits}f} %" if value else f"at most {beyond:.{digits}f} %"
 
 
 def _overload(found: dict[str, Any]) -> str:

@@ -134,6 +134,18 @@ def test_without_an_slo_nothing_is_good_and_without_an_answer_there_is_nothing(n
     assert math.isnan(empty["ttft"]["p50_s"])
 
 
+@pytest.mark.parametrize("name", DIALECTS)
+def test_rates_count_all_answers_of_a_request_and_times_per_token_the_longest(name):
+    """Each request has four answers: only the rate of tokens differs, four times as high."""
+    branched = REQUESTS.assign(
+        output_tokens=4 * REQUESTS["output_tokens"], longest_tokens=REQUESTS["output_tokens"]
+    )
+    one, four = (in_dialects([name], requests, None, WHOLE, SLO)[name] for requests in (REQUESTS, branched))
+    assert value(four, "output_tokens_per_s") == pytest.approx(4 * value(one, "output_tokens_per_s"))
+    del four["output_tokens_per_s"], one["output_tokens_per_s"]
+    assert json.dumps(four) == json.dumps(one)
+
+
 def test_percentiles_of_four_values():
     values = np.array([4.0, 2.0, 1.0, 3.0])
     assert [interpolated(values, None, q) for q in (50, 90)] == [2.5, 3.7]

@@ -212,5 +212,37 @@ def test_figures_are_told_with_their_intervals_and_others_with_the_reason():
     assert interval_lines({}) == []
 
 
+@pytest.mark.parametrize(
+    ("num", "met", "low", "high", "line"),
+    [
+        (100, True, 0.97, 1.0, "SLO met at least 97.0 %"),
+        (20_000, True, 1 - 3 / 20_000, 1.0, "SLO met at least 99.98 %"),
+        (1000, False, 0.0, 0.003, "SLO met at most 0.3 %"),
+        (2, True, 0.0, 1.0, "SLO met at least 0.0 %"),
+    ],
+)
+def test_a_share_of_all_or_none_is_bounded_on_one_side_by_the_rule_of_three(num, met, low, high, line):
+    records = run_of(np.full(num, 0.1), np.full(num, 0.2))
+    found = intervals_of(records, Slo(ttft_ms=200 if met else 50))["goodput"]["share"]
+    assert (found["low"], found["high"]) == pytest.approx((low, high))
+    assert (found["lack"], found["batches"]) == (None, 0)
+    # Exactly: all of n meet it with a chance of 5 % where each does with 0.05^(1 / n).
+    if num >= 100:
+        assert abs(0.05 ** (1 / num) - (low if met else 1 - high)) < 5e-4
+    summary = {
+        "goodput": {"share": float(met)},
+        "intervals": {"confidence": 0.95, "goodput": {"share": found}},
+    }
+    assert interval_lines(summary) == [f"By this run alone, 95 % sure: {line}"]
+
+
+def test_unequal_sides_are_both_told():
+    summary = {
+        "ttft": {"p99_s": 0.4},
+        "intervals": {"confidence": 0.95, "ttft": {"p99_s": told(0.38, 0.44)}},
+    }
+    assert interval_lines(summary) == ["By this run alone, 95 % sure: TTFT p99 -5 to +10 %"]
+
+
 def told(low=None, high=None, lack=None):
     return {"low": low, "high": high, "batches": 0 if lack else 8, "lack": lack}

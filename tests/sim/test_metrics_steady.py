@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.steady import GROUP, MEAN, MIN_BATCHES, Lack, interval, percentile, warm_up
+from sim.metrics.steady import (
+    GROUP,
+    MEAN,
+    MIN_BATCHES,
+    MIN_INDEPENDENT,
+    Lack,
+    interval,
+    percentile,
+    warm_up,
+)
 
 
 def ar1(rng, num_values, memory, start=0.0):
@@ -81,12 +90,35 @@ def test_intervals_of_a_run_with_memory_hold_the_truth_as_often_as_they_say(figu
 
 
 def test_an_interval_of_batch_means_by_hand():
-    """Eight batches of ten equal values: means 1 to 8 shuffled, s = 2.449, t(7) = 2.365."""
-    values = np.repeat([3.0, 7.0, 1.0, 5.0, 8.0, 2.0, 6.0, 4.0], 10)
+    """Sixteen batches of ten, means 1 to 16 shuffled: s = 4.761, t(15) = 2.131; with alternating noise."""
+    means = np.array([9.0, 4, 14, 1, 11, 6, 16, 3, 8, 13, 2, 15, 5, 10, 7, 12])
+    # Noise that neighbours contradict leaves no memory: 160 values tell as much as 160.
+    values = np.repeat(means, 10) + np.tile([100.0, -100.0], 80)
     found = interval(values)
-    assert found.value == 4.5
-    assert found.num_batches == 8
-    assert found.half_width == pytest.approx(2.3646 * 2.4495 / np.sqrt(8), rel=1e-4)
+    assert found.value == pytest.approx(8.5)
+    assert found.num_batches == 16
+    widened = np.sqrt(1 + 2 * MIN_INDEPENDENT / 160)
+    assert found.high - found.value == pytest.approx(2.1314 * 4.7610 / 4 * widened, rel=1e-4)
+    assert found.value - found.low == pytest.approx(found.high - found.value)
+
+
+def test_bounds_of_a_percentile_are_quantiles_and_need_values_beyond_them():
+    """Exponential ones: the bounds of p99 have shares about 0.99 on both sides."""
+    values = np.random.default_rng(0).exponential(size=8000)
+    found = interval(values, percentile(99))
+    below, above = (np.mean(values <= bound) for bound in (found.low, found.high))
+    assert 0.99 - below == pytest.approx(above - 0.99, abs=2 / 8000)
+    assert found.high - found.value > found.value - found.low > 0
+
+
+def test_few_values_that_remember_long_have_no_interval():
+    """With memory 0.99 a value is worth 1 / 199: 4,000 tell no more than 20, 40,000 no more than 200."""
+    short = [interval(ar1(np.random.default_rng(seed), 4000, 0.99)).lack for seed in range(20)]
+    assert short.count(Lack.DEPENDENT) >= 19
+    long = [ar1(np.random.default_rng(seed), 40_000, 0.99) for seed in range(10)]
+    assert sum(interval(values).lack is None for values in long) >= 9
+    # Of p99 they would have to tell 300.
+    assert sum(interval(values, percentile(99)).lack is Lack.SHORT for values in long) >= 8
 
 
 def waits_in_queue(seed, num_values, load):
@@ -105,6 +137,21 @@ def test_intervals_of_a_queue_hold_its_mean_wait():
     assert 0.90 <= np.mean([one.low <= 1.0 <= one.high for one in told]) <= 0.99
     alone = [1.96 * waits_in_queue(seed, 20_000, 0.5).std() / np.sqrt(20_000) for seed in range(200)]
     assert np.mean([abs(one.value - 1.0) <= half for one, half in zip(found, alone, strict=True)]) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("load", "num_values", "least_told"), [(0.5, 10_000, 0.75), (0.8, 50_000, 0.3), (0.8, 10_000, 0.0)]
+)
+def test_intervals_of_the_tail_of_a_queue_hold_it_or_are_not_told(load, num_values, least_told):
+    """P(W > t) = load exp(-(1 - load) t). 32 batches' percentiles told all of them, and held 57 to 77 %."""
+    truth = np.log(load / 0.01) / (1 - load)
+    found = [interval(waits_in_queue(seed, num_values, load), percentile(99)) for seed in range(150)]
+    told = [one for one in found if one.lack is None]
+    assert len(told) >= least_told * len(found)
+    if least_told:
+        assert np.mean([one.low <= truth <= one.high for one in told]) >= 0.85
+    else:
+        assert len(told) <= 0.03 * len(found)
 
 
 def test_the_tail_of_independent_values_is_held():
