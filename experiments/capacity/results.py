@@ -198,6 +198,10 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     if status is Status.found:
         return ""
     least = f"at least {state.bracket.least:,} replicas, ${search.least_cost(state):,.2f} an hour"
+    if ceiling is None and status is Status.beyond:
+        most, least_up = state.bracket.most, state.candidate.least_up
+        needs = f"its router needs {least_up:,} that are up" if least_up > most else "with its spares"
+        return f"{needs}: more than capacity.max_replicas={search.question.settings.max_replicas:,} replicas"
     if ceiling is None:
         return f"{least} by its price"
     if ceiling.share < slo.attainment_target:

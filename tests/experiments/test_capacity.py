@@ -19,7 +19,7 @@ from experiments.capacity.day import Day, day_of
 from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.results import derived, pareto
-from experiments.capacity.search import Ceiling, Search, State, Status
+from experiments.capacity.search import Ceiling, Search, State, Status, begin
 from experiments.capacity.settings import CapacitySettings
 from experiments.cli import main
 from sim.interrupt import Interrupt
@@ -226,6 +226,35 @@ def test_spares_are_added_for_a_number_and_for_availability():
     assert SCENARIO.deployed(8, replace(asked, availability=0.5)) == 9
 
 
+def test_spares_for_availability_stay_within_the_most_that_may_be_rented():
+    asked = CapacitySettings(availability=0.999, mtbf_hours=100, mttr_hours=2, max_replicas=10)
+    assert SCENARIO.most_up(asked) == 8  # two spares for eight
+    assert SCENARIO.deployed(9, asked) > 10
+    assert SCENARIO.most_up(CapacitySettings(spare=3, max_replicas=10)) == 7
+    search = begin(SimpleNamespace(settings=asked, slo=SLO, candidates=[SCENARIO]), 1.0, (0,))
+    assert search.states[0].bracket.most == 8
+
+
+def test_a_router_that_compares_two_gets_two():
+    question = question_of("routing=power_of_two", "capacity.hardware=[l4]", "capacity.quantisations=[]")
+    one = question.candidates[0]
+    assert (one.least_up, one.scenario.replicas) == (2, 2)
+    bracket = begin(question, 1.0, (0,)).states[0].bracket
+    assert bracket.next() == 2
+
+
+def test_a_context_that_shortens_requests_rules_a_candidate_out():
+    question = question_of(
+        "capacity.hardware=[l4]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[]",
+        "capacity.engines=['whole: engine=vllm','short: engine=vllm engine.max_model_len=200']",
+    )
+    assert [one.name for one in question.candidates] == ["l4 whole"]
+    assert question.refused[0].name == "l4 short"
+    assert question.refused[0].reason.startswith("engine.max_model_len=200: shortens ")
+
+
 def test_seeds_that_change_nothing_are_run_once(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,5\n3,10,9\n")
@@ -234,9 +263,10 @@ def test_seeds_that_change_nothing_are_run_once(tmp_path):
     variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), base)
     trace_only = build_candidates(CapacitySettings(), variants)[0][0].scenario
     drawn = build_candidates(CapacitySettings(more=(("routing=random",),)), variants)[0][0].scenario
-    assert distinct_seeds(trace_only, CapacitySettings()) == (0,)
-    assert distinct_seeds(drawn, CapacitySettings()) == (0, 1, 2)
-    assert distinct_seeds(SCENARIO.scenario, CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([trace_only], CapacitySettings()) == (0,)
+    assert distinct_seeds([drawn], CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([trace_only, drawn], CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([SCENARIO.scenario], CapacitySettings()) == (0, 1, 2)
     assert reseeded(drawn, 2).routing.seed == 2
     assert reseeded(replace(drawn, routing=replace(drawn.routing, seed=7)), 2).routing.seed == 7
 
@@ -283,6 +313,16 @@ class Steps:
         (["capacity.quantisations=[fp9]"], r"^capacity.quantisations\[0\]: .*fp9.*must be one of"),
         (["capacity.engines=['a: engine']"], r"^capacity.engines\[0\]=engine: must be key=value"),
         (["capacity.more=[['engine.max_num_seq=2']]"], r"^capacity.more\[0\]\[0\]: .*max_num_seqs"),
+        (["capacity.more=[['replicas=1','replicas=3']]"], r"^capacity.more\[0\]\[1\]: replicas=3: is what is"),
+        (["capacity.engines=['a: load=2']"], r"^capacity.engines\[0\]: load=2: is what is varied"),
+        (["capacity.more=[['troubles=crash']]"], r"^capacity.more\[0\]\[0\]: troubles: must be none"),
+        (["capacity.more=[['seed=5']]"], r"^capacity.more\[0\]\[0\]: seed=5: all .* in common, 0;"),
+        (["capacity.more=[['output_scale=0.1']]"], r"output_scale=0.1: all candidates must have one"),
+        (["capacity.engines=['a: engine=vllm','a: engine=sglang']"],
+         r"^capacity.engines=\[a, a\]: must have different names"),
+        (["capacity.engines=['engine.max_model_len=100']"], "=100: shortens .* requests of seed 0, of which 0"),
+        (["capacity.availability=0.9999999999999", "capacity.max_replicas=2"], "availability=.*: takes [0-9]+ r"),
+        (["routing=power_of_two", "routing.num_choices=65"], "num_choices=65: must be <= 64"),
         (["capacity.headroom=-1"], "^capacity.headroom=-1: must be a finite share"),
         (["capacity.spare=64"], "^capacity.spare=64: must be < max_replicas=64"),
         (["capacity.availability=1"], "^capacity.availability=1: must be in"),
@@ -336,6 +376,10 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
         "--max-num-batched-tokens": "3000", "--max-model-len": "9000", "--quantization": "fp8",
         "--kv-cache-dtype": "fp8", "--gpu-memory-utilization": "0.9", "--block-size": "16",
     }  # fmt: skip
+    assert "--dtype" not in vllm.command
+    half = candidate_with("model.dtype=fp16")
+    assert "--dtype float16" in vllm_launch(half).command
+    assert "--dtype float16" in sglang_launch(half).command
     assert {"--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--async-scheduling"} < {*words}
     assert vllm.notes == []
     words = shlex.split(sglang.command.replace("\\\n", " "))
