@@ -202,7 +202,7 @@ class Search:
     def probe(self, state: State, number: int) -> Probe:
         settings = self.question.settings
         return Probe(
-            name=f"{state.candidate.name}, {number} replicas",
+            name=f"{state.candidate.name}, {number} replica{'s' * (number != 1)}",
             scenario=state.candidate.scenario,
             replicas=number,
             load=self.load * (1 + settings.headroom),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.capacity import optuna_search
-from experiments.capacity.advice import Advice, advice_lines
+from experiments.capacity.advice import Advice, advice_lines, closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates, build_question
 from experiments.capacity.day import Day, day_of
@@ -286,16 +286,25 @@ def test_hours_get_replicas_in_proportion_to_their_tokens():
     assert day.saved_share == pytest.approx(1 - 12 / 20)
     assert "at:'02:00',replicas:5" in day.overrides
     assert Day(replicas=[2, 2], fixed=2).saved_share == 0
+    planned = replace(SCENARIO, scenario=scenario)
+    assert day_of(planned, 1, CapacitySettings(), 0) is None  # nothing to save
+    assert day_of(planned, 4, CapacitySettings(window_s=1800), 0) is None
+    cut = replace(scenario, workload=replace(scenario.workload, arrivals=Steps(until_s=3.5 * 3600)))
+    assert day_of(replace(SCENARIO, scenario=cut), 4, CapacitySettings(spare=1), 0).replicas == [2, 3, 5]
 
 
 class Steps:
     """One request a minute in the first hour, two in the second, four in the third, one in the fourth."""
 
+    def __init__(self, until_s=math.inf):
+        self.until_s = until_s
+
     def times_s(self, rng, *, num_requests, duration_s):
         import numpy as np  # noqa: PLC0415
 
         each = [h * 3600 + np.arange(n * 60) * 60 / n for h, n in enumerate((1, 2, 4, 1))]
-        return np.concatenate(each)
+        at_s = np.concatenate(each)
+        return at_s[at_s < self.until_s]
 
 
 @pytest.mark.parametrize(
@@ -480,6 +489,7 @@ def test_advice_in_words():
         load=0.25,
         rate_per_s=8.0,
         other=("l4", 3, 2.4),
+        misses_idle=False,
     )
     assert advice_lines(found, SLO) == [
         "No candidate keeps the SLO. The closest is t4: with 2 replicas 40 % of the requests are within it, "
@@ -490,12 +500,41 @@ def test_advice_in_words():
         "A lower rate: it keeps 2.00 of the 8.00 requests/s, 0.25 times the traffic.",
         "Another GPU: 3 x l4 keep it for $2.40 an hour.",
     ]
-    hopeless = advice_lines(replace(found, looser={}, load=None, other=None), SLO)
+    hopeless = advice_lines(replace(found, looser={}, load=None, misses_idle=True, other=None), SLO)
     assert hopeless[3:] == [
         "No looser limit of one term alone would do.",
         "A lower rate does not help: the term is missed on idle replicas.",
         "Another GPU: none of configs/hardware keeps it with these settings.",
     ]
+    slow = advice_lines(replace(found, replicas=1, looser={"e2e": 1234.5674}, load=None), SLO, " in month 12")
+    assert slow[0].startswith("No candidate keeps the SLO in month 12. The closest is t4: with 1 replica 40 %")
+    assert slow[3] == "A looser term: slo.e2e_ms=1234568 would be kept so."
+    assert slow[4] == (
+        "A lower rate: none keeps it down to 0.000244 requests/s, 3.1e-05 times the traffic; below that none "
+        "was looked for."
+    )
+
+
+def test_the_closest_is_found_by_runs_to_the_end_not_by_bounds(monkeypatch):
+    true_shares = {"idle": 0.2, "cut": 0.7, "worse": 0.6}
+    states = []
+    for i, (name, ceiling) in enumerate({"idle": 0.89, "cut": 1.0, "worse": 1.0}.items()):
+        fleet = Fleet(name=name, usd_per_hour=1.0, least_up=1, scenario=SCENARIO.scenario)
+        state = State(candidate=fleet, index=i, bracket=Bracket(fails=0, most=4), target=0.9)
+        state.ceiling = Ceiling(share=ceiling, term_shares={}, term_limits_s={}, replicas={"tokens": 1})
+        states.append(state)
+    for state in states[1:]:
+        state.runs[4] = [run_with(0.88 if state.index == 1 else 0.885, cut=True)]
+    question = SimpleNamespace(settings=CapacitySettings(jobs=1), slo=SLO)
+    search = Search(question=question, load=1.0, seeds=(0,), states=states)
+
+    def run(probe):
+        assert not probe.stop
+        return [run_with(true_shares[probe.name.split(",")[0]])]
+
+    monkeypatch.setattr("experiments.capacity.advice.Probe.run", run)
+    best, probe, runs = closest(search, Interrupt())
+    assert (best.candidate.name, probe.replicas, runs[0].share) == ("cut", 4, 0.7)
 
 
 def main_code(arguments):
