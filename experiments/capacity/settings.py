@@ -61,7 +61,7 @@ class CapacitySettings:
     """Candidates in the ranked table."""
     search: Literal["exhaustive", "optuna"] = "exhaustive"
     trials: int = 60
-    """Of optuna, those of an earlier study not counted."""
+    """Candidates that optuna has simulated, those of an earlier study not counted."""
     study: str | None = None
     """File that optuna keeps its trials in and goes on from."""
     jobs: int | None = None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.capacity import optuna_search
+from experiments.capacity import optuna_search, tables
 from experiments.capacity.advice import Advice, advice_lines, closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates, build_question
@@ -551,14 +551,42 @@ def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp
     asked = [*TINY, "capacity.seeds=[0]", "capacity.report=false"]
     assert main(["capacity", *asked]) == 0
     whole = json.loads((tmp_path / "out/summary.json").read_text())
-    more = ["capacity.search=optuna", "capacity.trials=8", "capacity.study=study.log"]
-    for _ in range(2):
+    more = ["capacity.search=optuna", "capacity.trials=1", "capacity.study=study.log"]
+    for trials in (1, 2, 2):  # the second call simulates the other candidate, the third none
         assert main(["capacity", *asked, *more]) == 0
+        study = optuna_search._study(
+            optuna_search.load_optuna(), "study.log", 0, 1.0, optuna_search.digest_of(build_question(SOURCE.compose(asked), SOURCE, asked))
+        )
+        assert sum("runs" in trial.user_attrs for trial in study.trials) == trials
     found = json.loads((tmp_path / "out/summary.json").read_text())
     assert found["ranked"][0]["candidate"] == whole["ranked"][0]["candidate"]
     assert found["ranked"][0]["usd_per_hour"] == whole["ranked"][0]["usd_per_hour"]
-    study = optuna_search._study(optuna_search.load_optuna(), "study.log", 0)
-    assert len(study.trials) == 16
+    assert main(["capacity", *asked, *more, "capacity.headroom=0.1"]) == 2
+
+
+def test_what_a_study_keeps_of_a_run_and_which_question_it_is_of():
+    run = run_with(0.9, watts=math.inf)
+    assert optuna_search._run_of(json.loads(json.dumps(run._asdict()))) == run
+    few = ["capacity.hardware=[l4]", "capacity.tensor_parallel_sizes=[1]", "capacity.quantisations=[]"]
+    digests = [
+        optuna_search.digest_of(question_of(*few, *own))
+        for own in ([], ["capacity.trials=3"], ["capacity.headroom=0.1"], ["slo.tpot_ms=31"])
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_the_headline_names_growth_and_counts_are_words_that_fit():
+    settings = CapacitySettings(months=(12,), growth_per_month=0.08)
+    search = SimpleNamespace(load=1.0, states=[], status=None)
+    found = SimpleNamespace(search=search, question=SimpleNamespace(settings=settings, refused=()))
+    assert tables._growth(found) == ""
+    search.load = settings.loads[12]
+    assert tables._growth(found) == " in month 12 (2.52 times the traffic)"
+    search.states = [SimpleNamespace(runs={1: [run_with(0.9)]})]
+    search.status = lambda state: Status.found
+    assert tables.effort(found) == "1 candidate: 1 simulated in 1 run."
+    assert [tables._span(s) for s in (60, 570, 3600, 36000)] == ["60.0 s", "9.5 min", "60 min", "10.0 h"]
 
 
 def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypatch):
@@ -566,6 +594,12 @@ def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypat
     (tmp_path / "bad.log").write_text("no journal\n")
     with pytest.raises(ConfigError, match=r"^capacity.study=.*cannot be gone on from"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "bad.log"), 0)
+    file = str(tmp_path / "study.log")
+    first = optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "a")
+    assert first.user_attrs["question"] == "a"
+    optuna_search._study(optuna_search.load_optuna(), file, 0, 2.0, "a")  # another load of the same
+    with pytest.raises(ConfigError, match="study.log: is of another question"):
+        optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "b")
     with pytest.raises(ConfigError, match="no folder"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "none/bad.log"), 0)
 
