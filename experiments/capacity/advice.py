@@ -10,7 +10,7 @@ from typing import Any
 from experiments.capacity.candidates import Candidate, Question, build_candidates
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State, begin
-from experiments.goodput.search import bisected, bracketed
+from experiments.goodput.search import FACTOR, MAX_STEPS, bisected, bracketed
 from experiments.workers import in_turn
 from sim.interrupt import Interrupt
 from sim.metrics.slo import Slo
@@ -19,6 +19,11 @@ from sim.settings.config_groups import find_groups
 from sim.settings.variants import Variants
 
 RATE_PRECISION = 0.05
+HALF = 0.5
+LEAST_LOAD = HALF / FACTOR**MAX_STEPS
+"""Multiple of the traffic below which no rate is looked for."""
+NUM_CLOSE = 2
+"""Candidates that are simulated to the end, of those that were simulated and of those that were not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +41,8 @@ class Advice:
     """By term: the smallest limit with which the whole SLO would be attained so. Seconds."""
     load: float | None
     """Multiple of the traffic that it would keep; None: none."""
+    misses_idle: bool
+    """Whether a bound says that idle replicas miss it, too: then no lower rate was looked for."""
     rate_per_s: float
     """Of the traffic as it is, margins included."""
     other: tuple[str, int, float] | None
@@ -57,7 +64,7 @@ class RateTask:
             runs = replace(self.probe, load=self.probe.load * share).run()
             return all(keeps(one, slo) for one in runs)
 
-        return bisected(kept, bracketed(kept, 0.5), RATE_PRECISION).low
+        return bisected(kept, bracketed(kept, HALF), RATE_PRECISION).low
 
 
 def advise(search: Search, interrupt: Interrupt) -> Advice | None:
@@ -65,21 +72,20 @@ def advise(search: Search, interrupt: Interrupt) -> Advice | None:
     question, settings = search.question, search.question.settings
     if not search.states:
         return None
-    best = closest(search.states)
-    most = max(1, settings.max_replicas - settings.spare)
-    probe = replace(search.probe(best, most), stop=False)
-    runs: list[Run] | None = next((found for _, found in in_turn(Probe.run, [probe], 1, interrupt)), None)
-    if runs is None:
+    found = closest(search, interrupt)
+    if found is None:
         return None
+    best, probe, runs = found
     worst = min(runs, key=lambda run: run.share)
     limits_s = question.slo.limits_s
     rates = [RateTask(name=best.candidate.name, probe=replace(probe, stop=True))]
     load = 0.0
-    if best.ceiling is None or best.ceiling.share >= question.slo.attainment_target:
+    misses_idle = best.ceiling is not None and best.ceiling.share < question.slo.attainment_target
+    if not misses_idle:
         load = next((found for _, found in in_turn(RateTask.run, rates, 1, interrupt)), 0.0)
     return Advice(
         best=best.candidate.name,
-        replicas=most,
+        replicas=probe.replicas,
         share=worst.share,
         terms={
             term: (limit_s, worst.term_limits_s[term])
@@ -92,20 +98,45 @@ def advise(search: Search, interrupt: Interrupt) -> Advice | None:
             if all(math.isfinite(run.loosened_s[term]) for run in runs)
         },
         load=load or None,
+        misses_idle=misses_idle,
         rate_per_s=_rate_per_s(runs, probe),
         other=_other_gpu(best.candidate, search, interrupt),
     )
 
 
-def closest(states: Sequence[State]) -> State:
-    """The candidate that has, or could have, the largest share within the SLO."""
+def closest(search: Search, interrupt: Interrupt) -> tuple[State, Probe, list[Run]] | None:
+    """The candidate with the largest share within the SLO, with as many replicas as may be; its runs.
 
-    def share(state: State) -> float:
-        runs = [run.share for found in state.runs.values() for run in found]
-        ceiling = 0.0 if state.ceiling is None else state.ceiling.share
-        return min(ceiling, max(runs, default=ceiling))
+    What is known of candidates that fail are bounds, and runs that were ended early: neither is the share. So
+    the most promising are simulated to the end. None: Ctrl-C came first.
+    """
+    tried = [state for simulated in (True, False) for state in _promising(search.states, simulated)]
+    probes = [
+        replace(search.probe(state, max(state.bracket.most, state.candidate.least_up)), stop=False)
+        for state in tried
+    ]
+    jobs = search.question.settings.num_processes
+    runs = dict(in_turn(Probe.run, probes, jobs, interrupt))
+    if not runs:
+        return None
 
-    return max(states, key=lambda state: (share(state), -state.candidate.usd_per_hour))
+    def share(index: int) -> tuple[float, float]:
+        return min(run.share for run in runs[index]), -tried[index].candidate.usd_per_hour
+
+    best = max(sorted(runs), key=share)
+    return tried[best], probes[best], runs[best]
+
+
+def _promising(states: Sequence[State], simulated: bool) -> list[State]:
+    """A few, by the most that their share could be."""
+
+    def at_most(state: State) -> float:
+        shares = [min(run.share for run in found) for found in state.runs.values()]
+        ceiling = 1.0 if state.ceiling is None else state.ceiling.share
+        return min(ceiling, max(shares, default=ceiling))
+
+    of_these = [state for state in states if bool(state.runs) is simulated]
+    return sorted(of_these, key=lambda s: (-at_most(s), s.candidate.usd_per_hour, s.index))[:NUM_CLOSE]
 
 
 def _rate_per_s(runs: Sequence[Run], probe: Probe) -> float:
@@ -151,11 +182,12 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
     return name, replicas, again.least_cost(ranked[0])
 
 
-def advice_lines(found: Advice, slo: Slo) -> list[str]:
-    """In words: what fails, by how much, what would do."""
+def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
+    """In words: what fails, by how much, what would do; growth: of the traffic, if it is not as it is now."""
     target = f"{100 * slo.attainment_target:g} %"
     lines = [
-        f"No candidate keeps the SLO. The closest is {found.best}: with {found.replicas:,} replicas "
+        f"No candidate keeps the SLO{growth}. The closest is {found.best}: with {found.replicas:,} "
+        f"replica{'s' * (found.replicas != 1)} "
         f"{100 * found.share:.3g} % of the requests are within it, target {target}."
     ]
     for term, (limit_s, needed_s) in found.terms.items():
@@ -166,11 +198,16 @@ def advice_lines(found: Advice, slo: Slo) -> list[str]:
             else f"{LATENCIES[term]}: fewer than {target} of the requests get so far at all."
         )
     for term, limit_s in found.looser.items():
-        lines.append(f"A looser term: slo.{term}_ms={math.ceil(1e3 * limit_s):g} would be kept so.")
+        lines.append(f"A looser term: slo.{term}_ms={math.ceil(1e3 * limit_s)} would be kept so.")
     if not found.looser:
         lines.append("No looser limit of one term alone would do.")
-    if found.load is None:
+    if found.misses_idle:
         lines.append("A lower rate does not help: the term is missed on idle replicas.")
+    elif found.load is None:
+        lines.append(
+            f"A lower rate: none keeps it down to {number(LEAST_LOAD * found.rate_per_s)} requests/s, "
+            f"{LEAST_LOAD:.2g} times the traffic; below that none was looked for."
+        )
     else:
         lines.append(
             f"A lower rate: it keeps {number(found.load * found.rate_per_s)} of the "
@@ -180,7 +217,7 @@ def advice_lines(found: Advice, slo: Slo) -> list[str]:
         lines.append("Another GPU: none of configs/hardware keeps it with these settings.")
     else:
         name, replicas, usd = found.other
-        lines.append(f"Another GPU: {replicas:,} x {name} keep it for ${usd:,.2f} an hour.")
+        lines.append(f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour.")
     return lines
 
 
@@ -196,6 +233,7 @@ def to_json(found: Advice) -> dict[str, Any]:
         },
         "looser_limits_s": dict(found.looser),
         "kept_load": found.load,
+        "missed_on_idle_replicas": found.misses_idle,
         "rate_per_s": found.rate_per_s,
         "other_gpu": None
         if found.other is None

@@ -62,7 +62,7 @@ def answer(question: Question, report: Report) -> Answer | None:
     settings = question.settings
     scenario = question.candidates[0].scenario
     try:
-        seeds = distinct_seeds(scenario, settings)
+        seeds = distinct_seeds([one.scenario for one in question.candidates], settings)
         source, start_s = traffic(scenario, seeds[0], settings.window_s)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -135,7 +135,7 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
 
 def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) -> tuple[int, int] | None:
     """Of the winner, seed by seed."""
-    if winner.num_up == 1 or len(search.seeds) < 2:
+    if winner.num_up == winner.candidate.least_up or len(search.seeds) < 2:
         return None
     state = next(s for s in search.states if s.candidate is winner.candidate)
     tasks = [replace(search.probe(state, winner.num_up - 1), seeds=(seed,)) for seed in search.seeds]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
 from sim.availability import availability, replicas_for
 from sim.metrics.slo import Slo
@@ -17,15 +18,17 @@ from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 from sim.settings.variants import Variants
+from sim.simulation import check_fleet
 
 NODE = "capacity"
 SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas": "capacity.max_replicas"}
 """Settings that are varied, and where their range is set."""
 NONE = ("pools", "scaling", "troubles")
 """Groups that must be none: fleets of replicas all alike, all the time, are planned."""
+COMMON = ("seed", "prompt_scale", "output_scale")
+"""Settings of the traffic, which all candidates have in common with the command line."""
 SIZES = ("hardware", "TP", "PP")
 """Axes whose entries some models do not allow: such a candidate is left out, and no mistake of the user."""
 
@@ -40,9 +43,11 @@ class Candidate:
     overrides: tuple[str, ...]
     """Of `simulate`, besides those of the command line."""
     scenario: Scenario
-    """With one replica."""
+    """With least_up replicas."""
     asked: Mapping[str, str | None]
-    """Of the model's number formats, what was set: weights, moe_weights, kv_cache_dtype; else None."""
+    """Of the model's number formats, what was set: weights, moe_weights, kv_cache_dtype, dtype; else None."""
+    least_up: int = 1
+    """Replicas that its router needs: power_of_two compares two."""
 
     @property
     def usd_per_hour(self) -> float:
@@ -61,6 +66,23 @@ class Candidate:
             return with_spares
         up_share = availability(settings.mtbf_hours * 3600 / self.num_devices, settings.mttr_hours * 3600)
         return max(with_spares, replicas_for(num_up, up_share, settings.availability, most=10 * num_up + 100))
+
+    def most_up(self, settings: CapacitySettings) -> int:
+        """Replicas that are up at most, so that no more than max_replicas are rented; 0: not even one."""
+        low, high = 0, settings.max_replicas - settings.spare
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._is_allowed(middle, settings):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _is_allowed(self, num_up: int, settings: CapacitySettings) -> bool:
+        try:
+            return self.deployed(num_up, settings) <= settings.max_replicas
+        except ValueError:  # no number of spares is enough
+            return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +113,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     settings: CapacitySettings = build_as(CapacitySettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
     base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
-    _check_base(composed(simulate, base))
-    candidates, refused = build_candidates(settings, Variants(simulate, base))
-    if not candidates:
-        reasons = "; ".join(f"{one.name or 'as set'}: {one.reason}" for one in refused[:2])
-        raise ConfigError(f"{NODE}: no candidate can be built ({reasons})")
+    variants = Variants(simulate, base)
+    _check_base(variants.config(()))
+    candidates, refused = build_candidates(settings, variants)
+    _check_any(candidates, refused)
     slo = candidates[0].scenario.slo
     assert slo is not None
     for candidate in candidates:
@@ -105,6 +126,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
                     f"{NODE}.more: {candidate.name}: all candidates must have one {key} in common"
                 )
     _check_demand(candidates, settings)
+    set_length = variants.config(()).engine.max_model_len
+    candidates, clipping = _without_clipping(candidates, settings, set_length)
+    refused += clipping
+    _check_any(candidates, refused)
     return Question(
         settings=settings,
         slo=slo,
@@ -119,6 +144,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
     """All combinations; those that cannot be are refused. Raises ConfigError for an entry that never can."""
     axes = settings.axes
     candidates, refused = list[Candidate](), list[Refused]()
+    base = variants.config(())
     built: set[str] = set()
     errors: dict[str, str] = {}
     for combination in product(*axes.values()):
@@ -126,9 +152,9 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
         name = name_of(entries, axes)
         parts = {axis: entry.label for axis, entry in entries.items()}
         own = tuple(override for entry in combination for override in entry.overrides)
-        cfg = _composed(variants, combination, own)
+        cfg = _composed(variants, combination, own, base)
         try:
-            scenario = build_scenario(cfg)
+            scenario, least_up = _built(cfg, settings)
         except ConfigError as error:
             for entry in combination:
                 errors.setdefault(entry.where, str(error))
@@ -143,7 +169,12 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
             continue
         candidates.append(
             Candidate(
-                name=name, parts=parts, overrides=own, scenario=scenario, asked=_asked_formats(cfg.model)
+                name=name,
+                parts=parts,
+                overrides=own,
+                scenario=scenario,
+                asked=_asked_formats(cfg.model),
+                least_up=least_up,
             )
         )
     for axis, entries_of_axis in axes.items():
@@ -160,32 +191,116 @@ def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -
 
 
 def _asked_formats(model: DictConfig) -> dict[str, str | None]:
-    found = {key: model.get(key) for key in ("weights", "moe_weights", "kv_cache_dtype")}
+    found = {key: model.get(key) for key in ("weights", "moe_weights", "kv_cache_dtype", "dtype")}
     return {key: None if value in (None, "auto") else str(value) for key, value in found.items()}
 
 
-def _composed(variants: Variants, combination: Sequence[Entry], own: Sequence[str]) -> DictConfig:
-    """The config; an error of composing is the user's, and says where it was written."""
+def _built(cfg: DictConfig, settings: CapacitySettings) -> tuple[Scenario, int]:
+    """With as few replicas as the router allows, and how many those are. Raises ConfigError."""
     try:
-        return variants.config(own)
+        return build_scenario(cfg), 1
+    except ConfigError as error:
+        if not str(error).startswith("routing."):
+            raise
+    most = build_scenario(cfg, {"replicas": settings.max_replicas})
+    least_up = next(n for n in range(1, settings.max_replicas + 1) if _can_route(most, n))
+    return replace(most, replicas=least_up), least_up
+
+
+def _can_route(scenario: Scenario, num_replicas: int) -> bool:
+    try:
+        check_fleet(scenario.routing, num_replicas)
+    except ValueError:
+        return False
+    return True
+
+
+def _composed(
+    variants: Variants, combination: Sequence[Entry], own: Sequence[str], base: DictConfig
+) -> DictConfig:
+    """The config; an error of composing is the user's, and says where it was written."""
+
+    def checked(overrides: Sequence[str]) -> DictConfig:
+        cfg = variants.config(overrides)
+        _check_base(cfg)
+        for key in COMMON:
+            if cfg[key] != base[key]:
+                raise ConfigError(
+                    f"{key}={shown(cfg[key])}: all candidates must have one {key} in common, "
+                    f"{shown(base[key])}; set it for the whole search"
+                )
+        return cfg
+
+    try:
+        return checked(own)
     except ConfigError as error:
         for entry in combination:
             try:
-                variants.config(entry.overrides)
+                checked(entry.overrides)
             except ConfigError as alone:
                 raise ConfigError(f"{NODE}.{entry.where}: {alone}") from alone
         raise ConfigError(f"{NODE}: {' '.join(own)}: {error}") from error
+
+
+def _check_any(candidates: Sequence[Candidate], refused: Sequence[Refused]) -> None:
+    """Raise ConfigError where nothing is left."""
+    if not candidates:
+        reasons = "; ".join(f"{one.name or 'as set'}: {one.reason}" for one in refused[:2])
+        raise ConfigError(f"{NODE}: no candidate can be built ({reasons})")
+
+
+def _without_clipping(
+    candidates: Sequence[Candidate], settings: CapacitySettings, set_length: int | None
+) -> tuple[list[Candidate], list[Refused]]:
+    """Those that serve the requests as long as they are; set_length: engine.max_model_len of the base.
+
+    A shorter context shortens requests: such a candidate would look cheaper for doing less.
+    """
+    scenarios = [candidate.scenario for candidate in candidates]
+    whole_length = set_length or max(scenario.model.max_position_embeddings for scenario in scenarios)
+    if all(scenario.max_model_len >= whole_length for scenario in scenarios):
+        return list(candidates), []
+    whole = max(scenarios, key=lambda one: one.model.max_position_embeddings)
+    whole = replace(whole, engine=replace(whole.engine, max_model_len=whole_length))
+    kept, refused = list[Candidate](), list[Refused]()
+    for candidate in candidates:
+        length = candidate.scenario.max_model_len
+        key = "model.max_position_embeddings"
+        key = key if candidate.scenario.engine.max_model_len is None else "engine.max_model_len"
+        for seed in settings.seeds if length < whole_length else ():
+            own, all_of_it = (_num_clipped(one, seed) for one in (candidate.scenario, whole))
+            if own > all_of_it:
+                reason = (
+                    f"{key}={length}: shortens {own:,} requests of seed {seed}, of which {all_of_it:,} would "
+                    f"be shortened by {whole_length:,}, so that it would serve less than the others"
+                )
+                refused.append(Refused(name=candidate.name, parts=candidate.parts, reason=reason))
+                break
+        else:
+            kept.append(candidate)
+    return kept, refused
+
+
+def _num_clipped(scenario: Scenario, seed: int) -> int:
+    try:
+        return traffic(scenario, seed, None)[0].notes.num_clipped
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -> None:
     """Raise ConfigError for traffic without a rate of its own, and for spares that are never enough."""
     try:
         source = candidates[0].scenario.source()
-        for candidate in candidates:
-            candidate.deployed(1, settings)
+        rented = min(candidate.deployed(1, settings) for candidate in candidates)
     except (ValueError, OSError) as error:
         where = f"{NODE}." if str(error).startswith("wanted_share") else ""
         raise ConfigError(f"{where}{str(error).replace('wanted_share', 'availability', 1)}") from error
+    if rented > settings.max_replicas:
+        raise ConfigError(
+            f"{NODE}.availability={settings.availability}: takes {rented:,} replicas for one that is up; must "
+            f"be reached with max_replicas={settings.max_replicas:,}"
+        )
     if not source.num_requests or not source.last_arrival_s:
         raise ConfigError(
             "workload: its requests wait for answers, or come all at once, so that no number of replicas is "

@@ -33,6 +33,9 @@ VLLM_WEIGHTS = {
 """By our name: the value of --quantization, and what it needs."""
 SGLANG_WEIGHTS = VLLM_WEIGHTS | {"int8": ("w8a8_int8", "a W8A8 int8 checkpoint")}
 
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""By our name: the value of --dtype."""
+
 
 class Launch(NamedTuple):
     """A command, and the settings that it cannot express."""
@@ -172,6 +175,8 @@ def _quantised(
         notes.append(
             f"model.moe_weights={candidate.asked['moe_weights']}: no flag; a matter of the checkpoint"
         )
+    if (dtype := candidate.asked["dtype"]) is not None:
+        flags.append(f"--dtype {DTYPES[dtype]}")
     if kv == "fp8":
         flags.append(f"--kv-cache-dtype {fp8_kv}")
     elif kv in ("bf16", "fp16"):

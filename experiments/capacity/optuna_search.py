@@ -3,24 +3,39 @@
 Objectives: USD an hour (less is better) and output tokens/s a user (more is better). A candidate that a bound
 rules out, or that needs too many replicas, is told as failed and is not run. What was not proposed stays
 unknown: the ranking is of those that were, and may miss a better one. With capacity.study the trials are kept
-in a file, and the next call goes on from them.
+in a file with what their runs have shown, and the next call with the same question goes on from them: what
+was found enters its ranking, and is not run again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.capacity.brackets import Bracket
+from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State
 from experiments.workers import Report, as_asked
 from sim.interrupt import Interrupt
 from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import NOT_OF_A_SCENARIO
+
+MAX_ASKED = 20
+"""Proposals for each that is run: those that are known already, or cannot be, are answered at once."""
+NOT_ASKED = ("search", "trials", "study", "jobs", "report", "progress", "top", "months", "growth_per_month")
+"""Settings that change nothing of what a trial finds; each load has its own trials."""
+QUESTION, RUNS = "question", "runs"
+"""Attributes of a study, and of a trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +62,22 @@ class Settle:
 
 
 def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
-    """Ask for as many trials as the settings say. Raises ConfigError without optuna, or for a bad study."""
+    """Run as many candidates as the settings say. Raises ConfigError without optuna, or for a bad study."""
     settings = search.question.settings
     optuna = load_optuna()
-    study = _study(optuna, settings.study, settings.seeds[0])
+    digest = "" if settings.study is None else digest_of(search.question)
+    study = _study(optuna, settings.study, settings.seeds[0], search.load, digest)
     search.bound_all(interrupt)
     axes = {axis: [entry.label for entry in entries] for axis, entries in settings.axes.items()}
     by_parts = {tuple(state.candidate.parts.values()): state for state in search.states}
     asked: list[tuple[Any, State]] = []
     waiting: dict[str, list[Any]] = {}
-    num_trials, done = 0, 0
+    num_trials, num_asked, done = 0, 0, 0
+    for earlier in study.get_trials(deepcopy=False):
+        known = by_parts.get(tuple(earlier.params.get(axis) for axis in axes))
+        if known is not None and not known.runs:
+            for number, runs in earlier.user_attrs.get(RUNS, ()):
+                known.learn(number, [_run_of(one) for one in runs], len(search.seeds), search.question)
 
     def tell(trial: Any, state: State) -> None:
         values = _values(search, state)
@@ -66,9 +87,11 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
             study.tell(trial, values)
 
     def next_task() -> Settle | None:
-        nonlocal num_trials, done
-        while num_trials < settings.trials:
-            num_trials += 1
+        nonlocal num_trials, num_asked
+        while num_trials < settings.trials and num_asked < MAX_ASKED * settings.trials:
+            if all(state.is_settled or state.is_running for state in search.states):
+                return None
+            num_asked += 1
             trial = study.ask()
             parts = tuple(trial.suggest_categorical(axis, labels) for axis, labels in axes.items())
             state = by_parts.get(parts)
@@ -78,8 +101,8 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
                 tell(trial, state)
             elif state.is_running:
                 waiting.setdefault(state.candidate.name, []).append(trial)
-                continue
             else:
+                num_trials += 1
                 state.is_running = True
                 asked.append((trial, state))
                 return Settle(
@@ -88,8 +111,6 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
                     fails=state.bracket.fails,
                     most=state.bracket.most,
                 )
-            done += 1
-            report(done, settings.trials)
         return None
 
     for index, found in as_asked(Settle.run, next_task, settings.num_processes, interrupt):
@@ -97,9 +118,10 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
         state.is_running = False
         for number, runs in found:
             state.learn(number, runs, len(search.seeds), search.question)
+        trial.set_user_attr(RUNS, [(number, [one._asdict() for one in runs]) for number, runs in found])
         for each in [trial, *waiting.pop(state.candidate.name, [])]:
             tell(each, state)
-            done += 1
+        done += 1
         report(done, settings.trials)
     search.interrupted = interrupt.noted
 
@@ -119,7 +141,22 @@ def load_optuna() -> Any:
     return optuna
 
 
-def _study(optuna: Any, file: str | None, seed: int) -> Any:
+def digest_of(question: Question) -> str:
+    """Of all that what a trial finds depends on: the scenario, the candidates, the margins, the seeds."""
+    cfg = OmegaConf.to_container(composed(question.source, question.base), resolve=False)
+    assert isinstance(cfg, dict)
+    scenario = {str(key): value for key, value in cfg.items() if key not in NOT_OF_A_SCENARIO}
+    asked = {key: value for key, value in asdict(question.settings).items() if key not in NOT_ASKED}
+    text = json.dumps([scenario, asked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _run_of(kept: dict[str, Any]) -> Run:
+    return Run(**kept | {"batch": tuple(kept["batch"]), "notes": tuple(kept["notes"])})
+
+
+def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: str = "") -> Any:
+    """A new one, or that of the file. Raises ConfigError for a file that is none, or of another question."""
     storage = None
     if file is not None:
         path = Path(file).expanduser()
@@ -128,13 +165,23 @@ def _study(optuna: Any, file: str | None, seed: int) -> Any:
         journal = importlib.import_module("optuna.storages.journal")
         storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
     try:
-        return optuna.create_study(
-            study_name="windtunnel capacity",
+        others = [] if storage is None else optuna.get_all_study_summaries(storage)
+        if any(other.user_attrs.get(QUESTION) != digest for other in others):
+            raise ConfigError(
+                f"capacity.study={file}: is of another question (other overrides, candidates, margins or "
+                "seeds), whose finds do not hold here; choose another file"
+            )
+        study = optuna.create_study(
+            study_name=f"windtunnel capacity, load {load:g}",
             storage=storage,
             load_if_exists=True,
             directions=["minimize", "maximize"],
-            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=16),
         )
+        if study.user_attrs.get(QUESTION) is None:
+            study.set_user_attr(QUESTION, digest)
+        # Another seed for each call, else the same candidates would be proposed again.
+        study.sampler = optuna.samplers.NSGAIISampler(seed=seed + len(study.trials), population_size=16)
+        return study
     except (ValueError, KeyError, OSError, optuna.exceptions.OptunaError) as error:
         raise ConfigError(
             f"capacity.study={file}: cannot be gone on from ({error}); choose another"

@@ -6,7 +6,7 @@ What a process has made once it keeps: the traffic of a seed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ class Probe:
 
     name: str
     scenario: Scenario
-    """With one replica."""
+    """With any number of replicas."""
     replicas: int
     load: float
     seeds: tuple[int, ...]
@@ -113,17 +113,24 @@ def reseeded(scenario: Scenario, seed: int) -> Scenario:
     return replace(scenario, seed=seed, **parts)
 
 
-def distinct_seeds(scenario: Scenario, settings: CapacitySettings) -> tuple[int, ...]:
-    """Those that give different runs: a trace is the same with every seed. Raises ValueError."""
-    drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
-    if any(hasattr(getattr(scenario, name), "seed") for name in drawing):
-        return settings.seeds
-    found: list[int] = []
-    for seed in settings.seeds:
-        own, _ = traffic(scenario, seed, settings.window_s)
-        if all(own.listed != traffic(scenario, other, settings.window_s)[0].listed for other in found):
-            found.append(seed)
-    return tuple(found)
+def distinct_seeds(scenarios: Sequence[Scenario], settings: CapacitySettings) -> tuple[int, ...]:
+    """Those that give different runs of one of them: a trace is the same with every seed. Raises ValueError.
+
+    The scenarios have one workload in common.
+    """
+    for scenario in scenarios:
+        drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
+        if any(hasattr(getattr(scenario, name), "seed") for name in drawing):
+            return settings.seeds
+    found: set[int] = set()
+    for scenario in {scenario.max_model_len: scenario for scenario in scenarios}.values():
+        own: list[int] = []
+        for seed in settings.seeds:
+            here, _ = traffic(scenario, seed, settings.window_s)
+            if all(here.listed != traffic(scenario, other, settings.window_s)[0].listed for other in own):
+                own.append(seed)
+        found.update(own)
+    return tuple(seed for seed in settings.seeds if seed in found)
 
 
 def keeps(one: Run, slo: Slo | None) -> bool:
@@ -134,7 +141,8 @@ def keeps(one: Run, slo: Slo | None) -> bool:
 
 def traffic(scenario: Scenario, seed: int, window_s: float | None) -> tuple[ListedSource, float]:
     """The requests of a seed, and when their window begins. Raises ValueError."""
-    key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s)
+    scales = (scenario.prompt_scale, scenario.output_scale)
+    key = (pickle.dumps(scenario.workload), seed, scenario.max_model_len, window_s, scales)
     found: tuple[ListedSource, float] = _kept(_traffic, key, lambda: _read(scenario, seed, window_s))
     return found
 

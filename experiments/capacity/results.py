@@ -197,7 +197,11 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     target = f"{100 * slo.attainment_target:g} %"
     if status is Status.found:
         return ""
-    least = f"at least {state.bracket.least:,} replicas, ${search.least_cost(state):,.2f} an hour"
+    least = f"at least {_replicas(state.bracket.least)}, ${search.least_cost(state):,.2f} an hour"
+    if ceiling is None and status is Status.beyond:
+        most, least_up = state.bracket.most, state.candidate.least_up
+        needs = f"its router needs {least_up:,} that are up" if least_up > most else "with its spares"
+        return f"{needs}: more than capacity.max_replicas={search.question.settings.max_replicas:,} replicas"
     if ceiling is None:
         return f"{least} by its price"
     if ceiling.share < slo.attainment_target:
@@ -210,13 +214,17 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])
     if status is Status.ruled_out:
         return (
-            f"{resource}: at least {ceiling.replicas[resource]:,} replicas, more than {state.bracket.most:,}"
+            f"{resource}: at least {_replicas(ceiling.replicas[resource])}, more than {state.bracket.most:,}"
         )
     if status is Status.beyond:
-        return f"{state.bracket.fails:,} replicas are not enough"
+        return f"{_replicas(state.bracket.fails)} {'is' if state.bracket.fails == 1 else 'are'} not enough"
     if status is Status.never_reached:
         return f"{least} by the bound of {resource}"
     return least
+
+
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'s' * (count != 1)}"
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -137,7 +137,9 @@ class Search:
 
     def least_cost(self, state: State) -> float:
         """USD an hour that the candidate costs at least."""
-        number = state.candidate.deployed(state.bracket.least, self.question.settings)
+        # Where even the most are not enough, they are the bound: of more the spares may not be known.
+        num_up = max(1, min(state.bracket.least, state.bracket.most))
+        number = state.candidate.deployed(num_up, self.question.settings)
         return state.candidate.usd_per_hour * number
 
     def ranked(self) -> list[State]:
@@ -200,7 +202,7 @@ class Search:
     def probe(self, state: State, number: int) -> Probe:
         settings = self.question.settings
         return Probe(
-            name=f"{state.candidate.name}, {number} replicas",
+            name=f"{state.candidate.name}, {number} replica{'s' * (number != 1)}",
             scenario=state.candidate.scenario,
             replicas=number,
             load=self.load * (1 + settings.headroom),
@@ -249,15 +251,19 @@ def _run(task: Look) -> Ceiling | list[Run]:
 def begin(question: Question, load: float, seeds: tuple[int, ...], earlier: Sequence[State] = ()) -> Search:
     """All candidates, nothing known of them but what was not enough for a smaller load: earlier."""
     settings = question.settings
-    most = settings.max_replicas - settings.spare
     fails = {state.candidate.name: state.bracket.fails for state in earlier}
     states = [
         State(
             candidate=candidate,
             index=index,
-            bracket=Bracket(fails=min(fails.get(candidate.name, 0), most), most=most),
+            bracket=_bracket(candidate, fails.get(candidate.name, 0), settings),
             target=question.slo.attainment_target,
         )
         for index, candidate in enumerate(question.candidates)
     ]
     return Search(question=question, load=load, seeds=seeds, states=states)
+
+
+def _bracket(candidate: Candidate, fails: int, settings: CapacitySettings) -> Bracket:
+    most = candidate.most_up(settings)
+    return Bracket(fails=min(max(fails, candidate.least_up - 1), most), most=most)

@@ -61,7 +61,7 @@ class CapacitySettings:
     """Candidates in the ranked table."""
     search: Literal["exhaustive", "optuna"] = "exhaustive"
     trials: int = 60
-    """Of optuna, those of an earlier study not counted."""
+    """Candidates that optuna has simulated, those of an earlier study not counted."""
     study: str | None = None
     """File that optuna keeps its trials in and goes on from."""
     jobs: int | None = None
@@ -99,6 +99,10 @@ class CapacitySettings:
         if self.study is not None and self.search != "optuna":
             raise ValueError(f"study={self.study}: is of search=optuna; an exhaustive search keeps none")
         for axis_entries in self.axes.values():
+            if len({entry.label for entry in axis_entries}) < len(axis_entries):
+                node = axis_entries[0].where.rpartition("[")[0]
+                labels = _shown([entry.label or None for entry in axis_entries])
+                raise ValueError(f"{node}={labels}: must have different names")
             for entry in axis_entries:
                 for override in entry.overrides:
                     if "=" not in override:

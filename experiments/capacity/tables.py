@@ -52,7 +52,7 @@ def sentences(found: Answer) -> list[str]:
         if len(found.ranked) > 1:
             lines.append(_runner_up(found.ranked[0], found.ranked[1]))
     elif found.advice is not None:
-        lines += advice_lines(found.advice, found.question.slo)
+        lines += advice_lines(found.advice, found.question.slo, _growth(found))
     elif not found.interrupted:
         lines.append("No candidate fits into memory.")
     if found.day is not None:
@@ -61,12 +61,19 @@ def sentences(found: Answer) -> list[str]:
     return lines
 
 
+def _growth(found: Answer) -> str:
+    """Of the first month, where its traffic is not that of today."""
+    load = found.search.load
+    return "" if load == 1 else f" in month {found.question.settings.months[0]} ({load:.3g} times the traffic)"
+
+
 def _winner(found: Answer) -> str:
     best, settings = found.ranked[0], found.question.settings
     spares = best.replicas - best.num_up
     margins = [f"{100 * settings.headroom:g} % more traffic"] if settings.headroom else []
     margins += [f"{spares} of them down"] if spares else []
-    keeping = f"the SLO with {' and '.join(margins)}" if margins else "the SLO"
+    keeping = f"the SLO{_growth(found)}"
+    keeping += f" with {' and '.join(margins)}" if margins else ""
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in found.question.slo.limits_s.items())
     gpus = f"{best.num_devices} GPU{'s' * (best.num_devices > 1)}"
     return (
@@ -114,8 +121,9 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
             f": with one less {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; kept by "
             f"{100 * other.limit.share:.3g} % of the requests that were judged)"
         )
-    elif other.num_up == 1:
-        told += ": it needs a replica, which costs that much"
+    elif other.num_up == other.candidate.least_up:
+        fewest = "a replica, which costs" if other.num_up == 1 else f"{other.num_up} replicas, which cost"
+        told += f": it needs {fewest} that much"
     if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
         ratio = other.ahead.ratio
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
@@ -149,10 +157,10 @@ def effort(found: Answer) -> str:
     ruled = by_status.get(Status.ruled_out, 0)
     refused = len(found.question.refused)
     left = by_status.get(Status.never_reached, 0)
-    parts = [f"{simulated} simulated in {runs} runs"]
+    parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"]
     parts += [f"{refused} do not fit or cannot be laid out so"] if refused else []
     parts += [f"{ruled} ruled out by bounds"] if ruled else []
-    parts += [f"{left} never reached, as they cost at least as much as the last place"] if left else []
+    parts += [f"{left} never reached, as {'they cost' if left > 1 else 'it costs'} at least as much as the last place"] if left else []
     if opened := by_status.get(Status.open, 0):
         parts.append(f"{opened} not settled")
     total = len(counts) + refused
@@ -173,8 +181,8 @@ def caveats(found: Answer) -> list[str]:
         lines.append("One seed has no interval: give two or more.")
     if found.window_start_s > 0:
         lines.append(
-            f"Planned for the busiest {seconds(settings.window_s or 0.0)} of the traffic, from "
-            f"{seconds(found.window_start_s)} on (by its tokens; capacity.window_s=null: all of it)."
+            f"Planned for the busiest {_span(settings.window_s or 0.0)} of the traffic, from "
+            f"{_span(found.window_start_s)} on (by its tokens; capacity.window_s=null: all of it)."
         )
     if settings.search == "optuna":
         lines.append("Optuna has looked at a part of the candidates: a better one may be among the others.")
@@ -323,6 +331,11 @@ def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
         if row.ahead is None or row.ahead.ratio is None
         else _plain(row.ahead.ratio),
     }
+
+
+def _span(value_s: float) -> str:
+    """Seconds, minutes or hours; minutes from ten on without a digit behind the point."""
+    return f"{value_s / 60:.0f} min" if 600 <= value_s < 7200 else seconds(value_s)
 
 
 def _figure(interval: Interval) -> str:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.capacity import optuna_search
-from experiments.capacity.advice import Advice, advice_lines
+from experiments.capacity import optuna_search, tables
+from experiments.capacity.advice import Advice, advice_lines, closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates, build_question
 from experiments.capacity.day import Day, day_of
 from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.results import derived, pareto
-from experiments.capacity.search import Ceiling, Search, State, Status
+from experiments.capacity.search import Ceiling, Search, State, Status, begin
 from experiments.capacity.settings import CapacitySettings
 from experiments.cli import main
 from sim.interrupt import Interrupt
@@ -226,6 +226,35 @@ def test_spares_are_added_for_a_number_and_for_availability():
     assert SCENARIO.deployed(8, replace(asked, availability=0.5)) == 9
 
 
+def test_spares_for_availability_stay_within_the_most_that_may_be_rented():
+    asked = CapacitySettings(availability=0.999, mtbf_hours=100, mttr_hours=2, max_replicas=10)
+    assert SCENARIO.most_up(asked) == 8  # two spares for eight
+    assert SCENARIO.deployed(9, asked) > 10
+    assert SCENARIO.most_up(CapacitySettings(spare=3, max_replicas=10)) == 7
+    search = begin(SimpleNamespace(settings=asked, slo=SLO, candidates=[SCENARIO]), 1.0, (0,))
+    assert search.states[0].bracket.most == 8
+
+
+def test_a_router_that_compares_two_gets_two():
+    question = question_of("routing=power_of_two", "capacity.hardware=[l4]", "capacity.quantisations=[]")
+    one = question.candidates[0]
+    assert (one.least_up, one.scenario.replicas) == (2, 2)
+    bracket = begin(question, 1.0, (0,)).states[0].bracket
+    assert bracket.next() == 2
+
+
+def test_a_context_that_shortens_requests_rules_a_candidate_out():
+    question = question_of(
+        "capacity.hardware=[l4]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[]",
+        "capacity.engines=['whole: engine=vllm','short: engine=vllm engine.max_model_len=200']",
+    )
+    assert [one.name for one in question.candidates] == ["l4 whole"]
+    assert question.refused[0].name == "l4 short"
+    assert question.refused[0].reason.startswith("engine.max_model_len=200: shortens ")
+
+
 def test_seeds_that_change_nothing_are_run_once(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,5\n3,10,9\n")
@@ -234,9 +263,10 @@ def test_seeds_that_change_nothing_are_run_once(tmp_path):
     variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), base)
     trace_only = build_candidates(CapacitySettings(), variants)[0][0].scenario
     drawn = build_candidates(CapacitySettings(more=(("routing=random",),)), variants)[0][0].scenario
-    assert distinct_seeds(trace_only, CapacitySettings()) == (0,)
-    assert distinct_seeds(drawn, CapacitySettings()) == (0, 1, 2)
-    assert distinct_seeds(SCENARIO.scenario, CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([trace_only], CapacitySettings()) == (0,)
+    assert distinct_seeds([drawn], CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([trace_only, drawn], CapacitySettings()) == (0, 1, 2)
+    assert distinct_seeds([SCENARIO.scenario], CapacitySettings()) == (0, 1, 2)
     assert reseeded(drawn, 2).routing.seed == 2
     assert reseeded(replace(drawn, routing=replace(drawn.routing, seed=7)), 2).routing.seed == 7
 
@@ -256,16 +286,25 @@ def test_hours_get_replicas_in_proportion_to_their_tokens():
     assert day.saved_share == pytest.approx(1 - 12 / 20)
     assert "at:'02:00',replicas:5" in day.overrides
     assert Day(replicas=[2, 2], fixed=2).saved_share == 0
+    planned = replace(SCENARIO, scenario=scenario)
+    assert day_of(planned, 1, CapacitySettings(), 0) is None  # nothing to save
+    assert day_of(planned, 4, CapacitySettings(window_s=1800), 0) is None
+    cut = replace(scenario, workload=replace(scenario.workload, arrivals=Steps(until_s=3.5 * 3600)))
+    assert day_of(replace(SCENARIO, scenario=cut), 4, CapacitySettings(spare=1), 0).replicas == [2, 3, 5]
 
 
 class Steps:
     """One request a minute in the first hour, two in the second, four in the third, one in the fourth."""
 
+    def __init__(self, until_s=math.inf):
+        self.until_s = until_s
+
     def times_s(self, rng, *, num_requests, duration_s):
         import numpy as np  # noqa: PLC0415
 
         each = [h * 3600 + np.arange(n * 60) * 60 / n for h, n in enumerate((1, 2, 4, 1))]
-        return np.concatenate(each)
+        at_s = np.concatenate(each)
+        return at_s[at_s < self.until_s]
 
 
 @pytest.mark.parametrize(
@@ -283,6 +322,16 @@ class Steps:
         (["capacity.quantisations=[fp9]"], r"^capacity.quantisations\[0\]: .*fp9.*must be one of"),
         (["capacity.engines=['a: engine']"], r"^capacity.engines\[0\]=engine: must be key=value"),
         (["capacity.more=[['engine.max_num_seq=2']]"], r"^capacity.more\[0\]\[0\]: .*max_num_seqs"),
+        (["capacity.more=[['replicas=1','replicas=3']]"], r"^capacity.more\[0\]\[1\]: replicas=3: is what is"),
+        (["capacity.engines=['a: load=2']"], r"^capacity.engines\[0\]: load=2: is what is varied"),
+        (["capacity.more=[['troubles=crash']]"], r"^capacity.more\[0\]\[0\]: troubles: must be none"),
+        (["capacity.more=[['seed=5']]"], r"^capacity.more\[0\]\[0\]: seed=5: all .* in common, 0;"),
+        (["capacity.more=[['output_scale=0.1']]"], r"output_scale=0.1: all candidates must have one"),
+        (["capacity.engines=['a: engine=vllm','a: engine=sglang']"],
+         r"^capacity.engines=\[a, a\]: must have different names"),
+        (["capacity.engines=['engine.max_model_len=100']"], "=100: shortens .* requests of seed 0, of which 0"),
+        (["capacity.availability=0.9999999999999", "capacity.max_replicas=2"], "availability=.*: takes [0-9]+ r"),
+        (["routing=power_of_two", "routing.num_choices=65"], "num_choices=65: must be <= 64"),
         (["capacity.headroom=-1"], "^capacity.headroom=-1: must be a finite share"),
         (["capacity.spare=64"], "^capacity.spare=64: must be < max_replicas=64"),
         (["capacity.availability=1"], "^capacity.availability=1: must be in"),
@@ -336,6 +385,10 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
         "--max-num-batched-tokens": "3000", "--max-model-len": "9000", "--quantization": "fp8",
         "--kv-cache-dtype": "fp8", "--gpu-memory-utilization": "0.9", "--block-size": "16",
     }  # fmt: skip
+    assert "--dtype" not in vllm.command
+    half = candidate_with("model.dtype=fp16")
+    assert "--dtype float16" in vllm_launch(half).command
+    assert "--dtype float16" in sglang_launch(half).command
     assert {"--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--async-scheduling"} < {*words}
     assert vllm.notes == []
     words = shlex.split(sglang.command.replace("\\\n", " "))
@@ -436,6 +489,7 @@ def test_advice_in_words():
         load=0.25,
         rate_per_s=8.0,
         other=("l4", 3, 2.4),
+        misses_idle=False,
     )
     assert advice_lines(found, SLO) == [
         "No candidate keeps the SLO. The closest is t4: with 2 replicas 40 % of the requests are within it, "
@@ -446,12 +500,41 @@ def test_advice_in_words():
         "A lower rate: it keeps 2.00 of the 8.00 requests/s, 0.25 times the traffic.",
         "Another GPU: 3 x l4 keep it for $2.40 an hour.",
     ]
-    hopeless = advice_lines(replace(found, looser={}, load=None, other=None), SLO)
+    hopeless = advice_lines(replace(found, looser={}, load=None, misses_idle=True, other=None), SLO)
     assert hopeless[3:] == [
         "No looser limit of one term alone would do.",
         "A lower rate does not help: the term is missed on idle replicas.",
         "Another GPU: none of configs/hardware keeps it with these settings.",
     ]
+    slow = advice_lines(replace(found, replicas=1, looser={"e2e": 1234.5674}, load=None), SLO, " in month 12")
+    assert slow[0].startswith("No candidate keeps the SLO in month 12. The closest is t4: with 1 replica 40 %")
+    assert slow[3] == "A looser term: slo.e2e_ms=1234568 would be kept so."
+    assert slow[4] == (
+        "A lower rate: none keeps it down to 0.000244 requests/s, 3.1e-05 times the traffic; below that none "
+        "was looked for."
+    )
+
+
+def test_the_closest_is_found_by_runs_to_the_end_not_by_bounds(monkeypatch):
+    true_shares = {"idle": 0.2, "cut": 0.7, "worse": 0.6}
+    states = []
+    for i, (name, ceiling) in enumerate({"idle": 0.89, "cut": 1.0, "worse": 1.0}.items()):
+        fleet = Fleet(name=name, usd_per_hour=1.0, least_up=1, scenario=SCENARIO.scenario)
+        state = State(candidate=fleet, index=i, bracket=Bracket(fails=0, most=4), target=0.9)
+        state.ceiling = Ceiling(share=ceiling, term_shares={}, term_limits_s={}, replicas={"tokens": 1})
+        states.append(state)
+    for state in states[1:]:
+        state.runs[4] = [run_with(0.88 if state.index == 1 else 0.885, cut=True)]
+    question = SimpleNamespace(settings=CapacitySettings(jobs=1), slo=SLO)
+    search = Search(question=question, load=1.0, seeds=(0,), states=states)
+
+    def run(probe):
+        assert not probe.stop
+        return [run_with(true_shares[probe.name.split(",")[0]])]
+
+    monkeypatch.setattr("experiments.capacity.advice.Probe.run", run)
+    best, probe, runs = closest(search, Interrupt())
+    assert (best.candidate.name, probe.replicas, runs[0].share) == ("cut", 4, 0.7)
 
 
 def main_code(arguments):
@@ -468,14 +551,42 @@ def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp
     asked = [*TINY, "capacity.seeds=[0]", "capacity.report=false"]
     assert main(["capacity", *asked]) == 0
     whole = json.loads((tmp_path / "out/summary.json").read_text())
-    more = ["capacity.search=optuna", "capacity.trials=8", "capacity.study=study.log"]
-    for _ in range(2):
+    more = ["capacity.search=optuna", "capacity.trials=1", "capacity.study=study.log"]
+    for trials in (1, 2, 2):  # the second call simulates the other candidate, the third none
         assert main(["capacity", *asked, *more]) == 0
+        study = optuna_search._study(
+            optuna_search.load_optuna(), "study.log", 0, 1.0, optuna_search.digest_of(build_question(SOURCE.compose(asked), SOURCE, asked))
+        )
+        assert sum("runs" in trial.user_attrs for trial in study.trials) == trials
     found = json.loads((tmp_path / "out/summary.json").read_text())
     assert found["ranked"][0]["candidate"] == whole["ranked"][0]["candidate"]
     assert found["ranked"][0]["usd_per_hour"] == whole["ranked"][0]["usd_per_hour"]
-    study = optuna_search._study(optuna_search.load_optuna(), "study.log", 0)
-    assert len(study.trials) == 16
+    assert main(["capacity", *asked, *more, "capacity.headroom=0.1"]) == 2
+
+
+def test_what_a_study_keeps_of_a_run_and_which_question_it_is_of():
+    run = run_with(0.9, watts=math.inf)
+    assert optuna_search._run_of(json.loads(json.dumps(run._asdict()))) == run
+    few = ["capacity.hardware=[l4]", "capacity.tensor_parallel_sizes=[1]", "capacity.quantisations=[]"]
+    digests = [
+        optuna_search.digest_of(question_of(*few, *own))
+        for own in ([], ["capacity.trials=3"], ["capacity.headroom=0.1"], ["slo.tpot_ms=31"])
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_the_headline_names_growth_and_counts_are_words_that_fit():
+    settings = CapacitySettings(months=(12,), growth_per_month=0.08)
+    search = SimpleNamespace(load=1.0, states=[], status=None)
+    found = SimpleNamespace(search=search, question=SimpleNamespace(settings=settings, refused=()))
+    assert tables._growth(found) == ""
+    search.load = settings.loads[12]
+    assert tables._growth(found) == " in month 12 (2.52 times the traffic)"
+    search.states = [SimpleNamespace(runs={1: [run_with(0.9)]})]
+    search.status = lambda state: Status.found
+    assert tables.effort(found) == "1 candidate: 1 simulated in 1 run."
+    assert [tables._span(s) for s in (60, 570, 3600, 36000)] == ["60.0 s", "9.5 min", "60 min", "10.0 h"]
 
 
 def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypatch):
@@ -483,6 +594,12 @@ def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypat
     (tmp_path / "bad.log").write_text("no journal\n")
     with pytest.raises(ConfigError, match=r"^capacity.study=.*cannot be gone on from"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "bad.log"), 0)
+    file = str(tmp_path / "study.log")
+    first = optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "a")
+    assert first.user_attrs["question"] == "a"
+    optuna_search._study(optuna_search.load_optuna(), file, 0, 2.0, "a")  # another load of the same
+    with pytest.raises(ConfigError, match="study.log: is of another question"):
+        optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "b")
     with pytest.raises(ConfigError, match="no folder"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "none/bad.log"), 0)
 
