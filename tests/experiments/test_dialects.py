@@ -86,6 +86,26 @@ def test_a_simulation_prints_the_dialect_that_was_asked(tmp_path, monkeypatch, c
     assert list(summary["dialects"]) == ["guidellm"]
 
 
+def test_rates_count_the_tokens_of_every_answer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = (*SMALL, "workload.num_requests=20", "output.report=false", "output.progress=false")
+    assert main(["simulate", *few, "metrics.dialect=all", "workload.branching.width=4"]) == 0
+    (file,) = tmp_path.glob("outputs/simulate/*/*/summary.json")
+    told = json.loads(file.read_text())["dialects"]
+    requests = pd.read_parquet(file.with_name("requests.parquet"))
+    assert (requests["status"] == "finished").all()
+    tokens, longest = (requests[f"{name}_tokens"] for name in ("output", "longest"))
+    assert tokens.sum() > 2 * longest.sum()
+    for name in ("vllm_bench", "aiperf", "mlperf"):
+        rate, duration_s = (told[name][key]["value"] for key in ("output_tokens_per_s", "duration_s"))
+        assert rate * duration_s == pytest.approx(tokens.sum())
+    span_s = requests["last_token_s"].max() - requests["first_token_s"].min()
+    assert told["guidellm"]["output_tokens_per_s"]["value"] * span_s == pytest.approx(tokens.sum())
+    several = requests[longest > 1]
+    tpot_s = (several["last_token_s"] - several["first_token_s"]) / (several["longest_tokens"] - 1)
+    assert told["vllm_bench"]["per_token"]["mean_s"] == pytest.approx(tpot_s.mean())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
