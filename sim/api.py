@@ -216,8 +216,8 @@ class Result:
     def write(self, folder: str | Path, *, vllm_bench: bool = False, timeline: bool = False) -> None:
         """All that `windtunnel simulate` writes: summary.json, config.yaml, the tables, report.html.
 
-        vllm_bench: also vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError where requests
-        have several answers. timeline: also timeline.json, for Perfetto, of the first 10,000 requests.
+        vllm_bench: also vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError where
+        requests have several answers. timeline: also timeline.json, of the first 10,000 requests.
         """
         notes = write_result(
             Path(folder),

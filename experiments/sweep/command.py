@@ -186,9 +186,7 @@ def _run(folder: SweepFolder, how: How, source: ConfigSource) -> None:
         try:
             _draw(folder, how, console)
         except ConfigError as error:
-            not_drawn = ConfigError(
-                f"{error}; the runs are kept, draw them: windtunnel report sweep={shown} (report.x=, metric=, ...)"
-            )
+            not_drawn = ConfigError(f"{error}; the runs are kept, draw them: windtunnel report sweep={shown}")
     if len(folder.rows) < total:
         console.print(
             f"{total - len(folder.rows):,} runs are left: windtunnel sweep resume={shown}",

@@ -41,7 +41,7 @@ def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
 
 
 def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """A row a figure and dialect that tells it, ours first; columns name, value, and in seconds mean_s, p50_s, ...
+    """A row a figure and dialect that tells it, ours first; columns name, value, mean_s, p50_s, ...
 
     Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the dialects of the summary.
     """
