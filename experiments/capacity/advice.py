@@ -217,7 +217,9 @@ def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
         lines.append("Another GPU: none of configs/hardware keeps it with these settings.")
     else:
         name, replicas, usd = found.other
-        lines.append(f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour.")
+        lines.append(
+            f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour."
+        )
     return lines
 
 

@@ -48,7 +48,10 @@ def main(arguments: Sequence[str]) -> None:
     asked = parse(arguments)
     summary = _summary(asked.folder)
     tables = {name: _table(asked.folder, name) for name in TABLES}
-    times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
+    try:
+        times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
+    except ValueError as error:
+        raise ConfigError(f"run={asked.folder}: {error}") from error
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     slo = _slo(summary)
     told = in_dialects(asked.dialects, tables["requests"], times, window, slo)

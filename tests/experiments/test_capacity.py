@@ -507,7 +507,9 @@ def test_advice_in_words():
         "Another GPU: none of configs/hardware keeps it with these settings.",
     ]
     slow = advice_lines(replace(found, replicas=1, looser={"e2e": 1234.5674}, load=None), SLO, " in month 12")
-    assert slow[0].startswith("No candidate keeps the SLO in month 12. The closest is t4: with 1 replica 40 %")
+    assert slow[0].startswith(
+        "No candidate keeps the SLO in month 12. The closest is t4: with 1 replica 40 %"
+    )
     assert slow[3] == "A looser term: slo.e2e_ms=1234568 would be kept so."
     assert slow[4] == (
         "A lower rate: none keeps it down to 0.000244 requests/s, 3.1e-05 times the traffic; below that none "
@@ -555,7 +557,11 @@ def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp
     for trials in (1, 2, 2):  # the second call simulates the other candidate, the third none
         assert main(["capacity", *asked, *more]) == 0
         study = optuna_search._study(
-            optuna_search.load_optuna(), "study.log", 0, 1.0, optuna_search.digest_of(build_question(SOURCE.compose(asked), SOURCE, asked))
+            optuna_search.load_optuna(),
+            "study.log",
+            0,
+            1.0,
+            optuna_search.digest_of(build_question(SOURCE.compose(asked), SOURCE, asked)),
         )
         assert sum("runs" in trial.user_attrs for trial in study.trials) == trials
     found = json.loads((tmp_path / "out/summary.json").read_text())
