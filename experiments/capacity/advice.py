@@ -69,7 +69,7 @@ class RateTask:
 
 def advise(search: Search, interrupt: Interrupt) -> Advice | None:
     """None where no candidate could be simulated, or Ctrl-C came."""
-    question, settings = search.question, search.question.settings
+    question = search.question
     if not search.states:
         return None
     found = closest(search, interrupt)
@@ -217,7 +217,9 @@ def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
         lines.append("Another GPU: none of configs/hardware keeps it with these settings.")
     else:
         name, replicas, usd = found.other
-        lines.append(f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour.")
+        lines.append(
+            f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour."
+        )
     return lines
 
 
