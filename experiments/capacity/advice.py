@@ -69,7 +69,7 @@ class RateTask:
 
 def advise(search: Search, interrupt: Interrupt) -> Advice | None:
     """None where no candidate could be simulated, or Ctrl-C came."""
-    question, settings = search.question, search.question.settings
+    question = search.question
     if not search.states:
         return None
     found = closest(search, interrupt)

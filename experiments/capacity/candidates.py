@@ -298,8 +298,8 @@ def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -
         raise ConfigError(f"{where}{str(error).replace('wanted_share', 'availability', 1)}") from error
     if rented > settings.max_replicas:
         raise ConfigError(
-            f"{NODE}.availability={settings.availability}: takes {rented:,} replicas for one that is up; must "
-            f"be reached with max_replicas={settings.max_replicas:,}"
+            f"{NODE}.availability={settings.availability}: takes {rented:,} replicas for one that is up; "
+            f"must be reached with max_replicas={settings.max_replicas:,}"
         )
     if not source.num_requests or not source.last_arrival_s:
         raise ConfigError(

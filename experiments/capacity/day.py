@@ -52,7 +52,7 @@ class Day:
 
 
 def day_of(candidate: Candidate, num_up: int, settings: CapacitySettings, seed: int) -> Day | None:
-    """None where no busiest hour is planned for, in traffic of two full hours or more; or nothing is saved."""
+    """None where no busiest hour is planned for, in traffic of two full hours; or where nothing is saved."""
     if settings.window_s != HOUR_S:
         return None
     whole, _ = traffic(candidate.scenario, seed, None)

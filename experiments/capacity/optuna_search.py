@@ -72,7 +72,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
     by_parts = {tuple(state.candidate.parts.values()): state for state in search.states}
     asked: list[tuple[Any, State]] = []
     waiting: dict[str, list[Any]] = {}
-    num_trials, num_asked, done = 0, 0, 0
+    num_trials, num_asked = 0, 0
     for earlier in study.get_trials(deepcopy=False):
         known = by_parts.get(tuple(earlier.params.get(axis) for axis in axes))
         if known is not None and not known.runs:
@@ -113,7 +113,8 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
                 )
         return None
 
-    for index, found in as_asked(Settle.run, next_task, settings.num_processes, interrupt):
+    outcomes = as_asked(Settle.run, next_task, settings.num_processes, interrupt)
+    for done, (index, found) in enumerate(outcomes, 1):
         trial, state = asked[index]
         state.is_running = False
         for number, runs in found:
@@ -121,7 +122,6 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
         trial.set_user_attr(RUNS, [(number, [one._asdict() for one in runs]) for number, runs in found])
         for each in [trial, *waiting.pop(state.candidate.name, [])]:
             tell(each, state)
-        done += 1
         report(done, settings.trials)
     search.interrupted = interrupt.noted
 

@@ -162,13 +162,8 @@ def effort(found: Answer) -> str:
     parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"]
     parts += [f"{refused} do not fit or cannot be laid out so"] if refused else []
     parts += [f"{ruled} ruled out by bounds"] if ruled else []
-    parts += (
-        [
-            f"{left} never reached, as {'they cost' if left > 1 else 'it costs'} at least as much as the last place"
-        ]
-        if left
-        else []
-    )
+    costs = "they cost" if left > 1 else "it costs"
+    parts += [f"{left} never reached, as {costs} at least as much as the last place"] if left else []
     if opened := by_status.get(Status.open, 0):
         parts.append(f"{opened} not settled")
     total = len(counts) + refused
