@@ -144,8 +144,8 @@ class _Maker:
             cfg = composed(self._source, overrides)
             if cfg.sim.stop_overloaded:
                 raise ConfigError(
-                    "sim.stop_overloaded=true: must be false; a run that ends early is not on the same traffic "
-                    "as the others; whatif.requests makes all of them shorter"
+                    "sim.stop_overloaded=true: must be false; a run that ends early is not on the same "
+                    "traffic as the others; whatif.requests makes all of them shorter"
                 )
             cut = self._cut(cfg, overrides)
             with open_dict(cfg):
