@@ -143,7 +143,7 @@ def test_the_most_that_a_control_names_is_taken(board, most):
         ("replicas=null", "^replicas=null: must be a whole number from 1 to 64$"),
         ("seed=2.5", "^seed=2.5: must be a whole number from 0 to "),
         ("load=true", "^load=true: must be a number from 0.001 to 1,000$"),
-        ("slo.ttft_ms=.inf", "^slo.ttft_ms=inf: must be a number >= 0.001$"),
+        ("slo.ttft_ms=.inf", "^slo.ttft_ms=.inf: must be a number >= 0.001$"),
     ],
 )
 def test_what_the_page_would_not_take_is_not_its_default_either(override, message):
