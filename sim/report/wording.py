@@ -65,7 +65,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
     if requests["unfinished"]:
         # A run ends before its last request for one of three reasons.
         is_cut = summary.get("missed") or summary.get("overload")
-        end = "interruption" if summary["interrupted"] else "end" if is_cut else "time limit"
+        end = "interruption" if summary["interrupted"] else "early end" if is_cut else "time limit"
         missed = " and count as missed" if summary["goodput"] else ""
         found.append(
             f"{requests['unfinished']:,} of {requests['arrived']:,} requests "

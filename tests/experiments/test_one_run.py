@@ -38,7 +38,7 @@ def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Overloaded, and ended at {found['at_s']:.1f} s" in printed
     assert f"the backlog of {found['outstanding']:,} grows by" in printed
-    assert "still running or waiting at the end and count as missed" in printed
+    assert "still running or waiting at the early end and count as missed" in printed
     assert "No steady state was found (MSER-5): TTFT" in printed
     assert summary["trimmed"]["warmup_s"] == 0
     page = (tmp_path / "out/report.html").read_text()
