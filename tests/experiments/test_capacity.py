@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -300,8 +301,6 @@ class Steps:
         self.until_s = until_s
 
     def times_s(self, rng, *, num_requests, duration_s):
-        import numpy as np  # noqa: PLC0415
-
         each = [h * 3600 + np.arange(n * 60) * 60 / n for h, n in enumerate((1, 2, 4, 1))]
         at_s = np.concatenate(each)
         return at_s[at_s < self.until_s]
