@@ -37,7 +37,7 @@ layers: .venv/installed-test ## who may import whom
 	.venv/bin/lint-imports
 
 bench: .venv/installed ## CPU time and memory of the simulator
-	$(PY) -m experiments.bench_sim $(ARGS)
+	$(PY) -m experiments.bench.sim $(ARGS)
 
 clean: ## remove the environment and what tools left; keeps outputs/
 	rm -rf .venv .venv-parity dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

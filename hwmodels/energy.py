@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hwmodels.checks import check_finite
-from hwmodels.device import Device
-from hwmodels.iteration import IterationModel, IterationShape, Num
+from hwmodels.devices.device import Device
+from hwmodels.iterations.iteration import IterationModel, IterationShape, Num
 
 JOULES_PER_KWH = 3.6e6
 

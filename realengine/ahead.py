@@ -32,20 +32,20 @@ from kernels.ahead import (
     print_row,
     read_limits,
 )
-from realengine.architecture import Architecture
-from realengine.backend import TRITON, check_supported
-from realengine.executor import Executor
-from realengine.graphs import default_sizes
-from realengine.host_kv import HostKv
-from realengine.kv_cache import KvCache
-from realengine.lora import AdapterBank, make_segments, num_decode_segments
-from realengine.model import Decoder
-from realengine.parallel import Group
-from realengine.quantization import QuantisedWeight, Weights, quantised
+from realengine.model.architecture import Architecture
+from realengine.model.backend import TRITON, check_supported
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.model.lora import AdapterBank, make_segments, num_decode_segments
+from realengine.model.quantization import QuantisedWeight, Weights, quantised
+from realengine.runner.executor import Executor
+from realengine.runner.graphs import default_sizes
+from realengine.runner.host_kv import HostKv
+from realengine.runner.parallel import Group
+from realengine.runner.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
 from realengine.settings import DTYPES, KV_DTYPES
 from realengine.setups import MODELS, SETUPS, Setup
 from realengine.weights.table import expected, shard
-from realengine.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
 
 LIMITS = Path(__file__).with_name("limits.json")
 CPU = torch.device("cpu")

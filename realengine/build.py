@@ -13,26 +13,26 @@ from policies.adapters import registry
 from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool, KvMemory
-from policies.engine import EngineCore
-from realengine.architecture import Architecture
-from realengine.backend import Backend, check_supported, choose_backend, choose_device
+from policies.core.engine import EngineCore
 from realengine.clock import Clock
 from realengine.engine import Engine
-from realengine.executor import DeviceLostError, Executor
-from realengine.graphs import Drawn, default_sizes
-from realengine.host_kv import STAGED_BLOCKS, HostKv
-from realengine.kv_cache import KvCache
-from realengine.lora import AdapterBank
-from realengine.lora_adapter import Adapter
-from realengine.lora_checkpoint import read_adapter
-from realengine.model import Decoder
-from realengine.parallel import Group
-from realengine.ranks import Ranks
-from realengine.runner import Runner
+from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend, check_supported, choose_backend, choose_device
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.model.lora import AdapterBank
+from realengine.model.lora_adapter import Adapter
+from realengine.runner.executor import DeviceLostError, Executor
+from realengine.runner.graphs import Drawn, default_sizes
+from realengine.runner.host_kv import STAGED_BLOCKS, HostKv
+from realengine.runner.parallel import Group
+from realengine.runner.ranks import Ranks
+from realengine.runner.runner import Runner
+from realengine.runner.work import Work
+from realengine.serving.tokenizer import Tokenizer, find_smollm2
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
-from realengine.tokenizer import Tokenizer, find_smollm2
 from realengine.weights.load import load_weights
-from realengine.work import Work
+from realengine.weights.lora_checkpoint import read_adapter
 
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.engine import EngineCore
-from policies.limits import RejectedError
-from policies.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
-from policies.request import Branching, Prompt, Request
-from policies.sequence import FinishReason, Sequence, SequenceState
-from realengine.answer import Answer, Output
+from policies.core.engine import EngineCore
+from policies.core.limits import RejectedError
+from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
+from policies.core.request import Branching, Prompt, Request
+from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
-from realengine.executor import DeviceLostError
 from realengine.names import ContentNames
 from realengine.observer import Observer
-from realengine.runner import Launch, Runner
-from realengine.sampling_params import SamplingParams
-from realengine.stop_strings import WatchedText
-from realengine.tokenizer import Tokenizer
+from realengine.runner.executor import DeviceLostError
+from realengine.runner.runner import Launch, Runner
+from realengine.serving.answer import Answer, Output
+from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.stop_strings import WatchedText
+from realengine.serving.tokenizer import Tokenizer
 
 
 class Engine:

@@ -14,7 +14,7 @@ from itertools import count
 
 import numpy as np
 
-from policies.request import Segment
+from policies.core.request import Segment
 
 
 class ContentNames:

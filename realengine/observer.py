@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from policies.plan import Progress, StepOutcome, StepPlan
-from policies.sequence import FinishReason, Sequence
-from realengine.answer import Answer
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.sequence import FinishReason, Sequence
+from realengine.serving.answer import Answer
 
 
 class Observer(Protocol):

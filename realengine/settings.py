@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hwmodels.layout import ParallelLayout
+from hwmodels.iterations.layout import ParallelLayout
 from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
@@ -17,7 +17,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
-from realengine.lora_adapter import Adapter
+from realengine.model.lora_adapter import Adapter
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -42,7 +42,8 @@ class EngineSettings:
     dtype: str | None = None
     """float32, float16 or bfloat16; None: bfloat16 on a GPU, float32 on a CPU."""
     quantization: str | None = None
-    """Of the linear layers, on load: one of `realengine.quantization`; None: as the checkpoint has them."""
+    """Of the linear layers, on load: one of `realengine.model.quantization`; None: as the checkpoint has
+    them."""
     kv_cache_dtype: str = "auto"
     """auto (as dtype), int8 or fp8, with a scale for each token and head."""
     max_model_len: int | None = None

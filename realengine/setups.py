@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from realengine.architecture import Architecture
+from realengine.model.architecture import Architecture
 from realengine.settings import KV_DTYPES
 
 _llama = Architecture(

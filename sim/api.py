@@ -16,12 +16,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
-from sim.events import events_table
 from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.pool import PoolSettings
+from sim.records.events import events_table
+from sim.records.result import RunResult
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
@@ -31,12 +31,12 @@ from sim.report.fleet import replicas_over_time
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
 from sim.report.timeline import timeline
-from sim.result import RunResult
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, run
+from sim.setup.pool import PoolSettings
 
 TIMELINE_REQUESTS = 10_000
 """As `output.timeline_requests` of `windtunnel simulate`."""
@@ -150,7 +150,7 @@ class Result:
 
     @property
     def events(self) -> pd.DataFrame:
-        """One row an event: see `sim.events.events_table`."""
+        """One row an event: see `sim.records.events.events_table`."""
         return events_table(self.run.records)
 
     @property

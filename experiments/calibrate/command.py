@@ -1,6 +1,6 @@
 """`windtunnel calibrate`: from measured operators of a device to the parameters of its hardware model.
 
-With device= it is this machine that is measured, for our own engine: `experiments.calibrate_engine`.
+With device= it is this machine that is measured, for our own engine: `experiments.calibrate.engine`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from experiments.app.output_file import check_output_file
+from experiments.app.terminal import terminal_console
+from experiments.calibrate.engine import command as of_engine
 from experiments.calibrate.fit import (
     error_table,
     fit_calibration,
@@ -26,11 +29,8 @@ from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
-from experiments.calibrate_engine import command as of_engine
-from experiments.output_file import check_output_file
-from experiments.terminal import terminal_console
-from hwmodels.calibration import Calibration
-from hwmodels.device import Device
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
 from hwmodels.operators.gemm import GemmCurve
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build_as

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.calibration import Calibration
-from hwmodels.device import Device
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
 from hwmodels.fitting import attention, collectives, gemm, limits, mla, moe
 from hwmodels.fitting.robust import Floats
 

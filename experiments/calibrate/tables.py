@@ -10,8 +10,8 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
-from experiments.score.presets import NotSimulatedError, plain, preset
-from hwmodels.device import Device
+from experiments.study.presets import NotSimulatedError, plain, preset
+from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hwmodels.calibration import Calibration
+from hwmodels.devices.calibration import Calibration
 
 MAX_WIDTH = 120
 NOTHING = 1e-12

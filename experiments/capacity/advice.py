@@ -11,8 +11,8 @@ from experiments.capacity.candidates import Candidate, Question, build_candidate
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State, begin
 from experiments.goodput.search import FACTOR, MAX_STEPS, bisected, bracketed
-from experiments.workers import in_turn
-from sim.interrupt import Interrupt
+from experiments.study.workers import in_turn
+from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
 from sim.report.wording import LATENCIES, number
 from sim.settings.config_groups import find_groups

@@ -12,8 +12,8 @@ from experiments.capacity.optuna_search import propose
 from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, traffic
 from experiments.capacity.results import Ranked, ranked_of
 from experiments.capacity.search import Search, State, begin
-from experiments.workers import Report, in_turn
-from sim.interrupt import Interrupt, ctrl_c_noted
+from experiments.study.workers import Report, in_turn
+from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.errors import ConfigError
 
 

@@ -11,16 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
-from sim.availability import availability, replicas_for
+from sim.cluster.availability import availability, replicas_for
+from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
-from sim.scenario import Scenario
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.settings.variants import Variants
-from sim.simulation import check_fleet
+from sim.setup.scenario import Scenario
 
 NODE = "capacity"
 SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas": "capacity.max_replicas"}

@@ -12,14 +12,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.terminal import terminal_console
 from experiments.capacity.answer import Answer, answer
 from experiments.capacity.candidates import Question, build_question
 from experiments.capacity.optuna_search import load_optuna
 from experiments.capacity.page import write_capacity
 from experiments.capacity.results import candidates_table
 from experiments.capacity.tables import print_answer, to_json
-from experiments.terminal import terminal_console
-from experiments.workers import progress_of
+from experiments.study.workers import progress_of
 from sim.report.files import write_table
 from sim.settings.compose import Composition, running_source
 from sim.settings.config_groups import CONFIG_DIR

@@ -19,7 +19,7 @@ from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
-from sim.scenario import Scenario
+from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {
     "fp8": ("fp8", ""),

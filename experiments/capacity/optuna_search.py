@@ -24,8 +24,8 @@ from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State
-from experiments.workers import Report, as_asked
-from sim.interrupt import Interrupt
+from experiments.study.workers import Report, as_asked
+from sim.engine.interrupt import Interrupt
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import NOT_OF_A_SCENARIO

@@ -23,7 +23,7 @@ from experiments.capacity.tables import (
     stage_rows,
     turned,
 )
-from hwmodels.operating_point import decode_shape, largest_batch
+from hwmodels.iterations.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, RED, SERIES, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page

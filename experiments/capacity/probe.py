@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from experiments.capacity.settings import CapacitySettings
 from sim.metrics.slo import Slo
-from sim.replica_bounds import Demand, least_limit
-from sim.result import RunResult
-from sim.scenario import Scenario
+from sim.records.result import RunResult
 from sim.settings.scenario import run
+from sim.setup.replica_bounds import Demand, least_limit
+from sim.setup.scenario import Scenario
 from sim.workload.faster import FasterSource
 from sim.workload.listed import ListedSource, busiest_window, listed
 

@@ -18,10 +18,10 @@ from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Probe, Run, demand_of, keeps
 from experiments.capacity.settings import CapacitySettings
-from experiments.workers import Report, as_asked, in_turn
-from sim.interrupt import Interrupt
-from sim.replica_bounds import bounds
-from sim.scenario import Scenario
+from experiments.study.workers import Report, as_asked, in_turn
+from sim.engine.interrupt import Interrupt
+from sim.setup.replica_bounds import bounds
+from sim.setup.scenario import Scenario
 
 
 class Status(Enum):

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.terminal import plain_table
 from experiments.capacity.advice import advice_lines
 from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
@@ -16,7 +17,6 @@ from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.results import Ranked, reason_of
 from experiments.capacity.search import Status
 from experiments.compare.sentences import LEVEL
-from experiments.terminal import plain_table
 from sim.metrics.paired import Interval, Outcome
 from sim.report.wording import LATENCIES, MISSING, number, seconds
 

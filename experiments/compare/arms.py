@@ -14,14 +14,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.compare.settings import CompareSettings, Metric
-from sim.pool import PoolSettings
-from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run
+from sim.setup.pool import PoolSettings
+from sim.setup.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

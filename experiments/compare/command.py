@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.terminal import terminal_console
 from experiments.compare.arms import Point, points
 from experiments.compare.page import write_comparison
 from experiments.compare.results import Results, evaluate
@@ -19,8 +20,7 @@ from experiments.compare.runs import Runs, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
-from experiments.terminal import terminal_console
-from experiments.workers import progress_of
+from experiments.study.workers import progress_of
 from sim.report.files import write_table
 from sim.settings.compose import Composition, ConfigSource, running_source
 from sim.settings.config_groups import CONFIG_DIR

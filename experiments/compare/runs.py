@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.compare.arms import Point, figures
-from experiments.workers import Report, fly, in_turn
-from sim.interrupt import ctrl_c_noted
-from sim.result import RunResult
+from experiments.study.workers import Report, fly, in_turn
+from sim.engine.interrupt import ctrl_c_noted
+from sim.records.result import RunResult
 
 INTERRUPTED = "interrupted"  # a figure of summary.json: the run was cut short
 

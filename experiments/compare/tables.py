@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.app.terminal import fits, plain_table
 from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import (
     LEVEL,
@@ -20,7 +21,6 @@ from experiments.compare.sentences import (
     verdicts,
 )
 from experiments.compare.settings import Metric
-from experiments.terminal import fits, plain_table
 from sim.metrics.paired import Held, Outcome
 from sim.report.wording import MISSING, with_interval
 from sim.settings.convert import shown

@@ -20,9 +20,9 @@ from policies.scaling.queue_length import QueueLength
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
+from sim.cluster.recovery import Recovery
+from sim.cluster.troubles import BadRelease, Kind, Random, Scripted, Troubles
 from sim.metrics.slo import Slo
-from sim.recovery import Recovery
-from sim.troubles import BadRelease, Kind, Random, Scripted, Troubles
 from sim.workload.retries import JITTERS, Retries
 
 MAX_REPLICAS = 3

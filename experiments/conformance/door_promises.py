@@ -9,7 +9,7 @@ from math import inf, isfinite
 from experiments.conformance.front_door import FrontDoor, num_remembered, play
 from experiments.conformance.worlds import Traffic, World
 from policies.admission import Refusal
-from policies.request import Request
+from policies.core.request import Request
 
 DAY_S = 86_400.0
 NUM_ROUNDS = 24

@@ -58,7 +58,7 @@ from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
-from sim.links import Links
+from sim.engine.links import Links
 
 
 @st.composite

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from experiments.conformance.worlds import Traffic, World
 from policies.admission import Refusal
-from policies.request import Request
+from policies.core.request import Request
 
 TOKENS_PER_TICK = 4
 SIGNALS = ("num_running", "num_waiting", "num_free_kv_tokens", "num_unseen", "num_unseen_tokens")

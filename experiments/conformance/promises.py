@@ -11,7 +11,7 @@ from typing import Any
 from experiments.conformance.days import Asked, Day
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Decision, Flown, Traffic, World
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

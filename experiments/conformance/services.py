@@ -20,11 +20,11 @@ from policies.roles.balance import Balance
 from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
 from policies.routing.round_robin import RoundRobin
-from sim.handovers import Disaggregation, HandoverSettings
-from sim.links import Links
-from sim.pool import Pool
-from sim.simulation import Simulation
-from sim.troubles import Kind, Scripted, Troubles
+from sim.cluster.simulation import Simulation
+from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.engine.links import Links
+from sim.setup.pool import Pool
+from sim.transfer.handovers import Disaggregation, HandoverSettings
 from sim.workload.retries import Retries
 
 

@@ -11,32 +11,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwmodels.device import Device
-from hwmodels.interconnect import Link
-from hwmodels.iteration import COMPONENTS
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
+from hwmodels.iterations.iteration import COMPONENTS
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
-from policies.branch_set import tokens_in_own_name
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
-from policies.engine import EngineCore
-from policies.limits import Bounds
-from policies.plan import Progress, StepOutcome, StepPlan
-from policies.request import Branching, Prompt, Request, Segment
+from policies.core.branch_set import tokens_in_own_name
+from policies.core.engine import EngineCore
+from policies.core.limits import Bounds
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.request import Branching, Prompt, Request, Segment
+from policies.core.sequence import Sequence as TokenSequence
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
-from policies.sequence import Sequence as TokenSequence
-from sim.fleet import Fleet
-from sim.links import Links
+from sim.cluster.fleet import Fleet
+from sim.cluster.recovery import Recovery
+from sim.cluster.simulation import Simulation
+from sim.cluster.troubles import Troubles
+from sim.engine.links import Links
 from sim.metrics.slo import Slo
-from sim.pool import Pool
-from sim.records import RunRecords
-from sim.recovery import Recovery
-from sim.simulation import Simulation
-from sim.topology import NetworkSettings
-from sim.troubles import Troubles
+from sim.records.records import RunRecords
+from sim.setup.pool import Pool
+from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.retries import Retries
 

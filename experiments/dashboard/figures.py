@@ -9,16 +9,16 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from experiments.dashboard.kitchen import Answer, Curve
-from experiments.roofline.chart import roofline
-from experiments.roofline.survey import RooflineSettings, survey
-from hwmodels.iteration import UnknownIterationError
-from sim.deployment import Deployment
+from experiments.report.roofline.chart import roofline
+from experiments.report.roofline.survey import RooflineSettings, survey
+from hwmodels.iterations.iteration import UnknownIterationError
+from sim.cluster.overload import overload_of
 from sim.metrics.limiting import time_shares
 from sim.metrics.window import Window
-from sim.overload import overload_of
 from sim.report import wording
 from sim.report.latency import latency_cdfs
 from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+from sim.setup.deployment import Deployment
 
 CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540
 

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.dashboard.controls import Board, State
-from sim.result import RunResult
-from sim.scenario import Scenario
+from sim.records.result import RunResult
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
+from sim.setup.scenario import Scenario
 
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 """Rates of the curve as multiples of the present one, in the order in which they are run."""

@@ -14,15 +14,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.app.terminal import terminal_console
 from experiments.goodput.arms import build_arms
 from experiments.goodput.page import write_goodput
 from experiments.goodput.results import Highest, highest_of, runs_table
 from experiments.goodput.search import FACTOR, Arm, Bracket, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
-from experiments.terminal import terminal_console
-from experiments.workers import Report, in_turn, progress_of
-from sim.interrupt import ctrl_c_noted
+from experiments.study.workers import Report, in_turn, progress_of
+from sim.engine.interrupt import ctrl_c_noted
 from sim.report.files import write_table
 from sim.settings.compose import Composition, running_source
 from sim.settings.config_groups import CONFIG_DIR

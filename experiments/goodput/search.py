@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sim.metrics.slo import Slo
-from sim.result import RunResult
-from sim.scenario import Scenario
+from sim.records.result import RunResult
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
+from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 from sim.workload.faster import FasterSource
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from experiments.named_overrides import by_name, check
+from experiments.study.named_overrides import by_name, check
 
 MAX_RUNS = 10_000
 RESERVED = {

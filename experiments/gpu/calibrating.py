@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from experiments.calibrate_engine.command import MeasureSettings
-from experiments.calibrate_engine.run import check, measure
+from experiments.calibrate.engine.command import MeasureSettings
+from experiments.calibrate.engine.run import check, measure
 from experiments.gpu.flown_models import calibrated_folder, composition, suite_of
 from experiments.gpu.record import Record
-from experiments.validate_engine.suite import cases_of
+from experiments.validate.engine.suite import cases_of
 
 LIMITS = {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 2048}
 REHEARSED = {

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from realengine.architecture import Architecture
-from realengine.llm import LLM
-from realengine.sampling_params import SamplingParams
+from realengine.model.architecture import Architecture
+from realengine.serving.llm import LLM
+from realengine.serving.sampling_params import SamplingParams
 from realengine.setups import MODELS
 
 LLAMA_8B = MODELS["llama-3.1-8b"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from experiments.calibrate.engine.timing import synchronize
 from experiments.gpu.engine_models import (
     LLAMA_8B,
     QWEN3_0_6B,
@@ -25,8 +26,7 @@ from experiments.gpu.engine_models import (
 )
 from experiments.gpu.engine_speed import throughput
 from experiments.gpu.record import Record, UnavailableError
-from experiments.gpu.timing import synchronize
-from realengine.architecture import Architecture
+from realengine.model.architecture import Architecture
 
 AT_LEAST = 3.0
 NUM_REQUESTS = 64

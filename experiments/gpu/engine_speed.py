@@ -12,6 +12,7 @@ import time
 from functools import partial
 from typing import Any
 
+from experiments.calibrate.engine.timing import synchronize
 from experiments.gpu.engine_models import (
     LLAMA_8B,
     QWEN3_0_6B,
@@ -28,10 +29,9 @@ from experiments.gpu.engine_models import (
 from experiments.gpu.gaps import idle_between_steps
 from experiments.gpu.limits import Limits
 from experiments.gpu.record import Record, Row
-from experiments.gpu.timing import synchronize
 from policies.batching.chunked import Chunked
-from realengine.architecture import Architecture
-from realengine.llm import LLM
+from realengine.model.architecture import Architecture
+from realengine.serving.llm import LLM
 
 ITEM_BYTES = 2
 MODELS = {"engine_llama_8b": LLAMA_8B, "engine_qwen3_0_6b": QWEN3_0_6B}

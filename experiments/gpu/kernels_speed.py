@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from experiments.calibrate.engine.timing import input_sets, timed
 from experiments.gpu.limits import Limits, linear_timing
 from experiments.gpu.peers import attention_peers, flex_peer, simple_peers
 from experiments.gpu.record import Record
@@ -24,7 +25,6 @@ from experiments.gpu.speed_cases import (
     targeted,
     w4a16_case,
 )
-from experiments.gpu.timing import input_sets, timed
 from kernels.case import Case
 
 LIMIT_NAMES = {"copy": "copied bytes", "bf16": "bf16 GEMM"}

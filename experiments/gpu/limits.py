@@ -17,8 +17,17 @@ import torch
 import triton
 import triton.language as tl
 
+from experiments.calibrate.engine.timing import (
+    Call,
+    Timing,
+    host_s,
+    input_sets,
+    recorded,
+    synchronize,
+    timed,
+    wall_s,
+)
 from experiments.gpu.record import Record, UnavailableError, read
-from experiments.gpu.timing import Call, Timing, host_s, input_sets, recorded, synchronize, timed, wall_s
 from kernels.launch import launch
 
 FP8 = torch.float8_e4m3fn

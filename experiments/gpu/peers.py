@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from experiments.calibrate.engine.timing import Call, input_sets, timed
 from experiments.gpu.record import UnavailableError
 from experiments.gpu.speed_cases import normal
-from experiments.gpu.timing import Call, input_sets, timed
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

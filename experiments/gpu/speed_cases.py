@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from experiments.gpu.timing import Call
+from experiments.calibrate.engine.timing import Call
 from kernels.activation import silu_mul
 from kernels.ahead import kernel_modules
 from kernels.case import Case

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from experiments.calibrate.engine.timing import Call, input_sets, timed
 from experiments.gpu.comparison import THRESHOLDS, relative_error
 from experiments.gpu.record import Record, UnavailableError
 from experiments.gpu.tile_search import REHEARSED, SEARCHES, Search, Values, compiled, present, replaced
-from experiments.gpu.timing import Call, input_sets, timed
 from kernels.ahead import CHIPS
 from kernels.launch import target
 

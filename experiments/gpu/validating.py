@@ -12,14 +12,14 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
-from experiments.calibrate_engine.files import Files
+from experiments.calibrate.engine.files import Files
 from experiments.gpu.flown_models import calibrated_folder, composition, model_name, suite_of
 from experiments.gpu.record import Record, Row
+from experiments.validate.engine.on_engine import Hangar, fly_case, machine_name, write_verdict
+from experiments.validate.engine.recording import Recording
+from experiments.validate.engine.suite import Case, cases_of
+from experiments.validate.engine.verdict import Verdict
 from experiments.validate.errors import MetricError
-from experiments.validate_engine.on_engine import Hangar, fly_case, machine_name, write_verdict
-from experiments.validate_engine.recording import Recording
-from experiments.validate_engine.suite import Case, cases_of
-from experiments.validate_engine.verdict import Verdict
 
 
 class Flown(NamedTuple):

@@ -20,13 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.terminal import plain_table, terminal_console
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
 from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
-from experiments.terminal import plain_table, terminal_console
-from sim.interrupt import ctrl_c_noted
+from sim.engine.interrupt import ctrl_c_noted
 from sim.report import wording
 from sim.report.files import config_digest
 from sim.settings.compose import Composition

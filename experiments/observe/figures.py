@@ -18,8 +18,8 @@ from sim.metrics.one_run import find_warm_up
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.summary import check_conservation, request_metrics
 from sim.metrics.window import Window, measured_window
-from sim.records import RunRecords, Status
-from sim.scenario import MetricsSettings
+from sim.records.records import RunRecords, Status
+from sim.setup.scenario import MetricsSettings
 from sim.workload.base import WorkloadNotes
 
 LATE_SHARE = 0.01

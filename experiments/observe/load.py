@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from experiments.observe.reply import Reply
-from policies.request import Request
-from sim.interrupt import Interrupt
-from sim.records import Status
+from policies.core.request import Request
+from sim.engine.interrupt import Interrupt
+from sim.records.records import Status
 from sim.workload.base import Arrival, Source
 
 AHEAD_BYTES = 64 << 20

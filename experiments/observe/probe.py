@@ -10,7 +10,7 @@ from experiments.observe.endpoint import Endpoint, context_of, served_model
 from experiments.observe.prompts import Prompts, TextLength, TextPrompts, TokenPrompts, text_length
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
-from policies.request import Prompt, Request
+from policies.core.request import Prompt, Request
 from sim.settings.errors import ConfigError
 from sim.workload.conversation import Conversation
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from numpy.random import Generator
 
 from policies.caching.content import prompt_runs
-from policies.request import Request
+from policies.core.request import Request
 from sim.workload.streams import stream
 
 _COMMON = (

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from policies.request import Request
-from sim.records import Status
+from policies.core.request import Request
+from sim.records.records import Status
 
 NAN = float("nan")
 _UNKNOWN = -1

@@ -10,7 +10,7 @@ from experiments.observe.load import Load, Question
 from experiments.observe.probe import Probed, probe
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
-from sim.interrupt import Interrupt
+from sim.engine.interrupt import Interrupt
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, Source
 

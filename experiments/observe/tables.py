@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records import IterationLog, PoolRecord, RequestLog, RunRecords, replicas_throughout
+from sim.records.records import IterationLog, PoolRecord, RequestLog, RunRecords, replicas_throughout
 
 BLOCK_TOKENS = 16
 """Of the blocks whose contents requests.csv names."""

@@ -14,24 +14,24 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.output_file import check_output_file
+from experiments.app.output_file import check_output_file
+from experiments.app.terminal import plain_table, terminal_console
 from experiments.place.measured import measured_rates, with_measured
-from experiments.terminal import plain_table, terminal_console
+from hwmodels.devices.time_slicing import TimeSlicing
 from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.time_slicing import TimeSlicing
 from policies.batching import Batching
 from policies.caching.pool import Caching
 from policies.parallelism import Load
 from policies.placement import Demand, Hosting, Objective, Placing, Plan, Pool, Problem
 from policies.scheduling import Scheduling
-from sim.deployment import Deployment
-from sim.engine_profile import EngineProfile
-from sim.placement_prices import ReplicaNeeds, hostings_of, pool_of, refusals, weights_only
 from sim.settings.build import build_as
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
+from sim.setup.deployment import Deployment
+from sim.setup.engine_profile import EngineProfile
+from sim.setup.placement_prices import ReplicaNeeds, hostings_of, pool_of, refusals, weights_only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.placement import Hosting
-from sim.deployment import Deployment
 from sim.settings.errors import ConfigError
+from sim.setup.deployment import Deployment
 
 EXAMPLE = "outputs/capacity/DATE/TIME/summary.json"
 

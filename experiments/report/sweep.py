@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.terminal import fits, plain_table
 from experiments.compare.sentences import LEVEL, unit_of
 from experiments.compare.settings import Metric
 from experiments.report.export import export
@@ -16,7 +17,6 @@ from experiments.report.figures import heat_map, lines, parallel
 from experiments.report.grid import Cell, Grid, grid_of, named, short
 from experiments.report.settings import ReportSettings
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
-from experiments.terminal import fits, plain_table
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 from sim.report.wording import with_interval
 from sim.settings.convert import shown

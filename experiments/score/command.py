@@ -17,18 +17,18 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import track
 
-from experiments.output_file import check_output_file
+from experiments.app.output_file import check_output_file
 from experiments.score import per_request, runs, silicon
 from experiments.score.physical import impossible_rows
-from experiments.score.presets import NotSimulatedError
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
+from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from sim.scenario import Scenario
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError, suggest
+from sim.setup.scenario import Scenario
 
 
 class Kind(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.presets import base_scenario
 from experiments.score.rows import check_context, simulated, whole
+from experiments.study.presets import base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.prefix import PrefixCaching
-from policies.request import Segment
-from sim.scenario import Scenario
+from policies.core.request import Segment
 from sim.settings.errors import ConfigError
+from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.table import TableSource

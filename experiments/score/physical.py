@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.presets import NotSimulatedError
-from hwmodels.layers.matrices import Role
-from hwmodels.model_spec import ModelSpec
-from sim.scenario import Scenario
+from experiments.study.presets import NotSimulatedError
+from hwmodels.model.matrices import Role
+from hwmodels.model.model_spec import ModelSpec
 from sim.settings.errors import ConfigError
+from sim.setup.scenario import Scenario
 
 PHYSICAL_SHARE = 0.8
 """Of the shortest possible time; what is below is refused. Data sheets are not that exact."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.score.presets import NotSimulatedError
-from hwmodels.model_spec import ModelSpec
+from experiments.study.presets import NotSimulatedError
+from hwmodels.model.model_spec import ModelSpec
 from sim.metrics.summary import request_metrics
-from sim.records import RunRecords
-from sim.scenario import Scenario
+from sim.records.records import RunRecords
+from sim.setup.scenario import Scenario
 
 
 def whole(row: Mapping[str, Any], name: str) -> int:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.presets import NotSimulatedError, base_scenario
 from experiments.score.rows import check_context, simulated, whole
+from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
 from sim.metrics.definitions import describe
-from sim.scenario import Scenario
+from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.table import TableSource
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.score.presets import NotSimulatedError, base_scenario
 from experiments.score.rows import check_context, simulated, whole
-from hwmodels.layout import ParallelLayout
+from experiments.study.presets import NotSimulatedError, base_scenario
+from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
-from sim.scenario import Scenario
+from sim.setup.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.distributions import Distribution, Fixed, Uniform
 from sim.workload.lengths import Lengths

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from rich.text import Text
 
-from experiments.application import Application, parser_of
-from experiments.application_help import print_help
-from experiments.launchers.outcome import CannotLaunchError, Launcher, Outcome
+from experiments.app.application import Application, parser_of
+from experiments.app.help import print_help
+from experiments.app.terminal import terminal_console
 from experiments.report.grid import check_places
 from experiments.report.settings import ReportSettings, build_report_settings
+from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
 from experiments.sweep.code import code_version
 from experiments.sweep.flight import Flight, Flown, flights, in_words
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, Point, key_of, plan_of
 from experiments.sweep.progress import sweep_progress
 from experiments.sweep.settings import SweepSettings, Unbuildable
-from experiments.terminal import terminal_console
-from sim.interrupt import Interrupt, ctrl_c_noted
+from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs

@@ -20,12 +20,12 @@ from omegaconf import OmegaConf
 from experiments.compare.arms import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
 from sim.report.files import run_files
-from sim.scenario import Scenario
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.hydra_errors import composed
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
+from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
 

@@ -1,6 +1,6 @@
 """`windtunnel validate`: how far apart are the simulated world and a real one?
 
-device=...     our own engine flies the workload on this machine: `experiments.validate_engine`
+device=...     our own engine flies the workload on this machine: `experiments.validate.engine`
 against=...    what was measured: a recording of our own engine, or anybody's requests
 """
 
@@ -15,10 +15,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from experiments.terminal import terminal_console
+from experiments.app.terminal import terminal_console
 from experiments.validate import foreign_run
+from experiments.validate.engine import flown_run, recorded_run
 from experiments.validate.settings import split
-from experiments.validate_engine import flown_run, recorded_run
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError

@@ -12,9 +12,9 @@ from experiments.validate.iteration_errors import IterationError, iteration_erro
 from experiments.validate.measured import Measured, of_records
 from experiments.validate.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.thresholds import Thresholds
-from hwmodels.iteration import IterationModel
-from sim.result import RunResult
-from sim.scenario import MetricsSettings
+from hwmodels.iterations.iteration import IterationModel
+from sim.records.result import RunResult
+from sim.setup.scenario import MetricsSettings
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""

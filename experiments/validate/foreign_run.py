@@ -11,9 +11,9 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.progress import simulated_time
+from experiments.app.progress import simulated_time
 from experiments.score.per_request import Replayed
-from experiments.simulate import OutputSettings
+from experiments.simulate.command import OutputSettings
 from experiments.validate.errors import fidelity_of
 from experiments.validate.foreign import read_runs
 from experiments.validate.measured import Measured
@@ -22,16 +22,16 @@ from experiments.validate.printed import print_fidelity, print_files
 from experiments.validate.recorded_settings import differences
 from experiments.validate.report import write_validation
 from experiments.validate.settings import ValidateSettings, plain, split
-from hwmodels.iteration import UnknownIterationError
+from hwmodels.iterations.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from sim.records.result import RunResult
 from sim.report.files import write_table
 from sim.report.perfetto import write_timeline
-from sim.result import RunResult
-from sim.scenario import Scenario
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
+from sim.setup.scenario import Scenario
 from sim.workload.distributions import IntArray
 
 

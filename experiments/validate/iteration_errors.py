@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.validate.measured import Measured
-from hwmodels.iteration import COUNTED, IterationModel
+from hwmodels.iterations.iteration import COUNTED, IterationModel
 from sim.metrics.series import octaves
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.terminal import plain_table
+from experiments.app.terminal import plain_table
 from experiments.validate import tables
 from experiments.validate.errors import Fidelity, Part
 

@@ -14,10 +14,10 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.score import per_request
-from experiments.score.presets import NotSimulatedError, preset
-from sim.scenario import Scenario
+from experiments.study.presets import NotSimulatedError, preset
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.convert import shown
+from sim.setup.scenario import Scenario
 
 CONFIG_KEYS = (
     "model",

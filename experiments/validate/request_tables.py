@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from experiments.validate.clock import check_order, check_requests
 from experiments.validate.complete_prefix import Prefix, complete_lines
 from experiments.validate.measured import Measured
-from sim.records import Gaps
+from sim.records.records import Gaps
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
 OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")

@@ -20,7 +20,7 @@ b = bytes of an element, t = tensor parallel size:
 Attention's queries and outputs are counted where the neighbouring operators write and read them.
 
 In a pipeline these are the operators of one micro-batch on all stages, one after the other. What unequal
-stages make of it, the embedding on the first and the LM head on the last: `hwmodels.stages`.
+stages make of it, the embedding on the first and the LM head on the last: `hwmodels.iterations.stages`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dataclasses import replace
 from hwmodels.assembly.attention import attention_operators
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
-from hwmodels.layers.block import Block
-from hwmodels.layers.matrices import Matrix, Role, share_of
+from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
+from hwmodels.model.block import Block
+from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.operators.stream import stream_seconds
-from hwmodels.ops import Operator, Part, Per, per_row, per_token
 
 SAMPLING_KERNELS = 4
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from hwmodels.assembly.site import LORA_PEAK_SHARE, Site
 from hwmodels.exact import larger, smaller
-from hwmodels.layers.matrices import Role
-from hwmodels.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import Operator, Per
+from hwmodels.model.matrices import Role
 from hwmodels.operators.stream import stream_seconds
-from hwmodels.ops import Operator, Per
 
 
 def adapter_operators(site: Site) -> Iterator[Operator]:

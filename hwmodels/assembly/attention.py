@@ -9,14 +9,22 @@ from typing import Any
 from hwmodels.assembly.linear import linear
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
-from hwmodels.layers.attention import GroupedQueryAttention, LatentAttention, LinearAttention
-from hwmodels.layers.matrices import share_of
-from hwmodels.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import (
+    DecodeSeconds,
+    Lines,
+    Operator,
+    Per,
+    Quantity,
+    nothing,
+    whatever_the_context,
+)
+from hwmodels.model.attention import GroupedQueryAttention, LatentAttention, LinearAttention
+from hwmodels.model.matrices import share_of
+from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+from hwmodels.model.windows import within_window
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
-from hwmodels.ops import DecodeSeconds, Lines, Operator, Per, Quantity, nothing, whatever_the_context
-from hwmodels.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.windows import within_window
 
 EXPANSION_PEAK_SHARE = 0.7
 """Of the dense peak, by the GEMM that expands thousands of cached latent vectors."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
-from hwmodels.layers.attention import LinearAttention
-from hwmodels.ops import Operator, Per, Quantity, whatever_the_context
+from hwmodels.iterations.ops import Operator, Per, Quantity, whatever_the_context
+from hwmodels.model.attention import LinearAttention
 
 DELTA_NET_CHUNK = 64
 """Tokens that the chunked form of the delta rule takes at once (Yang et al., 2024)."""

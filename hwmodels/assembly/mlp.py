@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from hwmodels.assembly.site import Site
-from hwmodels.layers.matrices import Matrix, Role
-from hwmodels.layers.mlp import DenseMlp, MixtureOfExperts
-from hwmodels.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import Operator, Per, per_token
+from hwmodels.model.matrices import Matrix, Role
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
+from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.moe import ExpertLayer, moe_flops, moe_seconds, moe_weight_bytes
-from hwmodels.ops import Operator, Per, per_token
-from hwmodels.quantization import WEIGHT_FORMATS
 
 EXPERT_KERNELS = 8
 """Launches of a fused layer of experts: top-k, sort and count tokens, two grouped GEMMs, activation, sum."""

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hwmodels.calibration import Calibration
 from hwmodels.checks import check_whole
-from hwmodels.device import Device
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
-from hwmodels.layers.matrices import Matrix, Ranks, Role
-from hwmodels.layout import ParallelLayout, RankBatch
-from hwmodels.model_spec import ModelSpec
+from hwmodels.iterations.layout import ParallelLayout, RankBatch
+from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
+from hwmodels.model.matrices import Matrix, Ranks, Role
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.quantization import WeightFormat, weight_format
 from hwmodels.operators.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -23,8 +25,6 @@ from hwmodels.operators.collectives import (
 from hwmodels.operators.gemm import gemm_seconds
 from hwmodels.operators.moe import Routing
 from hwmodels.operators.stream import stream_seconds
-from hwmodels.ops import Operator, Per, Quantity, per_row, per_token
-from hwmodels.quantization import WeightFormat, weight_format
 
 COLLECTIVES = {
     "all_reduce": all_reduce_seconds,

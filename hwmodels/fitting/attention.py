@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
 from hwmodels.operators.attention import (
     AttentionCurve,

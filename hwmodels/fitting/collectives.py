@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
-from hwmodels.iteration import Num
+from hwmodels.iterations.iteration import Num
 from hwmodels.operators.collectives import (
     CollectiveCurve,
     all_gather_seconds,

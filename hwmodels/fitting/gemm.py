@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
+from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
-from hwmodels.quantization import WEIGHT_FORMATS
 
 Rows = Mapping[str, Any]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.fitting import gemm, moe
 from hwmodels.fitting.attention import decode_context, windows
 from hwmodels.fitting.robust import Floats
+from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.mla import MlaHeads
-from hwmodels.quantization import WEIGHT_FORMATS
 
 Rows = Mapping[str, Any]
 

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
+from hwmodels.model.quantization import KV_BYTES, WeightFormat, weight_format
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import (
     FAMILIES,
@@ -31,7 +32,6 @@ from hwmodels.operators.mla import (
     mla_prefill_seconds,
 )
 from hwmodels.operators.stream import StreamCurve, stream_seconds
-from hwmodels.quantization import KV_BYTES, WeightFormat, weight_format
 
 Rows = Mapping[str, Any]
 

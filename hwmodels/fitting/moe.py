@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
+from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
 from hwmodels.operators.moe import (
     ExpertLayer,
     MoeCurve,
@@ -26,7 +27,6 @@ from hwmodels.operators.moe import (
     moe_work,
     work_seconds,
 )
-from hwmodels.quantization import WEIGHT_FORMATS, WeightFormat
 
 GROUP_BY = ("hidden_size", "inter_size", "topk", "num_experts")
 """An expert layout: its rows are fitted or kept back together."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from hwmodels.hf import attention, mlp
 from hwmodels.hf.fields import Fields
-from hwmodels.layers.attention import Attention
-from hwmodels.layers.mlp import Mlp
+from hwmodels.model.attention import Attention
+from hwmodels.model.mlp import Mlp
 
 REQUIRED = (
     "num_hidden_layers",

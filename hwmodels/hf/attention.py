@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hwmodels.hf.fields import Fields, wrong
-from hwmodels.layers.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 
 
 def llama_attention(fields: Fields) -> list[Attention]:

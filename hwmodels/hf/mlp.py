@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hwmodels.hf.fields import Fields, wrong
-from hwmodels.layers.mlp import DenseMlp, MixtureOfExperts, Mlp
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 
 
 def dense_mlp(fields: Fields) -> list[Mlp]:

@@ -1,4 +1,4 @@
-"""What a checkpoint's quantization_config says, as names of `hwmodels.quantization.WEIGHT_FORMATS`."""
+"""What a checkpoint's quantization_config says, as names of `hwmodels.model.quantization.WEIGHT_FORMATS`."""
 
 from __future__ import annotations
 

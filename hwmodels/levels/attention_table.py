@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.exact import larger, smaller
-from hwmodels.iteration import IterationShape
+from hwmodels.iterations.iteration import IterationShape
 from hwmodels.levels.grid import Floats, Grid
 
 

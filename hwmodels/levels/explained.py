@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from hwmodels.iteration import Explained
+from hwmodels.iterations.iteration import Explained
 
 
 def share_out(lines: Sequence[Explained], measured_s: Mapping[str, float]) -> list[Explained]:

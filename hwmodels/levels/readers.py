@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
-from hwmodels.layers.attention import GroupedQueryAttention
-from hwmodels.layers.matrices import Ranks, share_of
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import ATTENTION_SIZES, Rows, check_columns
-from hwmodels.model_spec import ModelSpec
-from hwmodels.quantization import weight_format
+from hwmodels.model.attention import GroupedQueryAttention
+from hwmodels.model.matrices import Ranks, share_of
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.quantization import weight_format
 
 PHYSICAL_SHARE = 0.8
 """A latency this far below the data sheet's limit is refused: boost clocks make real limits a bit shorter."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hwmodels.assembly.site import Kernels, Lora
-from hwmodels.calibration import Calibration
-from hwmodels.device import Device
-from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iteration import IterationModel
-from hwmodels.layout import ParallelLayout
-from hwmodels.model_spec import ModelSpec
-from hwmodels.roofline import Roofline
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
+from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.roofline import Roofline
+from hwmodels.model.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

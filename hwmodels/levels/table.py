@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hwmodels.by_count import ByCount
-from hwmodels.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num, counted
+from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num, counted
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import Profile

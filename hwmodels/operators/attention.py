@@ -33,7 +33,7 @@ from math import ceil
 from typing import Any
 
 from hwmodels.checks import check_finite
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
 from hwmodels.operators.attention_kernels import KERNELS, Kernels
 

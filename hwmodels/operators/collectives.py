@@ -34,9 +34,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.device import Device
-from hwmodels.interconnect import Link
-from hwmodels.iteration import Num
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
+from hwmodels.iterations.iteration import Num
 
 OWN_PART = 0.4
 """Copying a rank's own part takes 0.4 of the time of sending it."""

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_finite
-from hwmodels.device import DTYPE_BYTES, Device
-from hwmodels.quantization import WeightFormat
+from hwmodels.devices.device import DTYPE_BYTES, Device
+from hwmodels.model.quantization import WeightFormat
 
 Floats = NDArray[np.float64]
 

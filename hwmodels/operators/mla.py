@@ -31,7 +31,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
 
 TILE = 128

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
-from hwmodels.quantization import WeightFormat
+from hwmodels.model.quantization import WeightFormat
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from hwmodels.checks import check_finite
-from hwmodels.device import Device
-from hwmodels.iteration import Num
+from hwmodels.devices.device import Device
+from hwmodels.iterations.iteration import Num
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

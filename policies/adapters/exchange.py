@@ -21,11 +21,11 @@ from policies.adapters import check_time
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
-from policies.sequence import Sequence
+from policies.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder
-    from policies.view import StepView
+    from policies.core.step import StepBuilder
+    from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from policies.adapters import AdapterServing, check_time
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.plan import AdapterUse, Chunk
-from policies.sequence import Sequence
+from policies.core.plan import AdapterUse, Chunk
+from policies.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder
-    from policies.view import StepView
+    from policies.core.step import StepBuilder
+    from policies.core.view import StepView
 
 PLAIN = ""
 """Weights without an adapter, among the adapters' names."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.limits import RejectedError
+from policies.core.limits import RejectedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

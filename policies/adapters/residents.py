@@ -15,12 +15,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from policies.adapters.registry import Registry
-from policies.plan import AdapterLoad, AdapterUse, Chunk
-from policies.sequence import Sequence
+from policies.core.plan import AdapterLoad, AdapterUse, Chunk
+from policies.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder
-    from policies.view import StepView
+    from policies.core.step import StepBuilder
+    from policies.core.view import StepView
 
 
 class AdapterCounts:

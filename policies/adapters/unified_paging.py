@@ -17,10 +17,10 @@ from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.sequence import Sequence
+from policies.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.view import StepView
+    from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

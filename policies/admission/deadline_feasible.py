@@ -16,7 +16,7 @@ from math import inf
 
 from policies.admission import Refusal
 from policies.admission.outstanding import Outstanding
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 from policies.routing.ttft_estimates import TtftEstimates
 from policies.scheduling.edf import by_priority, check_by_priority

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.admission import Refusal
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies.request import Request
+from policies.core.request import Request
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from policies.admission import Refusal, check_choice, check_retry_after
 from policies.admission.outstanding import Outstanding
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 COUNTS = {

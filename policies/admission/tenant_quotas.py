@@ -22,7 +22,7 @@ from math import inf
 from typing import NamedTuple
 
 from policies.admission import Refusal, check_retry_after
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 ROUNDING = 1 + 1e-9

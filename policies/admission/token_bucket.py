@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf, ulp
 
 from policies.admission import Refusal, check_choice
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 NUM_SWEPT = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 class Batching(Protocol):

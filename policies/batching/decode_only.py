@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.plan import FOREVER
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.plan import FOREVER
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.sequence import Sequence, SequenceState
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
 end, as in vLLM's chained hashes. That is not computed token by token: contents have names
-(`policies.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a run
-are the place's blocks 0, 1, 2, ...
+(`policies.core.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a
+run are the place's blocks 0, 1, 2, ...
 
     tokens     0        16        32        48    53      64
     runs       |------ content 7 ------------|-- content 9 --      blocks of 16
@@ -16,7 +16,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 
-from policies.request import Request, Segment
+from policies.core.request import Request, Segment
 
 ENDLESS = 1 << 40
 """Tokens, or blocks, of an answer whose length nobody knows."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from policies.caching.eviction.future import FutureUses
-from policies.decode_set import PAGED, Growth
-from policies.plan import Content, Transfer
-from policies.request import Request
-from policies.sequence import Sequence
+from policies.core.decode_set import PAGED, Growth
+from policies.core.plan import Content, Transfer
+from policies.core.request import Request
+from policies.core.sequence import Sequence
 
 
 class KvMemory(NamedTuple):

@@ -24,8 +24,8 @@ from policies.caching.content import Places
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.caching.runs import Held, Run, Runs
-from policies.request import Request
-from policies.sequence import Sequence
+from policies.core.request import Request
+from policies.core.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

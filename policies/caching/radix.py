@@ -28,8 +28,8 @@ from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
 from policies.caching.radix_node import Node, Runs
 from policies.caching.radix_tree import RadixTree
-from policies.request import Request
-from policies.sequence import Sequence
+from policies.core.request import Request
+from policies.core.sequence import Sequence
 
 EVICTIONS: dict[str, type[Eviction]] = {
     "lru": Lru,

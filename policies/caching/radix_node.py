@@ -12,7 +12,7 @@ lie in front of the node.
 from __future__ import annotations
 
 from policies.caching.eviction.future import NO_HISTORY, FutureUses, extend_history
-from policies.request import Segment
+from policies.core.request import Segment
 
 Runs = tuple[Segment, ...]
 Key = tuple[int, int] | tuple[tuple[int, int, int], ...]

@@ -24,7 +24,7 @@ from policies.caching.eviction.candidates import Candidates
 from policies.caching.eviction.future import NO_HISTORY, FutureUses
 from policies.caching.eviction.lru import Lru
 from policies.caching.radix_node import Node, Runs, child_key, locate, num_shared
-from policies.request import Segment
+from policies.core.request import Segment
 
 
 class Match(NamedTuple):

@@ -23,8 +23,8 @@ from typing import ClassVar
 
 from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.streaming import LossyPool, WindowPool
-from policies.decode_set import PAGED, Growth
-from policies.sequence import Sequence
+from policies.core.decode_set import PAGED, Growth
+from policies.core.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
-from policies.decode_set import PAGED, Growth
-from policies.sequence import Sequence
+from policies.core.decode_set import PAGED, Growth
+from policies.core.sequence import Sequence
 
 STEADY = Growth(takes_blocks=False, widens=False)
 """A token goes for each that comes."""

@@ -22,8 +22,8 @@ from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.prefix import PrefixPool
 from policies.caching.runs import Held, Run
 from policies.caching.told import Told
-from policies.plan import Content, Transfer
-from policies.sequence import Sequence
+from policies.core.plan import Content, Transfer
+from policies.core.sequence import Sequence
 
 GIB = 2.0**30
 

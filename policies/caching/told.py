@@ -11,7 +11,7 @@ from collections.abc import Iterable, Set
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from policies.plan import Content, Transfer
+from policies.core.plan import Content, Transfer
 
 if TYPE_CHECKING:
     from policies.caching.tiered import Piece, Tier

@@ -2,8 +2,8 @@
 
 A fleet is pools of alike GPUs. What a replica needs and serves on so many GPUs of a pool is told (`Hosting`);
 a policy says what each GPU, or group of GPUs, holds. Replicas that share a GPU share its memory for good, and
-its time by slices: while one runs the other waits, and every switch costs (`hwmodels.time_slicing`), so what
-they serve together is what one of them would, less the switches, split as the traffic wants it.
+its time by slices: while one runs the other waits, and every switch costs (`hwmodels.devices.time_slicing`),
+so what they serve together is what one of them would, less the switches, split as the traffic wants it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from policies.request import Request
+from policies.core.request import Request
 
 
 class LengthPredictor(Protocol):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
+from policies.core.request import Request
 from policies.prediction import require_truth, within_limits
 from policies.prediction.draws import uniform
-from policies.request import Request
 
 S3_ACCURACY = 0.7713
 """S3's accuracy on Google's Natural Questions; on the Pile, no questions and answers, it is 0.656."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
+from policies.core.request import Request
 from policies.prediction import within_limits
-from policies.request import Request
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from math import exp
 from statistics import NormalDist
 from typing import ClassVar
 
+from policies.core.request import Request
 from policies.prediction import require_truth, within_limits
 from policies.prediction.draws import uniform
-from policies.request import Request
 
 _NORMAL = NormalDist()
 

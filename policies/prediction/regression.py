@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import ClassVar
 
+from policies.core.request import Request
 from policies.prediction import within_limits
-from policies.request import Request
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol, TypeVar
 
-from policies.request import Request
+from policies.core.request import Request
 
 
 class ReplicaView(Protocol):

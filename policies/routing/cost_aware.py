@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 from policies.routing.ttft_estimates import TtftEstimates, check_target
 

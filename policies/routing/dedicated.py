@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import COUNTS, ReplicaView, check_count
 
 

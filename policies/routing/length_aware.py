@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from policies.core.request import Request
 from policies.prediction.draws import uniform
-from policies.request import Request
 from policies.routing import ReplicaView
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.core.request import Request
 from policies.prediction.draws import uniform
-from policies.request import Request
 from policies.routing import COUNTS, ReplicaView, check_count
 
 

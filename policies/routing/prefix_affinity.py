@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from policies.caching.content import prompt_runs
-from policies.request import Request, Segment
+from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
 from policies.routing.prefix_tree import PrefixTree
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from policies.request import Segment
+from policies.core.request import Segment
 
 
 class PrefixNode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

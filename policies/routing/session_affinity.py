@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil, inf, isinf
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 SMOOTHING = 0.1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView, check_by_replica, check_positive
 
 

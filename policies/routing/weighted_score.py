@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from policies.request import Request
+from policies.core.request import Request
 from policies.routing import ReplicaView
 
 

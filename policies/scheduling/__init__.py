@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from policies.plan import StepPlan
-from policies.sequence import Sequence
-from policies.waiting import WaitingQueue
+from policies.core.plan import StepPlan
+from policies.core.sequence import Sequence
+from policies.core.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder
-    from policies.view import StepView
+    from policies.core.step import StepBuilder
+    from policies.core.view import StepView
 
 PREEMPTION_MODES = ("recompute", "swap")
 

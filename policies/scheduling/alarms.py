@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-from policies.sequence import Sequence, SequenceState
+from policies.core.sequence import Sequence, SequenceState
 
 
 class Alarms:

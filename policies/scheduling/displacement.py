@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.sequence import AT_WORK, Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
+from policies.core.sequence import AT_WORK, Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 def displaceable(seqs: Iterable[Sequence]) -> list[Sequence]:

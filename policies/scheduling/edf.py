@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.request import Request
+from policies.core.request import Request
+from policies.core.sequence import Sequence
 from policies.scheduling import Scheduling
-from policies.sequence import Sequence
 
 
 def check_by_priority(name: str, limits_s: tuple[float, ...]) -> None:

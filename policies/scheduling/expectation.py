@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.sequence import Sequence
+from policies.core.sequence import Sequence
 
 
 def expected_output_tokens(seq: Sequence) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from policies.core.sequence import Sequence
 from policies.scheduling import Scheduling
-from policies.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

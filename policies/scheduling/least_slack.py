@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
 from policies.scheduling.edf import by_priority, check_by_priority
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

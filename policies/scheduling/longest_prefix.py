@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from policies.core.sequence import Sequence
 from policies.scheduling import Scheduling
 from policies.scheduling.overdue import Overdue, check_max_wait_s
-from policies.sequence import Sequence
 
 if TYPE_CHECKING:
-    from policies.step import StepBuilder
-    from policies.view import StepView
+    from policies.core.step import StepBuilder
+    from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,14 +24,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from policies.plan import FOREVER
+from policies.core.plan import FOREVER
+from policies.core.sequence import Sequence, SequenceState
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
+from policies.core.waiting import WaitingQueue
 from policies.scheduling import Scheduling
 from policies.scheduling.alarms import Alarms
 from policies.scheduling.displacement import displace
-from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder
-from policies.view import StepView
-from policies.waiting import WaitingQueue
 
 _STANDING = (SequenceState.waiting, SequenceState.paused)
 _MOVABLE = (SequenceState.decoding, SequenceState.paused)

@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from policies.request import Request
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.alarms import Alarms
 from policies.scheduling.displacement import displace, displaceable
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
 
 _ONLINE, _BATCH = 0, 1
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from policies.core.sequence import Sequence, SequenceState
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.scheduling.alarms import Alarms
-from policies.sequence import Sequence, SequenceState
-from policies.step import StepBuilder
-from policies.view import StepView
 
 
 def check_max_wait_s(max_wait_s: float | None) -> None:

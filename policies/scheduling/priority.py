@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.core.sequence import Sequence
 from policies.scheduling import Scheduling
-from policies.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

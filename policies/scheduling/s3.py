@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from policies.plan import FOREVER
+from policies.core.plan import FOREVER
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
+from policies.core.waiting import WaitingQueue
 from policies.scheduling import Scheduling
 from policies.scheduling.expectation import expected_output_tokens
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
-from policies.waiting import WaitingQueue
 
 
 @dataclass(slots=True)

@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
 from policies.scheduling.expectation import remaining_output_tokens
 from policies.scheduling.overdue import Overdue, check_max_wait_s
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from policies.plan import StepPlan
+from policies.core.plan import StepPlan
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
+from policies.core.waiting import WaitingQueue
 from policies.scheduling import Scheduling
-from policies.sequence import Sequence
-from policies.step import StepBuilder
-from policies.view import StepView
-from policies.waiting import WaitingQueue
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
-from realengine.architecture import Architecture
-from realengine.quantization import (
+from realengine.model.architecture import Architecture
+from realengine.model.quantization import (
     QuantisedWeight,
     Weights,
     check_int4_inputs,
@@ -73,10 +73,11 @@ def load_weights(
     """Every weight by its own name (`realengine.weights.table`), and head.weight, tied or not.
 
     source: a safetensors file or folder, a .gguf file (or one already open), or None: random, drawn with the
-    seed. quantization: what linear layers are rounded to (`realengine.quantization`); what a checkpoint holds
-    in 4 bits stays in them. rank, world_size: this tensor parallel rank's share. Raises ValueError, naming
-    file and tensor, on missing, misshapen, truncated, non-finite and unknown tensors, on shapes that the
-    quantization does not take, and where world_size does not divide a number of the architecture.
+    seed. quantization: what linear layers are rounded to (`realengine.model.quantization`); what a
+    checkpoint holds in 4 bits stays in them. rank, world_size: this tensor parallel rank's share. Raises
+    ValueError, naming file and tensor, on missing, misshapen, truncated, non-finite and unknown tensors, on
+    shapes that the quantization does not take, and where world_size does not divide a number of the
+    architecture.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype}: weights are float32, float16 or bfloat16")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from realengine.architecture import Architecture
+from realengine.model.architecture import Architecture
 
 Index = tuple[int | slice, ...]
 T = TypeVar("T")

@@ -16,12 +16,12 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iteration import COUNTED, AdapterBatch, IterationShape, UnknownIterationError
-from sim.events import WAITS
+from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape, UnknownIterationError
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.records import RunRecords
-from sim.result import RunResult
+from sim.records.events import WAITS
+from sim.records.records import RunRecords
+from sim.records.result import RunResult
 
 SAMPLES = 24
 """Iterations that are explained, evenly over the busy time."""

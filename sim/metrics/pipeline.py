@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iteration import IterationModel
-from hwmodels.roofline import Roofline
+from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import iteration_shape
-from sim.records import RunRecords
+from sim.records.records import RunRecords
 
 _ROWS_AT_ONCE = 1 << 16
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.events import TIERS, WAITS, Event
 from sim.metrics.window import Window
-from sim.records import RunRecords
+from sim.records.events import TIERS, WAITS, Event
+from sim.records.records import RunRecords
 
 
 def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:

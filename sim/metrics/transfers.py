@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.events import TIERS, Event
 from sim.metrics.definitions import describe
-from sim.records import RunRecords
+from sim.records.events import TIERS, Event
+from sim.records.records import RunRecords
 
 
 def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] | None:

@@ -12,15 +12,15 @@ from typing import Any
 import pandas as pd
 import yaml  # type: ignore[import-untyped]
 
-from sim.events import events_table
 from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
+from sim.records.events import events_table
+from sim.records.result import RunResult
 from sim.report import write_report
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
 from sim.report.vllm_bench import FILE as VLLM_BENCH
 from sim.report.vllm_bench import write_vllm_bench
-from sim.result import RunResult
 
 
 def write_result(

@@ -13,11 +13,11 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 from plotly.offline import get_plotlyjs
 
-from hwmodels.iteration import IterationModel
+from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.records import RunRecords
+from sim.records.records import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind

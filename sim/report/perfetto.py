@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
-from hwmodels.pipeline import Pipeline
-from hwmodels.roofline import Roofline
-from sim.events import events_table
-from sim.lives import QUEUED, Phase, lives
+from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
+from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
-from sim.records import ReplicaRecord, RunRecords
+from sim.records.events import events_table
+from sim.records.lives import QUEUED, Phase, lives
+from sim.records.records import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
 PIPELINE_ITERATIONS = 2000

@@ -8,11 +8,11 @@ from typing import Any
 
 from policies.parallelism import LayoutPolicy
 from policies.parallelism.as_set import AsSet
-from sim.deployment import Deployment
-from sim.layout_choice import chosen_layout
 from sim.metrics.slo import Slo
 from sim.settings.build import build, build_as
 from sim.settings.errors import ConfigError
+from sim.setup.deployment import Deployment
+from sim.setup.layout_choice import chosen_layout
 
 
 def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:

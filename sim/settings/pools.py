@@ -66,7 +66,7 @@ def forced(overrides: Sequence[str]) -> list[str]:
 
 def pool_keys() -> list[str]:
     """What may differ from pool to pool: keys of the root of the config."""
-    from sim.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
+    from sim.setup.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
 
     return ["layout", *(field.name for field in fields(PoolSettings))]
 

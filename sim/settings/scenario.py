@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hwmodels.devices.storage import Storage
 from hwmodels.energy import EnergySettings
-from hwmodels.iteration import UnknownIterationError
-from hwmodels.storage import Storage
+from hwmodels.iterations.iteration import UnknownIterationError
 from policies.routing import UnknownReplicaError
-from sim.handovers import HandoverSettings
-from sim.pool import PoolSettings
-from sim.result import RunResult
-from sim.scenario import MetricsSettings, Scenario, SimSettings
+from sim.records.result import RunResult
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
+from sim.setup.pool import PoolSettings
+from sim.setup.scenario import MetricsSettings, Scenario, SimSettings
+from sim.transfer.handovers import HandoverSettings
 from sim.workload.base import Source
 
 NOT_OF_A_SCENARIO = ("hydra", "output")

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from policies.adapters.registry import Adapter
-from policies.request import Request
+from policies.core.request import Request
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload
 from sim.workload.marked import MarkedSource, answers_of, draw

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.request import Branching
+from policies.core.request import Branching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Several answers to each prompt, whose KV an engine can share; see `policies.request.Branching`.
+    """Several answers to each prompt, whose KV an engine can share; see `policies.core.request.Branching`.
 
     Independent samples have lengths of their own, drawn from the distribution of outputs with the prompt's
     length given. The branches of a beam or tree search all end at one drawn length.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from policies.request import Request
+from policies.core.request import Request
 
 
 class Arrival(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from policies.request import Prompt, Request
+from policies.core.request import Prompt, Request
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.request import Prompt, Request, Segment
+from policies.core.request import Prompt, Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies.request import Request
+from policies.core.request import Request
 from sim.workload.base import Arrival, Source
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from policies.request import Request
+from policies.core.request import Request
 from sim.workload.base import Arrival, Source, WorkloadNotes
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from policies.request import Prompt, Request, Segment
+from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, Workload
 
 UNLIMITED = 1 << 60

@@ -13,8 +13,8 @@ from itertools import accumulate
 from math import inf
 
 from policies.adapters.registry import Adapter
+from policies.core.request import Request
 from policies.prediction.draws import uniform
-from policies.request import Request
 from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.base import Arrival, Source, Workload
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from policies.request import Segment
+from policies.core.request import Segment
 from sim.workload.checks import MAX_TOKENS, require_positive
 from sim.workload.trace_files import lines_of
 from sim.workload.traces import Trace, TraceRow

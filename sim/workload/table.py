@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.request import Branching, Prompt, Request, Segment
+from policies.core.request import Branching, Prompt, Request, Segment
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.request import Segment
+from policies.core.request import Segment
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.lengths import clip_to_context

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.cli import main
+from experiments.app.cli import main
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run

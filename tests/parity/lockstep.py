@@ -14,9 +14,9 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.engine import EngineCore
-from policies.plan import StepOutcome
-from policies.request import Prompt, Request, Segment
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome
+from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 

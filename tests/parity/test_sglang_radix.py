@@ -23,7 +23,7 @@ from policies.caching.eviction.lfu import Lfu
 from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority
 from policies.caching.radix_tree import RadixTree
-from policies.request import Segment
+from policies.core.request import Segment
 
 pytestmark = pytest.mark.parity
 

@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM for CPUs: `make parity` installs it")
 
-from policies.request import Prompt
+from policies.core.request import Prompt
 from tests.parity.lockstep import (
     Arrival,
     OurEngine,

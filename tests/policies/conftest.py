@@ -8,9 +8,9 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
-from policies.engine import EngineCore
-from policies.plan import StepOutcome
-from policies.request import Prompt, Request
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome
+from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import main
+from experiments.app.cli import main
 from experiments.conformance import claims, promises
 from experiments.conformance.claims import claims_by_name
 from experiments.conformance.families import FAMILIES

@@ -2,7 +2,7 @@
 
 import torch
 
-from realengine.batch import Batch
+from realengine.runner.batch import Batch
 
 
 def prompts(vocab_size, lengths=(1, 15, 33, 16, 40, 7), seed=3):

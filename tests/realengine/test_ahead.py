@@ -13,8 +13,8 @@ import torch
 
 from kernels.launch import compiling_for
 from realengine import ahead
-from realengine.architecture import Architecture
-from realengine.quantization import QUANTIZATIONS
+from realengine.model.architecture import Architecture
+from realengine.model.quantization import QUANTIZATIONS
 from realengine.setups import Setup
 from realengine.weights.load import load_weights
 

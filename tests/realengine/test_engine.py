@@ -20,14 +20,14 @@ from policies.caching.tiered import Tiered
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
-from realengine.architecture import Architecture
-from realengine.executor import DeviceLostError
-from realengine.llm import LLM
-from realengine.lora_adapter import random_adapter
-from realengine.sampling_params import SamplingParams
+from realengine.model.architecture import Architecture
+from realengine.model.lora_adapter import random_adapter
+from realengine.runner.executor import DeviceLostError
+from realengine.serving.llm import LLM
+from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.eager import eager_logits
-from tests.realengine.test_lora import merged
+from tests.realengine.model.test_lora import merged
 
 torch.set_num_threads(1)
 

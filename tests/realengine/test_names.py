@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.request import Segment
+from policies.core.request import Segment
 from realengine.names import ContentNames
 
 TOKENS = st.lists(st.integers(0, 1), max_size=20)

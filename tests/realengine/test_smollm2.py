@@ -5,9 +5,9 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from realengine.llm import LLM
-from realengine.sampling_params import SamplingParams
-from realengine.tokenizer import find_smollm2
+from realengine.serving.llm import LLM
+from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.tokenizer import find_smollm2
 
 torch.set_num_threads(1)
 

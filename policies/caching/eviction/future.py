@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from policies.request import Segment
+from policies.core.request import Segment
 
 NO_HISTORY = 0
 

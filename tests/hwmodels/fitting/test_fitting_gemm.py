@@ -7,8 +7,8 @@ import pytest
 
 from hwmodels.fitting.gemm import GROUP_BY, capability_of, fit_gemm, modelled_rows, predict_gemm
 from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
-from hwmodels.quantization import WEIGHT_FORMATS
 
 GEMM = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "gemm.parquet"
 

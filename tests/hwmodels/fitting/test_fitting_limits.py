@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hwmodels.device import Device
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
 from hwmodels.fitting import limits
-from hwmodels.interconnect import Link
 
 
 @pytest.fixture(scope="module")

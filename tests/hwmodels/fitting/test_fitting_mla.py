@@ -8,10 +8,10 @@ import pytest
 
 from hwmodels.fitting.mla import GROUP_BY, Attention, fit_mla, predict_mla, projections
 from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.model.quantization import weight_format
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import MlaCurve, MlaHeads, mla_decode_seconds
 from hwmodels.operators.stream import StreamCurve, stream_seconds
-from hwmodels.quantization import weight_format
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "mla.parquet"
 DEVICES = {

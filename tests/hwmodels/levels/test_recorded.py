@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwmodels.iteration import Explained, IterationShape, UnknownIterationError
+from hwmodels.iterations.iteration import Explained, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
+from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
 from hwmodels.levels.grid import Grid, fill_holes
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.readers import check_physical, least_attention_seconds, llmservingsim_rows, vidur_rows

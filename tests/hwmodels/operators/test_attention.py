@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.device import Device
-from hwmodels.interconnect import Link
-from hwmodels.iteration import causal_pairs
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
+from hwmodels.iterations.iteration import causal_pairs
 from hwmodels.operators.attention import (
     AttentionCurve,
     DecodeAttention,

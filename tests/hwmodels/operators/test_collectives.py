@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.interconnect import Link
+from hwmodels.devices.interconnect import Link
 from hwmodels.operators.collectives import (
     CollectiveCurve,
     all_gather_seconds,

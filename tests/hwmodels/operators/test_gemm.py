@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.device import Device
-from hwmodels.interconnect import Link
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
+from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.gemm import (
     CUBLAS,
     CUBLAS_SM90,
@@ -21,7 +22,6 @@ from hwmodels.operators.gemm import (
     kernels_of,
     waves,
 )
-from hwmodels.quantization import WEIGHT_FORMATS
 
 BF16 = WEIGHT_FORMATS["bf16"]
 PCIE = Link(name="PCIe 5.0 x16", bandwidth_bytes_per_s=64e9, latency_s=2.5e-6)

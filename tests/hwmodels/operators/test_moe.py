@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
 from hwmodels.operators.moe import (
     FAMILIES,
     ExpertLayer,
@@ -22,7 +23,6 @@ from hwmodels.operators.moe import (
     rank_loads,
     zipf_chances,
 )
-from hwmodels.quantization import WEIGHT_FORMATS, WeightFormat
 
 MIXTRAL = ExpertLayer(hidden_size=4096, intermediate_size=14336, top_k=2, num_experts=8)
 DEEPSEEK = ExpertLayer(hidden_size=7168, intermediate_size=2048, top_k=8, num_experts=256, ep_size=8)

@@ -3,7 +3,7 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.plan import Cause
+from policies.core.plan import Cause
 
 A, B, C = range(3)
 

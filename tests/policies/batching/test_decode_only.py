@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.batching.decode_only import DecodeOnly
-from policies.plan import StepOutcome
+from policies.core.plan import StepOutcome
 
 A, B, C = range(3)
 

@@ -5,7 +5,7 @@ from math import inf, nan
 import pytest
 
 from policies.batching.dynamic import Dynamic
-from policies.plan import StepOutcome
+from policies.core.plan import StepOutcome
 
 A, B, C, D = range(4)
 

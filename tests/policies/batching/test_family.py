@@ -15,7 +15,7 @@ from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
 from policies.batching.static import Static
 from policies.batching.tgi import Tgi
-from policies.plan import StepOutcome
+from policies.core.plan import StepOutcome
 
 BUDGET = 8
 BY_NAME = {

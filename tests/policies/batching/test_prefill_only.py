@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.batching.prefill_only import PrefillOnly
-from policies.plan import StepOutcome
-from policies.sequence import SequenceState
+from policies.core.plan import StepOutcome
+from policies.core.sequence import SequenceState
 
 A, B, C = range(3)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from policies.batching.slots import Slots
-from policies.limits import RejectedError
-from policies.request import Branching
+from policies.core.limits import RejectedError
+from policies.core.request import Branching
 
 A, B, C = range(3)
 

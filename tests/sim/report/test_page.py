@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hwmodels.iteration import COMPONENTS
-from sim.events import WAITS
+from hwmodels.iterations.iteration import COMPONENTS
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.events import WAITS
+from sim.records.records import PoolRecord, RunRecords, replicas_throughout
 from sim.report import write_report
 from sim.report.timeline import timeline
 

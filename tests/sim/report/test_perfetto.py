@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.cli import main
+from experiments.app.cli import main
 
 SMALL = (
     "workload=poisson",

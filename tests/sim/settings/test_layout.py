@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from experiments.cli import main
-from hwmodels.layout import ParallelLayout
+from experiments.app.cli import main
+from hwmodels.iterations.layout import ParallelLayout
 from policies.parallelism import Load, Sizes
-from sim.layout_choice import figures_of, prefill_seconds
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
+from sim.setup.layout_choice import figures_of, prefill_seconds
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 

@@ -1,0 +1,1 @@
+"""What every command of the command line shares: parsing, composing, help, the terminal, progress bars."""

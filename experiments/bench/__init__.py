@@ -1,0 +1,1 @@
+"""Benchmarks of the simulator and the engine, run as python -m experiments.bench.NAME."""

@@ -1,0 +1,73 @@
+"""The link between the devices of a node, from all-reduces as tensor parallel ranks make them.
+
+    seconds(bytes) = 2 (n - 1) hop latency + 2 (n - 1) / n bytes / bandwidth        n ranks in a ring
+
+With NCCL on GPUs it is written for torch 2.11 and not run on one yet; with gloo on a CPU it is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.multiprocessing.spawn import spawn
+
+from realengine.runner.parallel import connect, disconnect
+
+SIZES = tuple(1 << power for power in range(12, 28, 2))
+"""Bytes: 4 KiB, a decode of few sequences, to 64 MiB, a prefill."""
+REPEATS = 20
+
+
+class RingLink(NamedTuple):
+    """What all-reduces say of the link; by_bytes: seconds of each size."""
+
+    num_ranks: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    by_bytes: dict[int, float]
+
+
+def measure_link(device_type: str, num_ranks: int) -> RingLink:
+    """Between num_ranks devices, a process each. Raises RuntimeError where one of them fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank, (num_ranks, device_type, folder), nprocs=num_ranks)
+        seconds = json.loads((Path(folder) / "seconds.json").read_text())
+    return link_of(num_ranks, {int(size): value for size, value in seconds.items()})
+
+
+def link_of(num_ranks: int, by_bytes: dict[int, float]) -> RingLink:
+    """The line through the measurements, each as important as another."""
+    sizes, seconds = np.array(list(by_bytes)), np.array(list(by_bytes.values()))
+    hops = 2 * (num_ranks - 1)
+    columns = np.stack([np.full(len(sizes), hops), hops / num_ranks * sizes], axis=1) / seconds[:, None]
+    (latency_s, byte_s), *_ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
+    return RingLink(num_ranks, float(1 / max(byte_s, 1e-15)), max(float(latency_s), 0.0), by_bytes)
+
+
+def _rank(rank: int, num_ranks: int, device_type: str, folder: str) -> None:
+    """One process; the first writes what it has seen."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    group = connect(rank, num_ranks, device, f"file://{folder}/meet")
+    found = {}
+    for size in SIZES:
+        x = torch.ones(size // 4, device=device)
+        times_s = []
+        for _ in range(REPEATS):
+            begin_s = time.perf_counter()
+            group.all_reduce(x)
+            x.view(-1)[0].item()  # waits for it
+            times_s.append(time.perf_counter() - begin_s)
+            x.fill_(1.0)
+        found[size] = float(np.median(times_s))
+    if rank == 0:
+        (Path(folder) / "seconds.json").write_text(json.dumps(found))
+    disconnect()

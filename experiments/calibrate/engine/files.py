@@ -1,0 +1,169 @@
+"""What a calibration leaves in a folder of the user's own configs: for `--config-dir` of every command.
+
+hardware/NAME.yaml           the machine: peaks, bandwidth, memory
+engine/NAME.yaml             our engine on it: limits of the measurement, the host's time, graphs
+latency/NAME_MODEL.yaml      the measured table as a choice of the group latency
+profiles/NAME_MODEL.parquet  the table
+profiles/NAME_MODEL.json     the fit report
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from experiments.calibrate.yaml_file import figure, quoted
+from hwmodels.devices.host import CudaGraphs, HostOverhead
+from sim.setup.engine_profile import EngineProfile
+
+if TYPE_CHECKING:  # they need torch
+    from experiments.calibrate.engine.collectives import RingLink
+    from experiments.calibrate.engine.machine import Machine
+
+WRITTEN_BY = "# Written by `windtunnel calibrate`; it may be written anew."
+UNKNOWN_TDP_W = 1.0
+"""Device wants a figure."""
+
+
+class Files(NamedTuple):
+    """Where everything goes."""
+
+    hardware: Path
+    engine: Path
+    latency: Path
+    table: Path
+    report: Path
+
+    @classmethod
+    def under(cls, folder: Path, name: str, model: str) -> Files:
+        both = f"{name}_{plain(model)}"
+        return cls(
+            folder / "hardware" / f"{name}.yaml",
+            folder / "engine" / f"{name}.yaml",
+            folder / "latency" / f"{both}.yaml",
+            folder / "profiles" / f"{both}.parquet",
+            folder / "profiles" / f"{both}.json",
+        )
+
+    def check(self) -> None:
+        """Make the folders. Raises ValueError where they cannot be written, or a file is not ours."""
+        for file in self:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if file.suffix == ".yaml" and file.exists() and WRITTEN_BY not in file.read_text("utf-8"):
+                    raise ValueError(
+                        f"out: {file} was not written by calibrate; choose another out= or measure.name="
+                    )
+                existed = file.exists()
+                with file.open("ab"):
+                    pass
+                if not existed:
+                    file.unlink()
+            except OSError as error:
+                raise ValueError(
+                    f"out={self.hardware.parents[1]}: cannot be written: {error.strerror}: {error.filename}"
+                ) from error
+
+
+def plain(name: str) -> str:
+    """As a file's name: small letters, digits and _."""
+    return re.sub(r"[^a-z0-9]+", "_", name.rsplit("/", 1)[-1].lower()).strip("_")
+
+
+def hardware_yaml(name: str, machine: Machine, link: RingLink | None = None) -> str:
+    """A choice of the group hardware. link: between several devices, where there are."""
+    gib = machine.memory_bytes / 2**30
+    rate, best = machine.bandwidth_bytes_per_s, max(machine.flops_per_s.values())
+    peaks = "\n".join(f"  {dtype}: {figure(peak)}" for dtype, peak in machine.flops_per_s.items())
+    return f"""\
+# {machine.name}, measured: {gib:.0f} GiB at {rate / 1e9:,.0f} GB/s, {best / 1e12:.3g} TFLOP/s
+{WRITTEN_BY}
+defaults:
+  - override /calibration@_global_.calibration: none
+
+_target_: hwmodels.devices.device.Device
+name: {name}
+source: {quoted(f"measured by windtunnel calibrate on {machine.name}, {date.today().isoformat()}")}
+memory_bytes: {machine.memory_bytes}  # as the system reports it
+memory_bandwidth_bytes_per_s: {figure(rate)}  # the faster of copying and reading
+peak_flops_per_s:  # the fastest of square products; of a CPU on one thread
+{peaks}
+num_sms: {machine.num_sms}
+l2_bytes: {machine.cache_bytes}  # as the system reports it
+tdp_w: {figure(UNKNOWN_TDP_W)}  # not known: figures of energy mean nothing until it is set
+idle_w: 0  # not known
+gpus_per_node: {1 if link is None else link.num_ranks}
+pcie:
+  _target_: hwmodels.devices.interconnect.Link
+  name: {"host copy" if machine.launch_s else "memory"}
+  bandwidth_bytes_per_s: {figure(machine.host_copy_bytes_per_s)}
+  latency_s: {figure(machine.host_copy_s / 2)}
+scale_up: {_link(link)}
+price_usd_per_hour: 0
+price_source: not known; set it for figures of cost
+"""
+
+
+def _link(link: RingLink | None) -> str:
+    if link is None:
+        return "null"
+    return f"""
+  _target_: hwmodels.devices.interconnect.Link
+  name: all-reduces of {link.num_ranks}
+  bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # as a ring reaches it
+  latency_s: {figure(link.latency_s)}"""
+
+
+def engine_yaml(name: str, profile: EngineProfile, block_size: int) -> str:
+    """A choice of the group engine: our engine with its default policies."""
+    host, graphs = profile.host, profile.cuda_graphs
+    settings = "\n".join(f"  {field}: {_written(getattr(host, field))}" for field in HostOverhead.__slots__)
+    captured = "\n".join(f"  {field}: {_written(getattr(graphs, field))}" for field in CudaGraphs.__slots__)
+    blocks = "null" if profile.num_kv_blocks is None else profile.num_kv_blocks
+    return f"""\
+# The project's own engine on {name}: the host's time as measured, limits as in the measurement
+{WRITTEN_BY}
+defaults:
+  - override /batching@_global_.batching: chunked
+  - override /scheduling@_global_.scheduling: fcfs
+  - override /caching@_global_.caching: prefix
+
+_target_: sim.setup.engine_profile.EngineProfile
+max_num_seqs: {profile.max_num_seqs}
+max_num_batched_tokens: {profile.max_num_batched_tokens}
+max_model_len: {profile.max_model_len}
+gpu_memory_utilization: {profile.gpu_memory_utilization}
+num_kv_blocks: {blocks}  # of {block_size} tokens
+swap_space_gib: {profile.swap_space_gib:g}
+frontend_s: 0
+host:
+  _target_: hwmodels.devices.host.HostOverhead
+{settings}
+cuda_graphs:
+  _target_: hwmodels.devices.host.CudaGraphs
+{captured}
+"""
+
+
+def latency_yaml(name: str, model: str, table: Path) -> str:
+    """A choice of the group latency."""
+    return f"""\
+# {model} in our engine on {name}, measured and interpolated
+{WRITTEN_BY}
+_target_: hwmodels.levels.files.TableLevel
+path: {quoted(str(table.resolve()))}
+gpu: null
+model: null
+"""
+
+
+def _written(value: float | bool) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else figure(value)
+        if isinstance(value, float)
+        else str(value)
+    )

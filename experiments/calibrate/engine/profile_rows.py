@@ -1,0 +1,78 @@
+"""From the sections of measured steps to the rows of a profile: `hwmodels.levels.profile`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from experiments.calibrate.engine.measure import Sections
+from experiments.calibrate.engine.watch import HEAD, INPUTS, OUTPUTS
+from hwmodels.levels.profile import ATTENTION_SIZES
+
+LEAST_US = 1e-3
+"""In place of times that a correction has taken down to nothing: a profile has no zeros."""
+
+
+class Operator(NamedTuple):
+    """How a section enters the profile. per_layer: its calls are the layers', else one an iteration."""
+
+    component: str
+    per_layer: bool
+
+
+OPERATORS = {
+    INPUTS: Operator("elementwise", False),
+    "embedding": Operator("elementwise", False),
+    "layernorm": Operator("elementwise", True),
+    "qk_norm": Operator("elementwise", True),
+    "rope_and_write_kv": Operator("elementwise", True),
+    "activation": Operator("elementwise", True),
+    "qkv": Operator("gemm", True),
+    "o": Operator("gemm", True),
+    "gate_up": Operator("gemm", True),
+    "down": Operator("gemm", True),
+    "experts": Operator("gemm", True),
+    HEAD: Operator("lm_head", False),
+    "sampler": Operator("lm_head", False),
+    OUTPUTS: Operator("lm_head", False),
+}
+"""layernorm is one a layer here: what a layer spends on its norms."""
+
+ENGINE_NAMES = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
+"""Names by which `hwmodels.levels.readers.check_physical` knows matrices."""
+
+
+def profile_rows(sections: Sequence[Sections], num_layers: int) -> pd.DataFrame:
+    """One row a measurement; medians where several steps measure the same."""
+    by_size: dict[tuple[str, int], list[float]] = defaultdict(list)
+    rows = []
+    for point, seconds in sections:
+        for name, operator in OPERATORS.items():
+            if name not in seconds:
+                continue
+            size = point.step.num_drawn if operator.component == "lm_head" else point.step.num_tokens
+            by_size[name, size].append(seconds[name] / (num_layers if operator.per_layer else 1))
+        attention_s = seconds.get("decode_attention", 0.0) + seconds.get("prefill_attention", 0.0)
+        sizes = dict(zip(ATTENTION_SIZES, point[1:], strict=True))
+        rows.append(_row("attention", "attention", num_layers, attention_s / num_layers, **sizes))
+    for (name, size), times_s in sorted(by_size.items()):
+        operator = OPERATORS[name]
+        calls = num_layers if operator.per_layer else 1
+        column = "num_seqs" if operator.component == "lm_head" else "num_tokens"
+        shown = ENGINE_NAMES.get(name, name)
+        rows.append(_row(shown, operator.component, calls, float(np.median(times_s)), **{column: size}))
+    return pd.DataFrame(rows).fillna(0)
+
+
+def _row(operator: str, component: str, calls: int, call_s: float, **sizes: int) -> dict[str, object]:
+    return {
+        "operator": operator,
+        "component": component,
+        "calls": calls,
+        "latency_us": max(1e6 * call_s, LEAST_US),
+        **sizes,
+    }

@@ -1,0 +1,169 @@
+"""The engine that is measured: of a model from the config group `model`, with random weights.
+
+How long a product takes does not depend on what is multiplied, so no weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.calibrate.engine.steps import REFERENCE, Step, Tables, nobodys_work, work_of
+from experiments.calibrate.engine.watch import Watched, WatchedDecoder
+from hwmodels.model.model_spec import ModelSpec
+from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend, check_supported, choose_backend
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.model.quantization import Weights
+from realengine.runner.executor import Executor
+from realengine.runner.graphs import default_sizes
+from realengine.runner.parallel import Group
+from realengine.runner.work import Padding, Work
+from realengine.settings import DTYPES, KV_DTYPES
+from realengine.weights.load import load_weights
+
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+QUANTIZATIONS = {"int4_wo": "w4a16", "int8_wo": "w8a16", "int8": "int8", "fp8": "fp8"}
+"""Names of the hardware models, and the engine's."""
+
+CPU_KV_BYTES = 1 << 29
+
+
+def architecture_of(node: Mapping[str, Any]) -> Architecture:
+    """What the engine computes for a choice of the config group `model`. Raises ValueError for others."""
+    if "path" in node:
+        return Architecture.from_path(Path(node["path"]))
+    config = dict(node["config"])
+    named = list(config.get("architectures") or [])
+    model_type = next((MODEL_TYPES[name] for name in named if name in MODEL_TYPES), None)
+    if model_type is None:
+        raise ValueError(
+            f"model: the engine does not compute {', '.join(named) or 'it'}; it has {', '.join(MODEL_TYPES)}"
+        )
+    # Of no consequence for times, and left out of most of the group's files.
+    return Architecture.from_hf({"model_type": model_type, "rms_norm_eps": 1e-5} | config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """An executor under watch, the same as in service, and what is needed to give them steps."""
+
+    architecture: Architecture
+    executor: Executor
+    """Its operators are watched: each costs some time more, and none runs in a graph."""
+    plain: Executor
+    weights: Weights
+    watched: Watched
+    padding: Padding
+    backend: Backend
+
+    @property
+    def device(self) -> torch.device:
+        return self.executor.device
+
+    def work(self, step: Step) -> Work:
+        """The step for the executor; the one of reference by nobody's slot, as it is run in service."""
+        if step is REFERENCE:
+            return nobodys_work(self.padding)
+        return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
+
+
+def serve(
+    model: ModelSpec,
+    architecture: Architecture,
+    device: torch.device,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+    seed: int = 0,
+) -> Served:
+    """Raises ValueError where the engine does not compute the model in its number formats."""
+    backend = choose_backend(None, device)
+    dtype, kv_dtype = DTYPES[TORCH_DTYPES[model.dtype]], kv_dtype_of(model)
+    quantization = quantization_of(model)
+    check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization)
+    weights = load_weights(None, architecture, dtype, device, quantization=quantization, seed=seed)
+    watched = Watched()
+    blocks_each = -(-max_model_len // block_size)
+    block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype)
+    num_blocks = min(max_num_seqs * blocks_each, _kv_bytes(device) // block_bytes)
+    if num_blocks < blocks_each:
+        raise ValueError(
+            f"measure.max_model_len={max_model_len}: {num_blocks} blocks of KV fit, one sequence needs "
+            f"{blocks_each}; lower it"
+        )
+    cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device)
+
+    def executor_of(decoder: Decoder, backend: Backend, graph_sizes: Sequence[int] = ()) -> Executor:
+        return Executor(
+            decoder,
+            cache,
+            backend,
+            num_slots=max_num_seqs,
+            max_model_len=max_model_len,
+            graph_sizes=graph_sizes,
+        )
+
+    under_watch = watched.backend(backend)
+    executor = executor_of(
+        WatchedDecoder(watched, architecture, weights, under_watch, max_model_len, Group()), under_watch
+    )
+    plain = executor_of(
+        Decoder(architecture, weights, backend, max_model_len, Group()),
+        backend,
+        default_sizes(max_num_seqs) if device.type == "cuda" else (),
+    )
+    if plain.graphs is not None:
+        plain.graphs.capture()
+    for one in (executor, plain):
+        one.run(Tables.drawn(max_num_seqs, num_blocks, blocks_each, seed).work())
+    return Served(
+        architecture=architecture,
+        executor=executor,
+        plain=plain,
+        weights=weights,
+        watched=watched,
+        padding=Padding(max_num_seqs, blocks_each),
+        backend=backend,
+    )
+
+
+def kv_dtype_of(model: ModelSpec) -> torch.dtype:
+    """Of keys and values. Raises ValueError for what the engine has not."""
+    if model.kv_dtype == model.dtype:
+        return DTYPES[TORCH_DTYPES[model.dtype]]
+    if model.kv_dtype not in KV_DTYPES:
+        raise ValueError(
+            f"model.kv_cache_dtype={model.kv_dtype}: the engine has auto, {', '.join(KV_DTYPES)}"
+        )
+    return KV_DTYPES[model.kv_dtype]
+
+
+def quantization_of(model: ModelSpec) -> str | None:
+    """Of the linear layers, as the engine calls it. Raises ValueError for what it has not."""
+    stored = model.moe_weights or model.weights
+    if stored is None or stored == model.dtype:
+        return None
+    if stored not in QUANTIZATIONS:
+        raise ValueError(f"model.weights={stored}: the engine has {', '.join(QUANTIZATIONS)}")
+    return QUANTIZATIONS[stored]
+
+
+def _kv_bytes(device: torch.device) -> int:
+    """For KV: on a GPU three quarters of what the weights have left."""
+    if device.type == "cpu":
+        return CPU_KV_BYTES
+    return int(torch.cuda.mem_get_info(device)[0] * 3 // 4)

@@ -1,0 +1,155 @@
+"""Steps of any shape for an executor, without requests and policies: what `realengine.runner.runner` would
+pack.
+
+Every slot has the same block table from beginning to end, so that steps bring no updates of tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from realengine.runner.graphs import DecodeGraphs
+from realengine.runner.work import SAMPLING_WORDS, Draw, Padding, Shape, Work, pack
+
+
+class Chunk(NamedTuple):
+    """New tokens of one prompt behind cached ones, and whether they complete it."""
+
+    cached: int
+    new: int
+    completes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """contexts: of each sequence that decodes, its new token included."""
+
+    contexts: tuple[int, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """That go through the layers."""
+        return len(self.contexts) + sum(chunk.new for chunk in self.chunks)
+
+    @property
+    def num_drawn(self) -> int:
+        """Rows through the LM head."""
+        return len(self.contexts) + sum(chunk.completes for chunk in self.chunks)
+
+    @property
+    def kind(self) -> str:
+        """decode, prefill or mixed."""
+        if not self.chunks:
+            return "decode"
+        return "mixed" if self.contexts else "prefill"
+
+    @property
+    def shape(self) -> IterationShape:
+        """As hardware models price it."""
+        return IterationShape(
+            decode_seqs=len(self.contexts),
+            decode_context_tokens=sum(self.contexts),
+            prefill_seqs=len(self.chunks),
+            prefill_tokens=sum(chunk.new for chunk in self.chunks),
+            prefill_pairs=sum(causal_pairs(chunk.new, chunk.cached) for chunk in self.chunks),
+            prefill_context_tokens=sum(chunk.cached + chunk.new for chunk in self.chunks),
+            sampled_seqs=self.num_drawn,
+        )
+
+
+REFERENCE = Step(contexts=(1,) * 8)
+"""What it takes tells how fast a machine is at the moment."""
+
+
+class Tables(NamedTuple):
+    """Block tables of all slots [S, M], and the work that enters them."""
+
+    ids_SM: NDArray[np.int32]
+
+    @classmethod
+    def drawn(cls, num_slots: int, num_blocks: int, blocks_each: int, seed: int) -> Tables:
+        """Blocks in random order, as after hours of serving; shared where there are too few."""
+        random = np.random.default_rng(seed)
+        wanted = num_slots * blocks_each
+        rounds = [random.permutation(num_blocks) + 1 for _ in range(-(-wanted // num_blocks))]
+        return cls(np.concatenate(rounds)[:wanted].reshape(num_slots, blocks_each).astype(np.int32))
+
+    def work(self) -> Work:
+        """Enters them all."""
+        places = np.arange(self.ids_SM.size, dtype=np.int32)
+        return Work(table_updates=np.stack([places, self.ids_SM.ravel()], axis=1))
+
+
+def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs | None = None) -> Work:
+    """The step as arrays: greedy, tokens at random, slots from 0 on, decodes padded as a graph wants them."""
+    if step.chunks:
+        return _mixed(step, vocab_size)
+    count = len(step.contexts)
+    num_rows = (graphs.size_for(count) if graphs is not None else None) or count
+    tokens, slots, contexts = np.zeros((3, num_rows), np.int32)
+    tokens[:count] = _tokens(count, vocab_size)
+    slots[:] = padding.slot
+    slots[:count] = np.arange(count)
+    contexts[:] = 1
+    contexts[:count] = step.contexts
+    return _decode(tokens, slots, contexts, padding)
+
+
+def nobodys_work(padding: Padding) -> Work:
+    """REFERENCE by the slot that pads steps: no sequence is touched."""
+    contexts = np.array(REFERENCE.contexts, np.int32)
+    return _decode(np.zeros_like(contexts), np.full_like(contexts, padding.slot), contexts, padding)
+
+
+def _decode(
+    tokens: NDArray[np.int32], slots: NDArray[np.int32], contexts: NDArray[np.int32], padding: Padding
+) -> Work:
+    num_rows = len(tokens)
+    places, ids = np.full(num_rows, padding.place, np.int32), np.zeros(num_rows, np.int32)
+    shape = Shape(num_rows, num_rows, num_rows, num_rows, 0, int(contexts.max()), Draw.greedy)
+    sampling = np.zeros(SAMPLING_WORDS * num_rows, np.int32)
+    return Work(shape=shape, words=pack([sampling, tokens, slots, contexts, places, ids]))
+
+
+def _mixed(step: Step, vocab_size: int) -> Work:
+    num_decodes = len(step.contexts)
+    counts = [1] * num_decodes + [chunk.new for chunk in step.chunks]
+    ends = [*step.contexts, *(chunk.cached + chunk.new for chunk in step.chunks)]
+    slots = np.arange(len(counts))
+    drawn = [
+        row for row in range(len(counts)) if row < num_decodes or step.chunks[row - num_decodes].completes
+    ]
+    last_tokens = np.cumsum(counts) - 1
+    chunk_starts = np.concatenate([[0], np.cumsum(counts[num_decodes:])])
+    shape = Shape(
+        num_tokens=step.num_tokens,
+        num_rows=len(counts),
+        num_drawn=len(drawn),
+        num_decodes=num_decodes,
+        max_query_len=max(counts[num_decodes:]),
+        max_context_len=max(ends),
+        draw=Draw.greedy,
+    )
+    positions = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    sections = [
+        np.zeros(SAMPLING_WORDS * len(drawn)),
+        _tokens(step.num_tokens, vocab_size),
+        np.concatenate(positions),
+        np.repeat(slots, counts),
+        slots,
+        np.array(ends),
+        chunk_starts,
+        last_tokens[drawn],
+        slots[drawn],
+    ]
+    return Work(shape=shape, words=pack(sections))
+
+
+def _tokens(count: int, vocab_size: int) -> NDArray[np.int64]:
+    return np.random.default_rng(count).integers(0, vocab_size, count)

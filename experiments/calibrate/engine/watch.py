@@ -1,0 +1,161 @@
+"""Where a step's time goes: a decoder that tells a watch of every operator that it runs.
+
+On a CPU a stopwatch reads the thread's time behind each operator, in the middle of real steps: caches are as
+they are in service. What lies between two operators (views, Python) belongs to the second. Being watched
+takes 5 to 10 us an operator, for the watch is not in the caches; `experiments.calibrate.engine.measure` takes
+that out. On a GPU, where the host runs ahead, calls are kept and timed one by one later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from realengine.model.backend import Backend
+from realengine.model.decoder import Decoder, Layer
+from realengine.model.kv_cache import KvCache
+from realengine.model.linear import Linear
+from realengine.model.moe import Experts
+from realengine.runner.batch import Batch
+
+INPUTS = "inputs"
+"""What the executor makes of a step's words before the first layer."""
+OUTPUTS = "outputs"
+"""What is left behind the tokens."""
+HEAD = "lm_head"
+"""The last norm and the head, of the rows that draw."""
+
+
+class Watch(Protocol):
+    """Told of operators by name."""
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run it."""
+        ...
+
+    def mark(self, name: str) -> None:
+        """What has been done since the operator before was that."""
+        ...
+
+
+class Stopwatch:
+    """Seconds of thread time by name, since `start`; marks: how often each was told."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """From here on, with nothing on the clock."""
+        self.seconds: dict[str, float] = {}
+        self.marks: dict[str, int] = {}
+        self._last_s = time.thread_time()
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
+        self.mark(name)
+        return result
+
+    def mark(self, name: str) -> None:
+        now_s = time.thread_time()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now_s - self._last_s
+        self.marks[name] = self.marks.get(name, 0) + 1
+        self._last_s = now_s
+
+
+class Catcher:
+    """Calls by name, kept with their arguments to be timed later. limit: kept of each name."""
+
+    def __init__(self, limit: int) -> None:
+        self.calls: dict[str, list[Callable[[], Any]]] = {}
+        self.counts: dict[str, int] = {}
+        """All calls, kept or not."""
+        self._limit = limit
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        calls = self.calls.setdefault(name, [])
+        self.counts[name] = self.counts.get(name, 0) + 1
+        if len(calls) < self._limit:
+            kept = {key: _kept(value) for key, value in options.items()}
+            calls.append(partial(function, *map(_kept, args), **kept))
+        return function(*args, **options)
+
+    def mark(self, name: str) -> None:
+        pass
+
+
+def _kept(value: Any) -> Any:
+    """As it is now: a decode step counts its contexts up in the words that it was given."""
+    is_index = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
+    return value.clone() if is_index else value
+
+
+class Watched:
+    """The watch of the moment, which may change; none: operators just run."""
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+        self.in_head = False
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run it, watched or not."""
+        if self.watch is None:
+            return function(*args, **options)
+        return self.watch.call(name, function, *args, **options)
+
+    def mark(self, name: str) -> None:
+        if self.watch is not None:
+            self.watch.mark(name)
+
+    def backend(self, backend: Backend) -> Backend:
+        """The same, its operators watched. What linear layers call is theirs."""
+
+        def norm(*args: Any, **options: Any) -> Any:
+            return self.call(HEAD if self.in_head else "layernorm", backend.add_rms_norm, *args, **options)
+
+        def greedy(logits_SV: torch.Tensor) -> Any:
+            self.mark(HEAD)
+            return self.call("sampler", backend.greedy, logits_SV)
+
+        def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            return partial(self.call, name, function)
+
+        return backend._replace(
+            rms_norm=watched("embedding", backend.rms_norm),
+            add_rms_norm=norm,
+            qk_norm=watched("qk_norm", backend.qk_norm),
+            rope_and_write_kv=watched("rope_and_write_kv", backend.rope_and_write_kv),
+            decode_attention=watched("decode_attention", backend.decode_attention),
+            prefill_attention=watched("prefill_attention", backend.prefill_attention),
+            silu_mul=watched("activation", backend.silu_mul),
+            greedy=greedy,
+        )
+
+
+class WatchedDecoder(Decoder):
+    """A decoder whose linear layers, experts and head are watched too."""
+
+    def __init__(self, watched: Watched, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.watched = watched
+
+    def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        self.watched.in_head = False
+        self.watched.mark(INPUTS)
+        return super().logits(batch, cache)
+
+    def _linear(self, at: tuple[int, str], linear: Linear, x_TK: torch.Tensor, batch: Batch) -> torch.Tensor:
+        _, name = at
+        out_TN: torch.Tensor = self.watched.call(name, super()._linear, at, linear, x_TK, batch)
+        return out_TN
+
+    def _mlp(self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if isinstance(layer.mlp, Experts):
+            out_TH: torch.Tensor = self.watched.call("experts", super()._mlp, index, layer, hidden, batch)
+        else:
+            out_TH = super()._mlp(index, layer, hidden, batch)
+        self.watched.in_head = index == self.architecture.num_layers - 1
+        return out_TH

@@ -1,0 +1,177 @@
+"""How far operators are from measurements to which nothing was fitted.
+
+    python -m experiments.calibrate.validate_operators ops=DIR [report=FILE.html] [refit=true]
+
+Prints Markdown: median / p90 absolute percentage error and coverage on the validation groups, by operator and
+data type, beside the targets. First with each device's own calibration, then with that of a relative, as if
+the device had never been measured. ops: a folder of tables as for `windtunnel calibrate`. report: a page with
+residual plots. refit: fit again instead of reading configs/calibration.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
+from experiments.calibrate.operators import OPERATORS
+from experiments.calibrate.residual_plots import residual_figure
+from experiments.calibrate.tables import Measured, read_tables
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
+from sim.report.plain_page import drawn, write_page
+from sim.settings.build import build, build_as
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+
+RELATIVES = {
+    "a100_80gb_sxm": "h100_sxm",
+    "h100_sxm": "h200_sxm",
+    "h200_sxm": "h100_sxm",
+    "b200_sxm": "h100_sxm",
+    "rtx_pro_6000_server": "h100_sxm",
+}
+"""The measured devices, and whose calibration each gets when its own is left out."""
+
+TARGETS = {
+    ("gemm", "bfloat16"): "6 / 20",
+    ("gemm", "fp8"): "12 / 35",
+    ("gemm", "fp8_block"): "12 / 35",
+    ("gemm", "int4_wo"): "15 / 40",
+    ("gemm", "nvfp4"): "15 / 40",
+    ("attention_decode", "all"): "8 / 25",
+    ("attention_prefill", "all"): "8 / 25",
+    ("mla", "all"): "12 / 35",
+    ("moe", "all"): "15 / 40",
+    ("collectives", "all"): "12 / 35",
+}
+NO_LINES = pd.DataFrame({"data_type": [], "measured_s": [], "predicted_s": []})
+LEFT_OUT_TARGETS = {(name, "all"): "15 / 40" for name in ("gemm", "attention_decode", "attention_prefill")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateSettings:
+    """Settings of this script."""
+
+    ops: str
+    report: str | None = None
+    refit: bool = False
+
+
+class Gpu(NamedTuple):
+    """One measured device, and its validation rows."""
+
+    device: Device
+    calibration: Calibration
+    tables: dict[str, Measured]
+
+
+def main(arguments: Sequence[str]) -> None:
+    settings: ValidateSettings = build_as(ValidateSettings, OmegaConf.from_cli(list(arguments)), "")
+    gpus = {name: read_gpu(name, settings) for name in RELATIVES}
+    own = {name: lines_of(gpu, gpu.calibration) for name, gpu in gpus.items()}
+    relatives = {name: gpus[relative].calibration for name, relative in RELATIVES.items()}
+    print(f"Validation groups, {date.today().isoformat()}: median / p90 absolute percentage error.\n")
+    print(markdown(own, gpus, TARGETS, by_type=True))
+    by = ", ".join(
+        f"{gpus[name].device.name} by {gpus[other].device.name}" for name, other in RELATIVES.items()
+    )
+    print(f"\nAs if never measured, with the calibration of a relative and the data sheet ({by}):\n")
+    left_out = {name: lines_of(gpu, relatives[name]) for name, gpu in gpus.items()}
+    print(markdown(left_out, gpus, LEFT_OUT_TARGETS, by_type=False))
+    print("\nThe same with the device's own compute capability, and so the kernels that libraries run there;")
+    print("what sets these apart was fitted with rows of the device among others.\n")
+    left_out = {
+        name: lines_of(gpu, with_capability(relatives[name], gpu.calibration)) for name, gpu in gpus.items()
+    }
+    print(markdown(left_out, gpus, LEFT_OUT_TARGETS, by_type=False))
+    if settings.report is not None:
+        _write_report(Path(settings.report), own)
+
+
+def read_gpu(name: str, settings: ValidateSettings) -> Gpu:
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    cfg = source.compose([f"hardware={name}"])
+    device, calibration = build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
+    tables = read_tables(Path(settings.ops), device)
+    if settings.refit:
+        calibration = fit_calibration(tables, device, compute_capability=None, source="")
+    return Gpu(device, calibration, {key: kept_back(key, table) for key, table in tables.items()})
+
+
+def kept_back(operator: str, table: Measured) -> Measured:
+    chosen = validation(operator, table.rows)
+    return Measured(kept(table.rows, chosen), table.sound[chosen], table.caveat)
+
+
+def lines_of(gpu: Gpu, calibration: Calibration) -> dict[str, pd.DataFrame]:
+    """Residuals by operator."""
+    return {
+        name: residuals(OPERATORS[name], table, gpu.device, calibration) for name, table in gpu.tables.items()
+    }
+
+
+def with_capability(calibration: Calibration, own: Calibration) -> Calibration:
+    return replace(
+        calibration,
+        gemm=replace(calibration.gemm, compute_capability=own.gemm.compute_capability),
+        attention=replace(calibration.attention, compute_capability=own.attention.compute_capability),
+        mla=replace(calibration.mla, compute_capability=own.mla.compute_capability),
+        moe=replace(calibration.moe, compute_capability=own.moe.compute_capability),
+    )
+
+
+def markdown(
+    lines: Mapping[str, Mapping[str, pd.DataFrame]],
+    gpus: Mapping[str, Gpu],
+    targets: Mapping[tuple[str, str], str],
+    *,
+    by_type: bool,
+) -> str:
+    """A line an operator, by_type also each data type, and a column a GPU. lines: by GPU and operator."""
+    names = [gpus[name].device.name.split(" Blackwell")[0] for name in lines]
+    heading = ["operator", "data type", "target", "all GPUs", "rows", "answered", *names]
+    table = [heading, ["---"] * len(heading)]
+    for operator in OPERATORS.values():
+        of_operator = [found.get(operator.name, NO_LINES) for found in lines.values()]
+        together = pd.concat([found for found in of_operator if len(found)] or [NO_LINES])
+        for data_type in ["all", *(sorted(together["data_type"].unique()) if by_type else [])]:
+            figures = error_figures(of_type(together, data_type))
+            target = targets.get((operator.name, data_type), "")
+            cells = [operator.title, data_type, target, median_and_p90(figures), f"{figures['rows']:,}"]
+            cells += ["" if pd.isna(figures["coverage"]) else f"{figures['coverage']:.0%}"]
+            cells += [median_and_p90(error_figures(of_type(found, data_type))) for found in of_operator]
+            table.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+
+
+def of_type(lines: pd.DataFrame, data_type: str) -> pd.DataFrame:
+    return lines if data_type == "all" else lines[lines["data_type"] == data_type]
+
+
+def median_and_p90(figures: Mapping[str, float]) -> str:
+    return "" if pd.isna(figures["median"]) else f"{figures['median']:.1f} / {figures['p90']:.0f}"
+
+
+def _write_report(path: Path, lines: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
+    sections = {}
+    for name, operator in OPERATORS.items():
+        together = pd.concat([found[name] for found in lines.values() if name in found], ignore_index=True)
+        sections[operator.title] = drawn(residual_figure(together, operator.size_label))
+    write_page(path, "Operators against validation groups", f"All GPUs: {', '.join(lines)}.", sections)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        print(f"validate_operators: {error}", file=sys.stderr)
+        sys.exit(2)

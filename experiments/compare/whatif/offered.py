@@ -1,0 +1,135 @@
+"""Changes that are worth a look whatever the baseline is; each knows when it does not apply, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hwmodels.model.matrices import Role
+from hwmodels.model.quantization import weight_format
+from policies.caching.eviction.future import FutureUses
+from sim.setup.pool import PoolSettings
+from sim.setup.scenario import Scenario
+from sim.workload.base import Source
+
+FASTER_GPUS = ("l40s", "h100_sxm", "h200_sxm", "b200_sxm")
+"""Choices of `hardware`, by memory bandwidth: the next faster one than the baseline's is tried."""
+
+
+class Change(NamedTuple):
+    """What is changed, in words and as overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+class DoesNotApply(Exception):
+    """Why the baseline does not admit a change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What the changes are of."""
+
+    scenario: Scenario
+    source: Source
+    bandwidth_by_gpu: Callable[[str], float]
+    """Bytes/s of a choice of `hardware`."""
+
+    @property
+    def pools(self) -> list[PoolSettings]:
+        return list(self.scenario.pools_by_name.values())
+
+    @property
+    def only_pool(self) -> PoolSettings:
+        """Raises DoesNotApply where there are several, or replicas come and go."""
+        if self.scenario.pools:
+            raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.replicas=2")
+        if self.scenario.scaling is not None:
+            raise DoesNotApply("scaling decides how many replicas there are")
+        return self.scenario
+
+
+def more_traffic(base: Baseline) -> Change:
+    if base.source.last_arrival_s is None or not base.source.last_arrival_s:
+        raise DoesNotApply("its requests have no rate: users wait for answers, or all come at once")
+    return Change("double the traffic", (f"load={2 * base.scenario.load:g}",))
+
+
+def longer_prompts(base: Baseline) -> Change:
+    return Change("prompts twice as long", (f"prompt_scale={2 * base.scenario.prompt_scale:g}",))
+
+
+def faster_gpu(base: Baseline) -> Change:
+    if base.scenario.pools:
+        raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.hardware=h200_sxm")
+    present = base.scenario.hardware
+    for name in FASTER_GPUS:
+        if base.bandwidth_by_gpu(name) > present.memory_bandwidth_bytes_per_s:
+            return Change(f"GPU: {name}", (f"hardware={name}",))
+    raise DoesNotApply(f"none of {', '.join(FASTER_GPUS)} has more memory bandwidth than {present.name}")
+
+
+def fp8(base: Baseline) -> Change:
+    for pool in base.pools:
+        if "fp8" not in pool.hardware.peak_flops_per_s:
+            raise DoesNotApply(f"{pool.hardware.name} does not compute in fp8")
+        stored = weight_format(pool.model.weight_format_of(Role.dense))
+        if stored.bits <= 8:
+            raise DoesNotApply(f"the weights of {pool.model.name} are {stored.name} already")
+    return Change("FP8 weights", ("model.weights=fp8",))
+
+
+def prefix_cache(base: Baseline) -> Change:
+    pools = base.pools
+    finds = [p.caching.pool(p.kv_memory(p.plan_memory().num_blocks, FutureUses(()))).finds_kv for p in pools]
+    if all(finds):
+        return Change("prefix cache off", ("caching=paged",))
+    return Change("prefix cache on", ("caching=prefix",))
+
+
+def half_fail(base: Baseline) -> Change:
+    num_replicas, last_s = base.scenario.num_replicas, base.source.last_arrival_s
+    if num_replicas < 2:
+        raise DoesNotApply("there is one replica: nothing would be left")
+    if base.scenario.troubles.events:
+        raise DoesNotApply("the baseline has troubles of its own")
+    if not last_s:
+        raise DoesNotApply("nobody knows when its traffic is half over")
+    failing = ",".join(str(replica) for replica in range(1, num_replicas, 2))
+    return Change(
+        "half fail half-way",
+        (
+            "troubles=crash",
+            f"troubles.events.0.at_s={last_s / 2:.6g}",
+            f"troubles.events.0.duration_s={100 * last_s:.6g}",
+            f"troubles.events.0.replicas=[{failing}]",
+        ),
+    )
+
+
+def replica_more(base: Baseline) -> Change:
+    return Change("one replica more", (f"replicas={base.only_pool.replicas + 1}",))
+
+
+def replica_less(base: Baseline) -> Change:
+    if base.only_pool.replicas < 2:
+        raise DoesNotApply("there is one replica only")
+    return Change("one replica less", (f"replicas={base.only_pool.replicas - 1}",))
+
+
+OFFERED: Mapping[str, Callable[[Baseline], Change]] = {
+    function.__name__: function
+    for function in (
+        more_traffic,
+        longer_prompts,
+        faster_gpu,
+        fp8,
+        prefix_cache,
+        replica_more,
+        replica_less,
+        half_fail,
+    )
+}
+"""By the names that `whatif.offered` takes."""

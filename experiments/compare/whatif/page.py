@@ -1,0 +1,138 @@
+"""whatif.html: verdicts, the tables, a figure of all changes, what limits, what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from omegaconf import OmegaConf
+from plotly.subplots import make_subplots
+
+from experiments.compare.arms import settings_that_differ
+from experiments.compare.results import Comparison
+from experiments.compare.sentences import label_of
+from experiments.compare.whatif.sentences import (
+    Answers,
+    caveats,
+    delta_text,
+    introduction,
+    left_out,
+    verdicts,
+)
+from experiments.compare.whatif.settings import BASELINE
+from experiments.compare.whatif.tables import LEGEND, tables
+from sim.metrics.paired import Outcome
+from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, styled
+from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.settings.convert import shown
+
+COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
+COLUMNS = 3
+PANEL_PX, ROW_PX = 90, 26
+"""Of a panel without its rows, and of each row."""
+
+
+def write_answers(
+    path: Path, answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
+) -> None:
+    """One file that opens offline. config: of the command; notes: of each arm's runs."""
+    changes = {
+        arm: " ".join(words) for arm, words in answers.questions.experiment.arms.items() if arm != BASELINE
+    }
+    sections = {
+        "Verdicts": listed([*caveats(answers), *verdicts(answers)]),
+        "Against the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
+        "Figures": "<p>Times the baseline's figure (shares: in percentage points above it), with intervals; "
+        f"green is better, red worse, grey within noise.</p>{drawn(delta_figure(answers))}",
+        "Where the requests' time goes": drawn(limit_figure(answers)),
+        "The changes": table([["change", "overrides"], *([arm, text] for arm, text in changes.items())])
+        + _differences(answers),
+    }
+    if answers.questions.left_out:
+        sections["Left out"] = listed(left_out(answers))
+    sections["What the figures rest on"] = listed(
+        [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
+    )
+    sections["Configuration"] = folded("of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
+
+
+def delta_figure(answers: Answers) -> go.Figure:
+    """A panel a figure, a row a change: the ratio to the baseline (of a share: the difference), intervals."""
+    metrics, arms = answers.questions.experiment.metrics, answers.changes
+    num_rows = math.ceil(len(metrics) / COLUMNS)
+    height = num_rows * (PANEL_PX + ROW_PX * len(arms))
+    drawing = make_subplots(
+        num_rows,
+        COLUMNS,
+        subplot_titles=[label_of(metric) for metric in metrics],
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        vertical_spacing=0.62 * PANEL_PX / height if num_rows > 1 else 0.0,
+    )
+    for i, metric in enumerate(metrics):
+        where = {"row": i // COLUMNS + 1, "col": i % COLUMNS + 1}
+        is_share = metric.key.endswith("share")
+        for arm in reversed(arms):
+            drawing.add_trace(_dot(answers.found.of(metric, arm)[0], is_share=is_share), **where)
+        drawing.add_vline(x=0 if is_share else 1, line={"color": GREY, "width": 1}, **where)
+        if not is_share:
+            drawing.update_xaxes(type="log", nticks=5, **where)
+    return styled(drawing, height_px=height, showlegend=False, margin={"l": 220, "r": 20, "t": 50, "b": 40})
+
+
+def _dot(comparison: Comparison, *, is_share: bool) -> go.Scatter:
+    paired = comparison.paired
+    interval = None if paired is None else paired.difference if is_share else paired.ratio
+    if interval is None or math.isnan(interval.mean):
+        return go.Scatter(x=[None], y=[comparison.arm])
+    factor = 100.0 if is_share else 1.0
+    mean, low, high = (factor * value for value in interval[:3])
+    colour = COLOURS.get(comparison.outcome, GREY) if comparison.outcome else GREY
+    known = not math.isnan(low)
+    return go.Scatter(
+        x=[mean],
+        y=[comparison.arm],
+        mode="markers",
+        marker={"color": colour, "size": 9},
+        error_x={"array": [high - mean], "arrayminus": [mean - low], "color": colour} if known else None,
+        hovertemplate=f"{delta_text(comparison)}<extra>{comparison.arm}</extra>",
+    )
+
+
+def limit_figure(answers: Answers) -> go.Figure:
+    """A bar an arm: shares of the time from arrival to the end, by what was waited for or worked by."""
+    arms = list(answers.questions.experiment.arms)
+    resources = list(dict.fromkeys(name for arm in arms for name in answers.limits.get(arm, {})))
+    drawing = go.Figure()
+    for i, resource in enumerate(resources):
+        shares = [answers.limits.get(arm, {}).get(resource) for arm in reversed(arms)]
+        drawing.add_trace(
+            go.Bar(
+                y=list(reversed(arms)),
+                x=[100 * share.mean if share else 0.0 for share in shares],
+                orientation="h",
+                name=resource,
+                marker={"color": COMPONENT_COLOURS[i % len(COMPONENT_COLOURS)]},
+                hovertemplate=f"{resource} %{{x:.1f}} %<extra>%{{y}}</extra>",
+            )
+        )
+    drawing.update_xaxes(title="% of the requests' time", range=[0, 100])
+    return styled(
+        drawing,
+        height_px=PANEL_PX + 20 + ROW_PX * len(arms),
+        barmode="stack",
+        legend_traceorder="normal",
+        margin={"l": 220, "r": 20, "t": 50, "b": 48},
+    )
+
+
+def _differences(answers: Answers) -> str:
+    points = answers.questions.points
+    differing = settings_that_differ(points).items()
+    rows = [[key, *(shown(value)[:60] for value in by_arm.values())] for key, by_arm in differing]
+    whole = table([["setting", *(point.arm for point in points)], *rows])
+    return f"<details><summary>Settings that differ</summary>{whole}</details>"

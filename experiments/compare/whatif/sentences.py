@@ -1,0 +1,172 @@
+"""What each change does, in words: the same on the terminal, in summary.json and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.compare import sentences as compare
+from experiments.compare.results import Comparison, Results
+from experiments.compare.sentences import LEVEL, interval_text, label_of, ratio_text, unit_of
+from experiments.compare.whatif.arms import Questions
+from experiments.compare.whatif.settings import BASELINE
+from sim.metrics.paired import Interval, Outcome, mean_interval
+from sim.report.wording import MISSING, number
+
+LIMITS = "limits."
+"""Columns of the runs: shares of the requests' time by resource."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """All that was found out."""
+
+    questions: Questions
+    found: Results
+    limits: dict[str, dict[str, Interval]]
+    """By arm: resource -> share of the requests' time over the seeds, the largest first."""
+
+    @property
+    def changes(self) -> list[str]:
+        return [arm for arm in self.questions.experiment.arms if arm != BASELINE]
+
+
+def limits_by_arm(runs: pd.DataFrame) -> dict[str, dict[str, Interval]]:
+    """From the table of runs; a resource that a run does not name took no time of it."""
+    columns = [name for name in map(str, runs) if name.startswith(LIMITS)]
+    found = {}
+    for arm, rows in runs.groupby("arm", sort=False):
+        shares = {name.removeprefix(LIMITS): mean_interval(rows[name].fillna(0.0)) for name in columns}
+        known = {name: share for name, share in shares.items() if share.mean > 0}
+        found[str(arm)] = dict(sorted(known.items(), key=lambda item: -item[1].mean))
+    return found
+
+
+def caveats(answers: Answers) -> list[str]:
+    """What a reader must know first."""
+    questions = answers.questions
+    lines = compare.caveats(answers.found)
+    if questions.num_requests is not None:
+        lines.append(
+            f"Each run has the first {questions.num_requests:,} requests of the workload; "
+            "whatif.requests=null for all."
+        )
+    for name in questions.other_traffic:
+        lines.append(f"{name}: its traffic is not the baseline's, so seeds pair up less.")
+    return lines
+
+
+def left_out(answers: Answers) -> list[str]:
+    return [f"{name}: left out, {why}" for name, why in answers.questions.left_out.items()]
+
+
+def verdicts(answers: Answers) -> list[str]:
+    """One for each change."""
+    return [f"{arm}: {_verdict(answers, arm)}" for arm in answers.changes]
+
+
+def limiting(answers: Answers, arm: str) -> str:
+    """What limits: memory bandwidth."""
+    return next(iter(answers.limits.get(arm, {})), MISSING)
+
+
+def limit_text(answers: Answers, arm: str) -> str:
+    """The same with its share of the requests' time: memory bandwidth 71 %."""
+    name = limiting(answers, arm)
+    return name if name == MISSING else f"{name} {100 * answers.limits[arm][name].mean:.0f} %"
+
+
+def value_text(comparison: Comparison) -> str:
+    """The figure itself with half its interval: 119 ±12."""
+    mean, low, high, _ = comparison.mean
+    factor, _ = unit_of(comparison.metric)
+    if math.isnan(mean):
+        return MISSING
+    if math.isnan(low) or comparison.mean.is_exact:
+        return number(factor * mean)
+    half = factor * (high - low) / 2
+    return f"{number(factor * mean)} ±{f'{half:.2g}' if half < 100 else number(half)}"
+
+
+def delta_text(comparison: Comparison) -> str:
+    """What changed of the figure: in % below a factor of two, else ×2.05 ±0.03; of a share in points."""
+    paired = comparison.paired
+    if paired is None or not paired.num_pairs:
+        return MISSING
+    if paired.same:
+        return "="
+    factor, unit = unit_of(comparison.metric)
+    if unit == "%" or paired.ratio is None:
+        return _with_half(paired.difference, factor, 0.0, "")
+    if 0.5 <= paired.ratio.mean < 2:
+        return _with_half(paired.ratio, 100.0, 1.0, "")
+    return _with_half(paired.ratio, 1.0, 0.0, "×")
+
+
+def _with_half(interval: Interval, factor: float, none: float, sign: str) -> str:
+    """The mean above `none`, and the larger half of its interval, times the factor."""
+    mean, low, high, _ = interval
+    value, half = factor * (mean - none), factor * max(high - mean, mean - low)
+    decimals = 2 if sign and abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    text = f"{sign}{value:,.{decimals}f}" if sign else f"{value:+,.{decimals}f}".replace("-", "−")
+    return text if math.isnan(low) or interval.is_exact else f"{text} ±{half:,.{decimals}f}"
+
+
+def _verdict(answers: Answers, arm: str) -> str:
+    parts = [part for part in (_slo(answers, arm), *_directions(answers, arm)) if part]
+    now, before = (limiting(answers, name) for name in (arm, BASELINE))
+    if MISSING not in (now, before):
+        same = now == before
+        told = "before, too" if same else f"before: {limit_text(answers, BASELINE)}"
+        parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({told})")
+    return "; ".join(parts)
+
+
+def _slo(answers: Answers, arm: str) -> str:
+    """Whether the SLO is kept, and was."""
+    target = answers.questions.targets.get(arm)
+    of_share = [c for c in answers.found.comparisons if c.metric.key == "goodput.share"]
+    now = next((c.mean for c in of_share if c.arm == arm), None)
+    if target is None or now is None or math.isnan(now.mean):
+        return ""
+    base = next(c.mean for c in of_share if c.arm == BASELINE)
+    told = "keeps" if now.mean >= target else "misses"
+    doubt = " (the interval holds the target)" if now.low < target < now.high else ""
+    return (
+        f"{told} the SLO with {100 * now.mean:.3g} % of the requests{doubt}, target {100 * target:g} %, "
+        f"before {100 * base.mean:.3g} %"
+    )
+
+
+def _directions(answers: Answers, arm: str) -> list[str]:
+    """Which figures get better and which worse, beyond noise."""
+    mine = [c for c in answers.found.comparisons if c.arm == arm and c.metric.key != "goodput.share"]
+    parts = []
+    for outcome in (Outcome.WORSE, Outcome.BETTER):
+        sized = [f"{label_of(c.metric)} {_size(c)}" for c in mine if c.outcome is outcome]
+        if sized:
+            parts.append(f"{outcome.value}: {', '.join(sized)}")
+    if not parts:
+        unknown = any(c.outcome is Outcome.UNKNOWN for c in mine)
+        parts.append("one seed gives no verdict" if unknown else "no difference beyond noise")
+    return parts
+
+
+def _size(comparison: Comparison) -> str:
+    paired = comparison.paired
+    if paired is None or paired.ratio is None:
+        unit = unit_of(comparison.metric)[1]
+        return f"{delta_text(comparison)} {unit}".strip()
+    if paired.ratio.is_exact:
+        return ratio_text(paired)
+    return f"{ratio_text(paired)} ({interval_text(paired.ratio)})"
+
+
+def introduction(seeds: Sequence[int]) -> str:
+    return (
+        f"Each change alone against the baseline, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, "
+        f"the same requests in every arm. Behind ±: half of the {LEVEL}, paired by seed."
+    )

@@ -1,0 +1,146 @@
+"""`windtunnel new policy FAMILY NAME`: write a working policy, its config and its test."""
+
+import argparse
+import importlib.util
+import keyword
+from collections.abc import Sequence
+from pathlib import Path
+
+from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
+from sim.settings.errors import ConfigError, nearest, suggest
+
+TEMPLATES = Path(__file__).with_name("templates")
+CONFIGS = "my_policies"
+"""The folder for --config-dir."""
+
+FAMILIES = {
+    "batching": "batching={name}",
+    "scheduling": "scheduling={name}",
+    "caching": "caching={name}",
+    "routing": "replicas=2 routing={name}",
+    "admission": "admission={name}",
+    "scaling": "replicas=2 scaling={name}",
+    "prediction": "scheduling=shortest_job_first prediction={name}",
+    "adapters": "workload=lora adapters={name}",
+}
+"""How `windtunnel simulate` is told to use a policy of each family, so that it matters."""
+
+
+WITHOUT_TEMPLATE = {
+    "layout": "policies/parallelism/auto.py",
+    "placing": "policies/placement/best_fit.py",
+    "roles": "policies/roles/balance.py",
+}
+"""Groups of other policies, asked once or seldom, and one of each to begin with."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write three files and say what to run next. Raises ConfigError, and then has written nothing."""
+    parser = argparse.ArgumentParser(
+        prog="windtunnel new",
+        description="Write a working policy of a family, its config and its test, to begin with.",
+        epilog=f"families: {', '.join(FAMILIES)}",
+        allow_abbrev=False,
+    )
+    parser.add_argument("kind", metavar="policy", help="what is to be written: policy")
+    parser.add_argument("family", help="what it decides, such as batching")
+    parser.add_argument("name", help="of the module and of the choice, such as my_policy")
+    parser.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where to write it")
+    options = parser.parse_args(arguments)
+    if options.kind != "policy":
+        raise ConfigError(f"new {options.kind}: no such kind of thing; {suggest(options.kind, ['policy'])}")
+    if options.family not in FAMILIES:
+        raise ConfigError(_no_family(options.family))
+    check_name(options.name, options.family, options.dir)
+    files = contents(options.family, options.name)
+    write(options.dir, files)
+    print("\n".join(_next_steps(options.family, options.name, options.dir, files)))
+
+
+def _no_family(name: str, own_dir: Path = CONFIG_DIR) -> str:
+    """Why there is no template, and what to do instead."""
+    if name in WITHOUT_TEMPLATE:
+        return (
+            f"{name}: has no template; begin with a copy of {WITHOUT_TEMPLATE[name]} and of a file of "
+            f"configs/{name}; templates: {', '.join(FAMILIES)}"
+        )
+    if name in find_groups([own_dir]):
+        return (
+            f"{name}: no policies but settings; copy a file of configs/{name} to {CONFIGS}/{name} and change "
+            f"it; policies: {', '.join(FAMILIES)}"
+        )
+    return f"{name}: no such family; {suggest(name, FAMILIES)}"
+
+
+def check_name(name: str, family: str, folder: Path, own_dir: Path = CONFIG_DIR) -> None:
+    """Raise ConfigError for what cannot be the name of a module and of a new choice of the family."""
+    if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name.startswith("_"):
+        valid = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).strip("_").lower()
+        better = valid if valid.isidentifier() and not keyword.iskeyword(valid) else f"my_{valid or 'policy'}"
+        raise ConfigError(
+            f"name={name}: must be letters, digits and _ , and no word of Python; nearest: {better}"
+        )
+    user_dir = folder / CONFIGS
+    choices = find_groups(config_dirs(user_dir if user_dir.is_dir() else None, own_dir)).get(family, [])
+    names = [choice.name for choice in choices]
+    if name in names:
+        raise ConfigError(f"name={name}: {family}={name} exists; must be none of {', '.join(names)}")
+    if not (folder / f"{name}.py").exists() and importlib.util.find_spec(name) is not None:
+        close = nearest(name, names)
+        hint = f"; {family}={close} exists" if close else ""
+        raise ConfigError(f"name={name}: Python has a module of that name; nearest: my_{name}{hint}")
+
+
+def contents(family: str, name: str) -> dict[Path, str]:
+    """The files, by their path in the folder."""
+    templates = {
+        Path(f"{name}.py"): TEMPLATES / f"{family}.py",
+        Path(CONFIGS) / family / f"{name}.yaml": TEMPLATES / "configs" / f"{family}.yaml",
+        Path(f"test_{name}.py"): TEMPLATES / "tests" / f"{family}.py",
+    }
+    return {path: _renamed(file.read_text("utf-8"), family, name) for path, file in templates.items()}
+
+
+def write(folder: Path, files: dict[Path, str]) -> None:
+    """Write them all, or none: ConfigError if one of them exists, or the folder cannot be written to."""
+    for path in files:
+        if (folder / path).exists():
+            raise ConfigError(
+                f"{folder / path}: exists and is not overwritten; choose another name, or --dir"
+            )
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / path).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose another --dir") from error
+
+
+def class_name(name: str) -> str:
+    """my_policy: MyPolicy."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+
+
+def _renamed(text: str, family: str, name: str) -> str:
+    own_import = f"from experiments.conformance.new_policy.templates.{family} import MyPolicy\n"
+    if own_import in text:  # a test: what is ours is a package of others there, and the policy is its own
+        others, rest = text.replace(own_import, "").split("\n\n\n", 1)
+        others = others.replace("import pytest\n\nfrom", "import pytest\nfrom")
+        text = f"{others}\n\nfrom {name} import MyPolicy\n\n\n{rest}"
+    text = text.replace("MyPool", f"{class_name(name)}Pool")
+    return text.replace("MyPolicy", class_name(name)).replace("my_policy", name)
+
+
+def _next_steps(family: str, name: str, folder: Path, files: dict[Path, str]) -> list[str]:
+    choice = FAMILIES[family].format(name=name)
+    written = [f"wrote {folder / path}" for path in files]
+    where = [] if folder == Path() else [f"  cd {folder}"]
+    return [
+        *written,
+        "next",
+        *where,
+        f"  windtunnel simulate --config-dir {CONFIGS} {choice}",
+        f"  pytest test_{name}.py",
+        f"  pytest --policy {name}.{class_name(name)}",
+    ]

@@ -1,0 +1,26 @@
+"""my_policy keeps its promises, and decides what one has worked out by hand."""
+
+import pytest
+
+from experiments.conformance.claims import Claim, claims_of
+from experiments.conformance.new_policy.templates.batching import MyPolicy
+from experiments.conformance.worlds import Ask, World
+
+
+@pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)
+def test_my_policy_keeps_its_promises(claim: Claim) -> None:
+    claim.check()
+
+
+def test_prompts_fill_what_decodes_leave_of_the_budget() -> None:
+    """Budget 8. Request 0: 4 prompt tokens, 3 answer tokens; request 1: 10 prompt tokens, 1 answer token.
+
+    The first iteration computes all of prompt 0 and 4 tokens of prompt 1; then request 0 decodes, 1 token,
+    beside the 6 that are left of prompt 1, whose only answer token that yields; then request 0 decodes alone.
+    """
+    world = World(
+        asks=(Ask(0.0, num_prompt_tokens=4, num_output_tokens=3), Ask(0.0, 10, 1)),
+        batching=MyPolicy(max_num_batched_tokens=8),
+    )
+    (engine,) = world.fly(leap=False).cores
+    assert [step.tokens_by_request for step in engine.decisions] == [{0: 4, 1: 4}, {0: 1, 1: 6}, {0: 1}]

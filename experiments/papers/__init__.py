@@ -1,0 +1,1 @@
+"""Replications of published cluster designs, run as python -m experiments.papers.NAME."""

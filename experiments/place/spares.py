@@ -1,0 +1,167 @@
+"""`windtunnel spares`: how many replicas are enough, if `needed` of them must be up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.app.terminal import plain_table, terminal_console
+from sim.cluster.availability import (
+    FATAL,
+    at_least_up,
+    availability,
+    simulated_at_least_up,
+    simulated_mirrors_left,
+)
+from sim.cluster.recovery import Recovery
+from sim.cluster.troubles import Random, Troubles
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+
+MINUTES_PER_YEAR = 365.25 * 24 * 60
+SETTLED = 20
+"""Mean times to repair after which it no longer matters that everybody was up at the beginning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparesSettings:
+    """Settings of `windtunnel spares`."""
+
+    troubles: Troubles
+    recovery: Recovery = Recovery()
+    """With way=kv it is also said how often a copy of the KV was left."""
+    needed: int = 8
+    wanted_share: float = 0.999
+    most_spares: int = 3
+    at_s: float | None = None
+    replications: int = 2000
+    confidence: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("needed", 1), ("most_spares", 0), ("replications", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
+        for name in ("wanted_share", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be > 0 and < 1")
+        if self.at_s is not None and not (self.at_s > 0 and isfinite(self.at_s)):
+            raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s; null for the long run")
+        if not self.troubles.events:
+            raise ValueError("troubles=none: nothing goes wrong; choose some, say troubles=random_crashes")
+        if self.at_s is None and not all(isinstance(event, Random) for event in self.troubles.events):
+            raise ValueError(
+                "at_s=null: scripted troubles and releases have no long run; say when, such as at_s=120"
+            )
+        self.troubles.check(self.needed)
+
+    @property
+    def moment_s(self) -> float:
+        """When it is asked who is up."""
+        if self.at_s is not None:
+            return self.at_s
+        random = [event for event in self.troubles.events if isinstance(event, Random)]
+        return SETTLED * max(event.mttr_s for event in random) + max(event.mtbf_s for event in random)
+
+    @property
+    def up_share(self) -> float | None:
+        """Of each replica, in the long run; None where replicas do not fail by themselves."""
+        share = 1.0
+        for event in self.troubles.events:
+            if not isinstance(event, Random) or event.together or event.replicas or self.at_s is not None:
+                return None
+            if event.kind in FATAL:
+                share *= availability(event.mtbf_s, event.mttr_s)
+        return share
+
+
+_checked: dict[str, SparesSettings] = {}
+
+
+def check(cfg: DictConfig, composition: Composition) -> None:
+    """Raises ConfigError for whatever a user can mend."""
+    _checked.clear()
+    _checked[OmegaConf.to_yaml(cfg)] = read_settings(cfg)
+
+
+def read_settings(cfg: DictConfig) -> SparesSettings:
+    """Raises ConfigError."""
+    own: dict[str, Any] = {str(key): cfg[key] for key in cfg if key != "hydra"}
+    settings: SparesSettings = build_as(SparesSettings, own, "")
+    return settings
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="spares")
+def main(cfg: DictConfig) -> None:
+    """Print a line for each number of replicas."""
+    key = OmegaConf.to_yaml(cfg)
+    settings = _checked.pop(key) if key in _checked else read_settings(cfg)
+    console = terminal_console()
+    try:
+        report(settings, console)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def report(settings: SparesSettings, console: Console) -> None:
+    """The table, and how many are enough."""
+    k, up_share = settings.needed, settings.up_share
+    low, high = f"{settings.confidence:.0%} from", "to"
+    rows = [["replicas", f"{k} or more are up", "in theory", low, high, "not so, min a year"]]
+    enough: int | None = None
+    for n in range(k, k + settings.most_spares + 1):
+        found = simulated_at_least_up(
+            settings.troubles,
+            k,
+            n,
+            at_s=settings.moment_s,
+            num_replications=settings.replications,
+            seed=settings.seed,
+            confidence=settings.confidence,
+        )
+        theory = None if up_share is None else at_least_up(k, n, up_share)
+        best = found.share if theory is None else theory
+        shown = "–" if theory is None else f"{theory:.4%}"
+        minutes = f"{(1 - best) * MINUTES_PER_YEAR:,.0f}"
+        spares = f"{k} + {n - k}" if n > k else f"{k}"
+        rows.append([spares, f"{found.share:.3%}", shown, f"{found.low:.3%}", f"{found.high:.3%}", minutes])
+        if enough is None and (best if theory is not None else found.low) >= settings.wanted_share:
+            enough = n
+    console.print(plain_table(rows))
+    if enough is None:
+        most = k + settings.most_spares
+        told = f"not even {most} are up often enough for {settings.wanted_share:.6g} of the time"
+    else:
+        told = f"{enough} are enough for {settings.wanted_share:.6g} of the time: {enough - k} to spare"
+    basis = "in theory" if up_share is not None else f"at the lower end of {settings.replications:,} runs"
+    console.print(f"{told}, {basis}", highlight=False)
+    if settings.recovery.way == "kv":
+        n = k + settings.most_spares if enough is None else enough
+        console.print(_mirrors_left(settings, n), highlight=False)
+
+
+def _mirrors_left(settings: SparesSettings, n: int) -> str:
+    """How often the KV of a replica that crashes is left with another one."""
+    if n == 1:
+        return "KV mirrored among 1: no other replica can hold a copy"
+    found = simulated_mirrors_left(
+        settings.troubles,
+        n,
+        until_s=settings.moment_s,
+        num_replications=settings.replications,
+        seed=settings.seed,
+        confidence=settings.confidence,
+    )
+    if found is None:
+        return f"KV mirrored among {n}: none of them crashed"
+    return (
+        f"KV mirrored among {n}: a copy was left at {found.share:.3%} of {found.num_replications:,} crashes "
+        f"({settings.confidence:.0%} from {found.low:.3%} to {found.high:.3%})"
+    )

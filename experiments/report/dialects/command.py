@@ -1,0 +1,128 @@
+"""`windtunnel dialects run=DIR`: a finished run's figures by the definitions of other tools, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from omegaconf import OmegaConf
+from rich.text import Text
+
+from experiments.app.terminal import print_tables, terminal_console
+from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
+from sim.metrics.slo import TERMS, Slo
+from sim.metrics.token_times import known_token_times
+from sim.metrics.window import Window
+from sim.report.dialect_tables import dialect_tables
+from sim.report.vllm_bench import FILE, write_vllm_bench
+from sim.settings.errors import ConfigError, suggest
+
+USAGE = f"""\
+usage: windtunnel dialects run=DIR [dialect=all] [vllm_bench=false]
+
+The figures of a finished run as other load generators define and call them, side by side.
+
+  run=DIR           the folder of a run, which windtunnel simulate prints last (with output.tables=true)
+  dialect=NAME      {", ".join(DIALECTS)}: that tool's own words; all: side by side, and why they differ
+  vllm_bench=true   also write {FILE} into the folder, in the layout of vllm bench serve --save-detailed"""
+SETTINGS = ("run", "dialect", "vllm_bench")
+TABLES = ("requests", "iterations", "gaps")
+
+
+class Asked(NamedTuple):
+    """The settings."""
+
+    folder: Path
+    dialects: tuple[str, ...]
+    vllm_bench: bool
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables. Raises ConfigError for what cannot be told."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    asked = parse(arguments)
+    summary = _summary(asked.folder)
+    tables = {name: _table(asked.folder, name) for name in TABLES}
+    try:
+        times = known_token_times(tables["requests"], tables["iterations"], tables["gaps"])
+    except ValueError as error:
+        raise ConfigError(f"run={asked.folder}: {error}") from error
+    window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
+    slo = _slo(summary)
+    told = in_dialects(asked.dialects, tables["requests"], times, window, slo)
+    console = terminal_console(highlight=False)
+    print_tables(dialect_tables({**summary, "dialects": told}), console)
+    if len(asked.dialects) > 1:
+        for line in DIFFERENCES:
+            console.print(Text(f"- {line}"))
+    if times is None:
+        console.print(Text("Requests have several answers: gaps are not told.", style="yellow"))
+    if asked.vllm_bench:
+        if times is None:
+            raise ConfigError(f"vllm_bench=true: {FILE} has one answer a request, that run has several")
+        file = asked.folder / FILE
+        write_vllm_bench(file, tables["requests"], times, window, slo, _model(asked.folder))
+        console.print(str(file), style="dim", soft_wrap=True)
+
+
+def parse(arguments: Sequence[str]) -> Asked:
+    """key=value. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in SETTINGS:
+            raise ConfigError(f"{key}: no such setting; {suggest(key, SETTINGS)}")
+        given[key] = value
+    if not given.get("run"):
+        raise ConfigError("run: is missing; say run=outputs/simulate/...")
+    name = given.get("dialect", "all")
+    if name != "all" and name not in DIALECTS:
+        raise ConfigError(f"dialect={name}: no such dialect; {suggest(name, [*DIALECTS, 'all'])}")
+    if given.get("vllm_bench", "false") not in ("true", "false"):
+        raise ConfigError(f"vllm_bench={given['vllm_bench']}: must be true or false")
+    folder = Path(given["run"]).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+    dialects = tuple(DIALECTS) if name == "all" else (name,)
+    return Asked(folder, dialects, given.get("vllm_bench") == "true")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    file = folder / "summary.json"
+    if not file.is_file():
+        inner = sorted(folder.glob("*/summary.json"))
+        hint = f"holds several runs; name one, such as run={inner[0].parent}" if inner else "no run is in it"
+        raise ConfigError(f"run={folder}: {hint}")
+    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if not {"trimmed", "goodput", "throughput"} <= summary.keys():
+        raise ConfigError(f"run={folder}: its summary.json is not that of a simulated run")
+    return summary
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    file = folder / f"{name}.parquet"
+    if not file.is_file():
+        raise ConfigError(
+            f"run={folder}: no {file.name} in it; simulate it again with output.tables=true (runs of before "
+            "November 2026 do not have gaps.parquet)"
+        )
+    return pd.read_parquet(file)
+
+
+def _slo(summary: dict[str, Any]) -> Slo | None:
+    goodput = summary["goodput"]
+    if not goodput:
+        return None
+    limits_ms = {f"{term}_ms": goodput["slo"].get(f"{term}_ms") for term in TERMS}
+    return Slo(name=goodput["slo"]["name"], attainment_target=goodput["target"], **limits_ms)
+
+
+def _model(folder: Path) -> str:
+    file = folder / "config.yaml"
+    config: Any = OmegaConf.load(file) if file.is_file() else {}
+    return str(config.get("model", {}).get("name", ""))

@@ -1,0 +1,58 @@
+"""`windtunnel explain run=DIR request=ID`: one request's life, every wait with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from experiments.app.terminal import plain_table, terminal_console
+from experiments.report.explain.narrative import heading, lines, verdicts
+from experiments.report.explain.run_folder import read_request
+from sim.report import wording
+from sim.settings.errors import ConfigError, suggest
+
+USAGE = """\
+usage: windtunnel explain run=DIR request=ID
+
+One request's life: every wait with its reason, what the cache held, preemptions, and what became of the SLO.
+
+  run=DIR      the folder of a run, which windtunnel simulate prints last (with output.tables=true)
+  request=ID   a request_id of its requests.parquet"""
+SETTINGS = ("run", "request")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the story of a request. Raises ConfigError for what cannot be told."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    folder, request_id = parse(arguments)
+    story = read_request(folder, request_id)
+    console = terminal_console(highlight=False)
+    console.print(Text(heading(story), style="bold"))
+    rows = [("ms", "lasted", "")]
+    for line in lines(story):
+        lasted = "" if math.isnan(line.lasted_s) else wording.milliseconds(line.lasted_s)
+        rows.append((f"{line.at_s * 1e3:,.1f}", lasted, line.what))
+    console.print(plain_table(rows, label_columns=(2,)))
+    for verdict in verdicts(story):
+        console.print(Text(verdict), soft_wrap=True)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, int]:
+    """run and request, as key=value. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in SETTINGS:
+            raise ConfigError(f"{key}: no such setting; {suggest(key, SETTINGS)}")
+        given[key] = value
+    for key, example in (("run", "run=outputs/simulate/..."), ("request", "request=0")):
+        if not given.get(key):
+            raise ConfigError(f"{key}: is missing; say {example}")
+    if not given["request"].isdecimal():
+        raise ConfigError(f"request={given['request']}: must be an integer >= 0")
+    return Path(given["run"]), int(given["request"])

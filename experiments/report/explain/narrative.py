@@ -1,0 +1,178 @@
+"""One request's life in words: a line an event, and what became of the SLO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from experiments.report.explain.run_folder import RequestStory
+from sim.records.lives import QUEUED, Phase
+from sim.report import wording
+
+DOING = {
+    "waiting": "waiting",
+    "preempted": "waiting to come back",
+    "loading": "KV being loaded",
+    "prefill": "prefill",
+    "decode": "decoding",
+    "paused": "paused by the policy",
+    "in vain": "work that was lost",
+}
+
+
+class Line(NamedTuple):
+    """at_s: after the arrival; lasted_s: NaN for what has no length."""
+
+    at_s: float
+    lasted_s: float
+    what: str
+
+
+def heading(story: RequestStory) -> str:
+    """Who it is and how it ended."""
+    request = story.request
+    status = request["status"]
+    reason = f" ({request['reason']})" if request.get("reason") else ""
+    where = f" on replica {request['replica']}" if status != "rejected" else ""
+    if request.get("prefill_replica", -1) >= 0:
+        where = f", its prompt on replica {request['prefill_replica']}, its answer{where}"
+    return (
+        f"Request {request['request_id']}{where}: {status}{reason}. {request['prompt_tokens']:,} prompt "
+        f"tokens, {request['output_tokens']:,} output tokens, arrived at {request['arrival_s']:.6g} s."
+    )
+
+
+def lines(story: RequestStory) -> list[Line]:
+    """Events and phases in the order of time."""
+    arrival_s = story.request["arrival_s"]
+    by_start: dict[int, list[Phase]] = {}
+    for phase in story.phases:
+        by_start.setdefault(id(phase.began), []).append(phase)
+    found = []
+    for row in story.rows:
+        if text := _event(row, story):
+            found.append(Line(row.time_s - arrival_s, math.nan, text))
+        for phase in by_start.get(id(row), ()):
+            if phase.end_s > phase.start_s:
+                lasted_s = phase.end_s - phase.start_s
+                found.append(Line(phase.start_s - arrival_s, lasted_s, _phase(phase, story)))
+    if story.request["status"] == "unfinished":
+        found.append(Line(story.end_s - arrival_s, math.nan, "the run was over"))
+    return found
+
+
+def verdicts(story: RequestStory) -> Iterator[str]:
+    """A sentence for each term of the SLO: kept or missed, by how much, and what took most of the time."""
+    for term, limit_s in story.limits_s.items():
+        took_s = story.request[f"{term}_s"]
+        label = wording.LATENCIES[term]
+        limit = f"limit {wording.milliseconds(limit_s)} ms"
+        if math.isnan(took_s):
+            one_token = story.request["status"] == "finished" and term == "tpot"
+            verdict = "kept, an answer of one token has none" if one_token else "missed, there is none"
+            yield f"{label}: {verdict} ({limit})"
+            continue
+        kept = took_s <= limit_s
+        by = wording.milliseconds(abs(limit_s - took_s))
+        verdict = f"kept with {by} ms to spare" if kept else f"missed by {by} ms"
+        most = _dominant(story, term)
+        yield f"{label}: {wording.milliseconds(took_s)} ms, {verdict} ({limit}); {most}"
+
+
+def _dominant(story: RequestStory, term: str) -> str:
+    """What most of the time that a term counts was spent on."""
+    request = story.request
+    start_s = request["first_token_s"] if term == "tpot" else request["arrival_s"]
+    end_s = request["first_token_s"] if term == "ttft" else request["last_token_s"]
+    spent_s: dict[str, float] = {}
+    for phase in story.phases:
+        inside_s = min(phase.end_s, end_s) - max(phase.start_s, start_s)
+        if inside_s <= 0:
+            continue
+        parts = phase.waited_s or {phase.name: 1.0}
+        whole = sum(parts.values())
+        for name, part in parts.items():
+            label = wording.WAITS.get(name, DOING.get(name, name))
+            label = f"waiting ({label})" if name in wording.WAITS else label
+            spent_s[label] = spent_s.get(label, 0.0) + inside_s * part / whole
+    if not spent_s or end_s <= start_s:
+        return "no time passed"
+    most = max(spent_s, key=lambda label: spent_s[label])
+    return f"{wording.percent(spent_s[most] / (end_s - start_s))} of it {most}"
+
+
+def _phase(phase: Phase, story: RequestStory) -> str:
+    text = DOING[phase.name]
+    if phase.began.event == "hand_over" and phase.ended is not None:
+        text = f"{text} for replica {phase.ended.replica}"
+    if phase.name == "loading" and phase.began.tier == "remote":
+        return _sending(phase, story)
+    if phase.name in QUEUED and phase.waited_s:
+        parts = sorted(phase.waited_s.items(), key=lambda part: -part[1])
+        causes = [
+            wording.WAITS[cause] + (f" {wording.milliseconds(part_s)} ms" if len(parts) > 1 else "")
+            for cause, part_s in parts
+        ]
+        return f"{text}: {', '.join(causes)}"
+    if phase.name == "prefill" and not story.request["preemptions"]:
+        num = int(story.request["prefill_iterations"])
+        return f"{text} in {num:,} iteration{'s' if num != 1 else ''}"
+    if phase.name == "prefill" and phase.began.event != "admit":
+        return f"{text}, {phase.began.recomputed_tokens:,} tokens of it a second time"
+    return text
+
+
+def _sending(phase: Phase, story: RequestStory) -> str:
+    """KV on its way from the replica that computed it; then it waits for the end of an iteration."""
+    there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
+    if not there_s or there_s[0] > phase.end_s:
+        return "KV being sent"
+    sent, waited = wording.milliseconds(there_s[0] - phase.start_s), phase.end_s - there_s[0]
+    after = f", then iteration under way {wording.milliseconds(waited)} ms" if waited > 0 else ""
+    return f"KV being sent {sent} ms{after}"
+
+
+def _event(row: Any, story: RequestStory) -> str:
+    """An event in words; empty where a phase says it all."""
+    event, of = row.event, f"{row.of_tokens:,} tokens"
+    at = f" on replica {row.replica}" if story.num_replicas > 1 else ""
+    if event in ("preempt", "preempt_swap"):
+        kept = "moved to host memory" if event == "preempt_swap" else "given up"
+        if row.by < 0:
+            why = "the policy's wish"
+        elif row.by == row.request_id:
+            why = "no KV memory for its own next tokens"
+        else:
+            why = f"KV memory for request {row.by}"
+        return f"preempted: {why}; KV of {row.tokens:,} tokens {kept}"
+    if event == "load" and not row.tier:
+        return f"got a slot{at}; its adapter is on its way"
+    if event == "load" and row.tier == "remote":
+        sources = [r.replica for r in story.rows if r.event == "hand_over" and r.time_s <= row.time_s]
+        return f"got a slot{at}; KV of {row.tokens:,} of {of} is sent there from replica {sources[-1]}"
+    if event in ("load", "swap_in"):
+        what = "swapped KV comes back" if event == "swap_in" else "KV found"
+        return f"got a slot{at}; {what}, {row.tokens:,} of {of} from {row.tier}"
+    if event == "end":
+        status = story.request["status"]
+        return f"rejected: {story.request['reason']}" if status == "rejected" else status
+    if event in ("lost", "timed_out"):
+        why = "its replica crashed" if event == "lost" else "timed out"
+        why += at
+        if not row.tokens:
+            return why
+        fate = "lost" if story.request["lost_tokens"] else "kept, it goes on behind them"
+        return f"{why}; {row.tokens:,} tokens of the answer are {fate}"
+    return {
+        "arrive": f"arrived with {row.tokens:,} prompt tokens",
+        "first_token": "first token",
+        "loaded": "what it waited for is there",
+        "hand_over": f"prompt computed{at}; KV of {row.tokens:,} of {of} is kept until it is handed over",
+        "adopt": f"goes on{at}: KV of {row.tokens:,} of {of} is there",
+        "admit": f"admitted{at}: {row.tokens:,} of {of} found in the cache",
+        "resume": f"admitted again{at}: {row.tokens:,} of {of} found in the cache",
+        "resume_swapped": f"goes on{at}: {row.tokens:,} of {of} swapped in",
+        "prefilled": "first token after its preemption",
+        "unserved": "left the queue unserved" if story.request["status"] == "aborted" else "",
+    }.get(event, "")

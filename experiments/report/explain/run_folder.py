@@ -1,0 +1,64 @@
+"""What a run's folder says about one request. Raises ConfigError where it says nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sim.metrics.slo import TERMS
+from sim.records.lives import Phase, phases
+from sim.settings.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestStory:
+    """One request of a run. limits_s: the SLO's terms; rows: its events; end_s: when the run was over."""
+
+    request: dict[str, Any]
+    rows: list[Any]
+    phases: list[Phase]
+    limits_s: dict[str, float]
+    end_s: float
+
+    @property
+    def num_replicas(self) -> int:
+        """That had it, one after the other."""
+        return len({row.replica for row in self.rows if row.replica >= 0})
+
+
+def read_request(folder: Path, request_id: int) -> RequestStory:
+    """A request of the run that left `folder`."""
+    if not folder.is_dir():
+        raise ConfigError(f"run={folder}: no such folder; name the one that windtunnel simulate printed last")
+    requests = _table(folder, "requests.parquet")
+    ids = requests["request_id"]
+    if not len(ids):
+        raise ConfigError(f"run={folder}: no request arrived in that run")
+    if request_id not in set(ids.tolist()):
+        raise ConfigError(f"request={request_id}: no such request; that run has {ids.min()} to {ids.max()}")
+    events = _table(folder, "events.parquet", request_id)
+    summary = json.loads((folder / "summary.json").read_text())
+    slo = (summary["goodput"] or {}).get("slo", {})
+    rows = list(events.itertuples(index=False))
+    return RequestStory(
+        request={str(name): value for name, value in requests[ids == request_id].iloc[0].items()},
+        rows=rows,
+        phases=phases(rows, summary["simulated_s"]),
+        limits_s={term: slo[f"{term}_ms"] / 1e3 for term in TERMS if f"{term}_ms" in slo},
+        end_s=summary["simulated_s"],
+    )
+
+
+def _table(folder: Path, name: str, request_id: int | None = None) -> pd.DataFrame:
+    file = folder / name
+    if not file.is_file():
+        inner = sorted(folder.glob(f"*/{name}"))
+        if inner:
+            raise ConfigError(f"run={folder}: holds several runs; name one, such as run={inner[0].parent}")
+        raise ConfigError(f"run={folder}: no {name} in it; run with output.tables=true")
+    filters = None if request_id is None else [("request_id", "==", request_id)]
+    return pd.read_parquet(file, filters=filters)

@@ -1,0 +1,124 @@
+"""The survey of a roofline on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.app.terminal import plain_table
+from experiments.report.roofline.survey import Survey
+from hwmodels.iterations.iteration import Explained
+from hwmodels.iterations.memory import GIB
+from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
+from sim.report.wording import number, percent
+
+MIN_SHARE = 0.002
+"""Of an iteration: operators below it are summed up in one line."""
+
+
+def print_survey(found: Survey, console: Console) -> None:
+    console.print(Text(title(found), style="bold"))
+    console.print(_ridges(found))
+    console.print(_points(found))
+    if not all(_fits(found, point) for point in found.points):
+        console.print(Text("* more than the largest batch below"))
+    for line in memory_lines(found):
+        console.print(Text(line))
+    console.print()
+    console.print(Text(explained_title(found), style="bold"))
+    console.print(_operators(found.operators))
+    for note in found.notes:
+        console.print(Text(note, style="yellow"))
+
+
+def title(found: Survey) -> str:
+    settings = found.settings
+    return f"{settings.model.name} on {settings.layout.num_devices} x {settings.hardware.name}"
+
+
+def explained_title(found: Survey) -> str:
+    point = found.explained
+    size = f"{point.num_seqs:,} x {_each(found, point):,} tokens"
+    return f"Operators of a {point.phase} of {size}, {number(1e3 * point.seconds)} ms"
+
+
+def memory_lines(found: Survey) -> list[str]:
+    """The largest batch, and what each device's memory goes to."""
+    memory, settings = found.memory, found.settings
+    batch = found.largest
+    ends = "KV blocks" if batch.limit == "memory" else f"max_num_seqs={settings.engine.max_num_seqs}"
+    return [
+        f"Largest batch at {settings.context:,} tokens of context: {batch.num_seqs:,} sequences ({ends}; "
+        f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
+        f"Memory of a device: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} KV, "
+        f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} all else; "
+        f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV a token.",
+    ]
+
+
+def _ridges(found: Survey) -> Table:
+    """Ridge points, the one of the model's own data type marked."""
+    device = found.settings.hardware
+    rows = [
+        [
+            f"{dtype} (model)" if dtype == found.compute_dtype else dtype,
+            number(device.peak_flops_per_s[dtype] / 1e12),
+            number(device.memory_bandwidth_bytes_per_s / 1e12),
+            number(ridge),
+        ]
+        for dtype, ridge in ridge_points(device).items()
+    ]
+    return plain_table([["ridge point of", "TFLOP/s", "TB/s", "FLOP/byte"], *rows])
+
+
+def _points(found: Survey) -> Table:
+    headings = ["", "batch", "tokens each", "FLOP/byte", "ms", "tokens/s", "MFU", "MBU", "bound by"]
+    return plain_table([headings, *(_point(found, point) for point in found.points)], (0, 8))
+
+
+def _point(found: Survey, point: OperatingPoint) -> list[str]:
+    fits = _fits(found, point)
+    return [
+        point.phase,
+        f"{point.num_seqs:,}{'' if fits else ' *'}",
+        f"{_each(found, point):,}",
+        number(point.intensity),
+        number(1e3 * point.seconds),
+        number(point.tokens_per_s),
+        percent(point.mfu),
+        percent(point.mbu),
+        f"{point.bound} {100 * point.bound_share:.0f} %",
+    ]
+
+
+def _fits(found: Survey, point: OperatingPoint) -> bool:
+    return point.phase == "prefill" or point.num_seqs <= found.largest.num_seqs
+
+
+def _each(found: Survey, point: OperatingPoint) -> int:
+    return found.settings.context if point.phase == "decode" else found.settings.prompt
+
+
+def _operators(operators: Sequence[Explained]) -> Table:
+    shown = [line for line in operators if line.share >= MIN_SHARE]
+    rows = [
+        [
+            line.operator,
+            number(line.calls) if line.calls else "",
+            number(1e6 * line.seconds),
+            percent(line.share),
+            number(line.flops / 1e9),
+            number(line.bytes_moved / 1e6),
+            line.bound,
+        ]
+        for line in shown
+    ]
+    others = [line for line in operators if line.share < MIN_SHARE]
+    if others:
+        seconds, share = sum(line.seconds for line in others), sum(line.share for line in others)
+        name = f"{len(others)} others"
+        rows.append([name, "", number(1e6 * seconds), percent(share), "", "", ""])
+    return plain_table([["operator", "calls", "us", "share", "GFLOP", "MB", "bound"], *rows], (0, 6))

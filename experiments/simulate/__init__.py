@@ -1,0 +1,1 @@
+"""Commands that run one workload once: windtunnel simulate and windtunnel chat."""

@@ -1,0 +1,1 @@
+"""What studies of many runs share: overrides, variants, workers, launchers, verdicts."""

@@ -1,0 +1,190 @@
+"""`launcher=submitit`: jobs of Slurm, or processes of this machine, each with a chunk of the runs.
+
+A job leaves each result in a file of its own as soon as it has it, so what a job has done before it is killed
+is kept; the run that it was at is lost, and the others of its chunk go into another job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import shutil
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.study.launchers.importing import passed_on
+from experiments.study.launchers.local import PATIENCE_S
+from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
+from sim.engine.interrupt import Interrupt
+
+CLUSTERS = ("local", "slurm")
+MAX_RUNS_PER_JOB = 200
+SLURM_JOBS = 32
+GRACE_S = 10.0
+"""How long a shared disk may take to show what a job has written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BySubmitit:
+    """Parameters are those of submitit."""
+
+    cluster: str = "local"
+    jobs: int | None = None
+    runs_per_job: int | None = None
+    timeout_min: int = 60
+    cpus_per_task: int = 1
+    mem_gb: float = 4.0
+    slurm_partition: str | None = None
+    slurm_account: str | None = None
+    slurm_qos: str | None = None
+    slurm_setup: tuple[str, ...] = ()
+    folder: str = ".submitit"
+
+    def __post_init__(self) -> None:
+        if self.cluster not in CLUSTERS:
+            raise ValueError(f"cluster={self.cluster}: must be one of {', '.join(CLUSTERS)}")
+        for name in ("jobs", "runs_per_job", "timeout_min", "cpus_per_task", "mem_gb"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value}: must be > 0")
+
+    @property
+    def num_jobs(self) -> int:
+        """At the same time."""
+        return self.jobs or (SLURM_JOBS if self.cluster == "slurm" else os.cpu_count() or 1)
+
+    def outcomes(
+        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """See `Launcher`. At Ctrl-C jobs are cancelled: they may have hours of runs before them."""
+        folder = Path(self.folder).resolve() / uuid.uuid4().hex[:12]
+        executor = self._executor(folder)
+        size = self.runs_per_job or min(MAX_RUNS_PER_JOB, -(-len(tasks) // (2 * self.num_jobs)))
+        every = list(range(len(tasks)))
+        waiting = deque(every[first : first + size] for first in range(0, len(every), size))
+        running: list[_Chunk] = []
+        clean = False
+        try:
+            while (waiting or running) and not interrupt.noted:
+                while waiting and len(running) < self.num_jobs:
+                    running.append(_submitted(executor, folder, work, tasks, waiting.popleft()))
+                time.sleep(PATIENCE_S)
+                for chunk in list(running):
+                    has_ended = chunk.job.done(force_check=True)
+                    yield from chunk.new_outcomes()
+                    if not has_ended:
+                        continue
+                    running.remove(chunk)
+                    if not chunk.is_complete:
+                        lost, left = chunk.lost()
+                        yield from lost
+                        if left:
+                            waiting.appendleft(left)
+            clean = not interrupt.noted
+        finally:
+            for chunk in running:
+                chunk.job.cancel()
+            if clean:
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    folder.parent.rmdir()  # unless other sweeps have theirs in it
+
+    def _executor(self, folder: Path) -> Any:
+        try:
+            submitit = importlib.import_module("submitit")
+        except ImportError as error:
+            raise CannotLaunchError(
+                "launcher=submitit: needs submitit: pip install 'windtunnel[submitit]'"
+            ) from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster)
+        except OSError as error:
+            raise CannotLaunchError(f"launcher.folder={self.folder}: {error.strerror}") from error
+        except RuntimeError as error:  # no srun
+            raise CannotLaunchError(
+                f"launcher.cluster={self.cluster}: {str(error).partition(chr(10))[0]}"
+            ) from error
+        slurm = {
+            name: getattr(self, name)
+            for name in ("slurm_partition", "slurm_account", "slurm_qos", "slurm_setup")
+            if getattr(self, name)
+        }
+        if "slurm_setup" in slurm:
+            slurm["slurm_setup"] = list(self.slurm_setup)
+        executor.update_parameters(
+            name="windtunnel",
+            timeout_min=self.timeout_min,
+            cpus_per_task=self.cpus_per_task,
+            mem_gb=self.mem_gb,
+            **(slurm if self.cluster == "slurm" else {}),
+        )
+        return executor
+
+
+@dataclass(kw_only=True, slots=True)
+class _Chunk:
+    """A job and the indices of its tasks, in the order in which it takes them."""
+
+    job: Any
+    results: Path
+    indices: list[int]
+    seen: set[int] = field(default_factory=set)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.seen) == len(self.indices)
+
+    def new_outcomes(self) -> Generator[Outcome[Any], None, None]:
+        """Of the tasks whose results have come since the last call."""
+        for index in self.indices:
+            file = self.results / f"{index}.pkl"
+            if index not in self.seen and file.exists():
+                result, error = pickle.loads(file.read_bytes())
+                file.unlink()
+                self.seen.add(index)
+                yield Outcome(index, result, error)
+
+    def lost(self) -> tuple[list[Outcome[Any]], list[int]]:
+        """Of a job that has ended early: the task that it was at, and those that it had not begun.
+
+        One that has not done anything cannot run at all: all of its tasks are lost.
+        """
+        deadline = time.monotonic() + (GRACE_S if self.job.exception() is None else 0.0)
+        outcomes = list(self.new_outcomes())
+        while not self.is_complete and time.monotonic() < deadline:
+            time.sleep(PATIENCE_S)
+            outcomes += self.new_outcomes()
+        left = [index for index in self.indices if index not in self.seen]
+        if not left:
+            return outcomes, []
+        begun = (self.results / f"{left[0]}.begun").exists()
+        gone = left[:1] if begun else left
+        error = WorkerDiedError(f"its job {self.job.job_id} ended early; its log is {self.job.paths.stderr}")
+        return [*outcomes, *(Outcome(index, None, error) for index in gone)], left[len(gone) :]
+
+
+def _submitted(
+    executor: Any, folder: Path, work: Callable[[T], R], tasks: Sequence[T], indices: list[int]
+) -> _Chunk:
+    results = folder / "results"
+    results.mkdir(exist_ok=True)
+    with passed_on():
+        job = executor.submit(_run_chunk, work, [(index, tasks[index]) for index in indices], str(results))
+    return _Chunk(job=job, results=results, indices=indices)
+
+
+def _run_chunk(work: Callable[[T], R], chunk: Sequence[tuple[int, T]], results: str) -> None:
+    """In a job."""
+    for index, task in chunk:
+        (Path(results) / f"{index}.begun").touch()
+        part = Path(results) / f".{index}.part"
+        part.write_bytes(pickle.dumps(attempt(work, task)))
+        os.replace(part, Path(results) / f"{index}.pkl")

@@ -1,0 +1,170 @@
+"""`launcher=local`: processes of this machine that stay, so that none imports anything anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+
+from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
+from sim.engine.interrupt import Interrupt
+
+PATIENCE_S = 0.5
+"""How long Ctrl-C, or the end of the parent, may go unnoticed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """One process a core, or as many as asked for; one alone is this process, where a debugger sees it."""
+
+    jobs: int | None = None
+    """Processes; None: one a core."""
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one a core")
+
+    def outcomes(
+        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """See `Launcher`."""
+        waiting = deque(tasks)
+        return self.as_asked(work, lambda: waiting.popleft() if waiting else None, interrupt)
+
+    def as_asked(
+        self, work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """The same for tasks that depend on what others have found: next_task is asked when a job is free.
+
+        None: there is nothing to do until a running task is done; if none runs, that is the end.
+        """
+        jobs = self.jobs or os.cpu_count() or 1
+        if jobs == 1:
+            return _here(work, next_task, interrupt)
+        return _in_processes(work, next_task, jobs, interrupt)
+
+
+def _here(
+    work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
+) -> Generator[Outcome[R], None, None]:
+    index = 0
+    while not interrupt.noted and (task := next_task()) is not None:
+        result: R | None = None
+        failure: Exception | None = None
+        try:
+            result = work(task)
+        except KeyboardInterrupt:
+            interrupt.noted = True
+            return
+        except SystemExit as stop:
+            failure = exited(stop)
+        except Exception as error:
+            failure = error
+        yield Outcome(index, result, failure)
+        index += 1
+
+
+def _in_processes(
+    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
+) -> Generator[Outcome[R], None, None]:
+    """A process is handed one task at a time: at Ctrl-C nothing is queued that would still run.
+
+    Each has a pipe of its own, so it is known whose task is lost when one is killed; another takes its place.
+    """
+    workers: list[_Worker] = []
+    index = 0
+    try:
+        while True:
+            for i in range(jobs):
+                if interrupt.noted:
+                    break
+                if i < len(workers) and workers[i].index is not None:
+                    continue
+                task = next_task()
+                if task is None:
+                    break
+                if i == len(workers):
+                    workers.append(_Worker(work))
+                if not workers[i].hand(index, task):  # it died while it had nothing to do
+                    workers[i] = _Worker(work)
+                    if not workers[i].hand(index, task):
+                        raise WorkerDiedError("a process that was just started has ended; try fewer jobs")
+                index += 1
+            busy = {worker.pipe: i for i, worker in enumerate(workers) if worker.index is not None}
+            if not busy:
+                return
+            for pipe in wait(list(busy), timeout=PATIENCE_S):
+                i = busy[pipe]  # type: ignore[index]
+                outcome: Outcome[R] = workers[i].outcome()
+                if isinstance(outcome.error, WorkerDiedError):
+                    workers[i] = _Worker(work)
+                if isinstance(outcome.error, CutShortError):
+                    interrupt.noted = True
+                    continue
+                yield outcome
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process, its end of the pipe, and the index of the task that it has."""
+
+    def __init__(self, work: Callable[[T], R]) -> None:
+        self.index: int | None = None
+        self.pipe, other = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(target=_serve, args=(other, work, os.getpid()), daemon=True)
+        self.process.start()
+        other.close()  # no other process has it: if this one ends, our end says so
+
+    def hand(self, index: int, task: T) -> bool:
+        """Whether it took the task."""
+        try:
+            self.pipe.send(task)
+        except OSError:
+            return False
+        self.index = index
+        return True
+
+    def outcome(self) -> Outcome[R]:
+        """What became of its task, once the pipe has something to say."""
+        index, self.index = self.index, None
+        assert index is not None
+        try:
+            result, error = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return Outcome(index, None, WorkerDiedError(_how_it_ended(self.process.exitcode)))
+        return Outcome(index, result, error)
+
+    def end(self) -> None:
+        """Stop it, whatever it is doing."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _how_it_ended(exitcode: int | None) -> str:
+    how = "ended abruptly"
+    if exitcode is not None and exitcode < 0:
+        how = f"was killed ({signal.Signals(-exitcode).name})"
+    elif exitcode:
+        how = f"ended abruptly (exit code {exitcode})"
+    why = ", perhaps for lack of memory; try fewer jobs" if exitcode == -signal.SIGKILL else ""
+    return f"its process {how}{why}"
+
+
+def _serve(pipe: Connection, work: Callable[[T], R], parent: int) -> None:
+    """In a worker: tasks until the parent has no more. While one simulates, Ctrl-C is the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while os.getppid() == parent:  # forked siblings hold the other end, too: that it is closed says nothing
+        try:
+            if pipe.poll(PATIENCE_S):
+                pipe.send(attempt(work, pipe.recv()))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return

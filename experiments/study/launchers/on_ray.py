@@ -1,0 +1,123 @@
+"""`launcher=ray`: workers that stay, one a CPU of a Ray cluster, on whichever machines those are.
+
+The machines need the same windtunnel and nothing of the folder: results come back over the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.study.launchers.importing import passed_on, python_path
+from experiments.study.launchers.local import PATIENCE_S
+from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
+from sim.engine.interrupt import Interrupt
+
+HERE = (None, "local")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnRay:
+    """A cluster that is there, or one that is started on this machine and ends with the command."""
+
+    address: str | None = None
+    """HOST:PORT of its head, `auto`, or ray://HOST:PORT; None: started here."""
+    jobs: int | None = None
+    """Workers; None: one a CPU of the cluster."""
+    connect_s: float = 5.0
+    """The longest wait for the head to answer."""
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one a CPU of the cluster")
+        if not self.connect_s > 0:
+            raise ValueError(f"connect_s={self.connect_s}: must be > 0 s")
+        if self.address not in (*HERE, "auto"):
+            _host_and_port(str(self.address))
+
+    def outcomes(
+        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """See `Launcher`."""
+        ray = _ray()
+        self._connect(ray)
+        try:
+            yield from self._outcomes(ray, work, tasks, interrupt)
+        finally:
+            ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        """Raises CannotLaunchError for a cluster that does not answer."""
+        if self.address not in (*HERE, "auto"):
+            host, port = _host_and_port(str(self.address))
+            try:  # ray itself would try for minutes, or end the process
+                socket.create_connection((host, port), timeout=self.connect_s).close()
+            except OSError as error:
+                raise CannotLaunchError(
+                    f"launcher.address={self.address}: no Ray cluster answers there ({error}); start one: "
+                    "`ray start --head`, or leave the address out for one on this machine"
+                ) from error
+        try:
+            with passed_on():
+                ray.init(
+                    address=self.address or "local",
+                    num_cpus=self.jobs if self.address in HERE else None,
+                    include_dashboard=False if self.address in HERE else None,
+                    log_to_driver=False,
+                    logging_level="error",
+                    runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
+                )
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise CannotLaunchError(f"launcher.address={self.address or 'null'}: {first}") from error
+
+    def _outcomes(
+        self, ray: Any, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
+    ) -> Generator[Outcome[R], None, None]:
+        """Each worker has one task at a time; one that dies costs its own, and is replaced."""
+        actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        num_workers = min(self.jobs or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
+        idle = [actor.remote() for _ in range(max(1, num_workers))]
+        waiting = deque(enumerate(tasks))
+        busy: dict[Any, tuple[int, Any]] = {}
+        while busy or (waiting and not interrupt.noted):
+            while idle and waiting and not interrupt.noted:
+                index, task = waiting.popleft()
+                worker = idle.pop()
+                busy[worker.attempt.remote(work, task)] = (index, worker)
+            ready, _ = ray.wait(list(busy), num_returns=1, timeout=PATIENCE_S)
+            for reference in ready:
+                index, worker = busy.pop(reference)
+                try:
+                    result, error = ray.get(reference)
+                except ray.exceptions.RayError as lost:
+                    reason = str(lost).strip().partition("\n")[0]
+                    result, error = None, WorkerDiedError(f"its Ray worker died: {reason}")
+                    worker = actor.remote()
+                idle.append(worker)
+                yield Outcome(index, result, error)
+
+
+class _Worker:
+    """In a process of the cluster, which stays."""
+
+    def attempt(self, work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None]:
+        return attempt(work, task)
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise CannotLaunchError("launcher=ray: needs Ray: pip install 'windtunnel[ray]'") from error
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"address={address}: must be HOST:PORT, ray://HOST:PORT, auto or null")
+    return host, int(port)

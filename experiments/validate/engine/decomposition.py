@@ -1,0 +1,81 @@
+"""Where a simulated run's error comes from: one ingredient after the other goes from recorded to modelled.
+
+    the engine             measured
+    decisions              the simulator, with the recorded times, learning of requests as the engine did
+    queueing               ... learning of requests when the model says
+    compute                ... with the model's time for what the executor did; the host's as recorded
+    host                   ... with the model's time for the host, too
+    clients                ... with clients that react to the simulated answers: the free simulation
+
+What each step changes is that part of the error, so the parts add up to the whole. Where the host works
+beside the device (overlap), what it takes does not show in the recording: iteration times are one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from experiments.validate.engine.from_recording import measured
+from experiments.validate.engine.recording import Recording
+from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator
+from experiments.validate.errors import Part
+from experiments.validate.measured import Measured, of_records
+from hwmodels.devices.host import HostOverhead
+from sim.setup.scenario import MetricsSettings, Scenario
+
+METRICS = {"ttft_s": "TTFT mean", "tpot_s": "TPOT mean", "e2e_s": "E2E mean"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decomposition:
+    """parts: in the order above. num_equal of num_steps: plans of the simulator that were the engine's."""
+
+    parts: tuple[Part, ...]
+    num_equal: int
+    num_steps: int
+
+
+def decompose(recordings: Sequence[Recording], scenario: Scenario, simulated: Measured) -> Decomposition:
+    """simulated: the free run. Parts are of the recordings' mean. Raises as `RecordedSource`."""
+    model, has_host = scenario.iteration_model(), all(_knows_host(one) for one in recordings)
+    names = ["decisions", "queueing", *(("compute", "host") if has_host else ("iteration times",)), "clients"]
+    trim = scenario.metrics
+    means = [np.mean([_means(measured(one), trim) for one in recordings], axis=0)]
+    chains = []
+    equal = 0
+    for one in recordings:
+        as_seen = replay_in_simulator(one, scenario, RecordedTimes(one, model), as_seen=True)
+        equal += num_equal(one, as_seen.digests)
+        chain = [as_seen, replay_in_simulator(one, scenario, RecordedTimes(one, model), as_seen=False)]
+        if has_host:
+            with_host = RecordedTimes(one, without_host(scenario).iteration_model(), host_only=True)
+            chain.append(replay_in_simulator(one, scenario, with_host, as_seen=False))
+        chain.append(replay_in_simulator(one, scenario, model, as_seen=False))
+        chains.append([_means(of_records(replayed.records), trim) for replayed in chain])
+    means += [np.mean(column, axis=0) for column in zip(*chains, strict=True)]
+    means.append(_means(simulated, trim))
+    changes = ((after - before) / means[0] for before, after in pairwise(means))
+    parts = tuple(
+        Part(name=name, errors=dict(zip(METRICS.values(), change.tolist(), strict=True)))
+        for name, change in zip(names, changes, strict=True)
+    )
+    return Decomposition(parts=parts, num_equal=equal, num_steps=sum(len(one.steps) for one in recordings))
+
+
+def without_host(scenario: Scenario) -> Scenario:
+    """The same deployment, its host's time priced at nothing."""
+    host = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
+    return replace(scenario, engine=replace(scenario.engine, host=host))
+
+
+def _knows_host(recording: Recording) -> bool:
+    return not recording.engine.get("overlapped") and bool(recording.steps["compute_s"].notna().all())
+
+
+def _means(run: Measured, trim: MetricsSettings) -> np.ndarray:
+    table = run.trimmed(warmup_s=trim.known_warmup_s, cooldown_s=trim.cooldown_s).latencies
+    return table[list(METRICS)].mean().to_numpy(dtype=np.float64)

@@ -1,0 +1,316 @@
+"""A scenario's workload on our own engine: the same policies, the same requests, everything recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
+from experiments.calibrate.engine.steps import nobodys_work
+from experiments.validate.engine.drive import Drive, PromptTokens
+from experiments.validate.engine.paced import PacedClock
+from experiments.validate.engine.recording import Recorder, Recording
+from experiments.validate.environment import environment
+from experiments.validate.recorded_settings import deciding
+from hwmodels.model.model_spec import ModelSpec
+from policies.admission.none import AdmitAll
+from policies.batching.chunked import Chunked
+from realengine.build import GIB, Memory, Model, assemble, build_executor
+from realengine.clock import ThreadTimeClock, WallClock
+from realengine.engine import Engine
+from realengine.model.architecture import Architecture
+from realengine.model.backend import choose_device
+from realengine.runner.executor import Executor
+from realengine.runner.graphs import Drawn
+from realengine.runner.parallel import Group
+from realengine.runner.work import Padding, Work
+from realengine.settings import EngineSettings
+from sim.report.files import config_digest
+from sim.setup.scenario import Scenario
+from sim.workload.answers import Answers
+from sim.workload.base import Arrival, Source
+
+WARM_UP_REQUESTS = 8
+ALIKE = ("dtype", "quantization", "kv_cache_dtype", "max_model_len", "use_graphs")
+"""Settings that an executor is built for, and for no others."""
+
+
+class Built(NamedTuple):
+    """An executor, and what it was built for."""
+
+    architecture: Architecture
+    settings: EngineSettings
+    executor: Executor
+    memory: Memory
+
+    def serves(self, architecture: Architecture, settings: EngineSettings) -> bool:
+        """Whether an engine with these settings finds all it needs, and no other numbers."""
+        own = self.settings
+        if settings.num_kv_blocks is None:
+            has_blocks = own.num_kv_blocks is None and (
+                settings.gpu_memory_utilization == own.gpu_memory_utilization
+            )
+        else:
+            has_blocks = settings.num_kv_blocks <= self.memory.num_blocks
+        return (
+            has_blocks
+            and architecture == self.architecture
+            and all(getattr(settings, name) == getattr(own, name) for name in ALIKE)
+            and settings.caching.block_size == own.caching.block_size
+            and settings.max_num_seqs <= own.max_num_seqs
+            and _largest_step(settings) <= _largest_step(own)
+        )
+
+
+@dataclass(slots=True)
+class Hangar:
+    """An executor that was built, to be used again: weights and graphs take long on a GPU.
+
+    Only the last is kept: a second model may not fit beside the first. An engine of fewer blocks or fewer
+    sequences has a part of it.
+    """
+
+    device: torch.device
+    reference_s: float | None = None
+    """What the reference step takes on this machine, if it is a CPU that was calibrated."""
+    _built: Built | None = None
+
+    @classmethod
+    def of(cls, device: str, reference_s: float | None = None) -> Hangar:
+        """device: cpu or cuda. Raises ValueError or RuntimeError where there is no such device."""
+        chosen = choose_device(device)
+        if chosen.type == "cpu":
+            torch.set_num_threads(1)  # thread time sees no other
+        return cls(chosen, reference_s)
+
+    def executor(self, model: Model, settings: EngineSettings) -> tuple[Executor, Memory]:
+        """For nobody else until the next call. Raises ValueError for what the engine cannot serve."""
+        if self._built is None or not self._built.serves(model.architecture, settings):
+            self._built = None
+            gc.collect()  # its memory is wanted, and graphs refer to their executor
+            wide = with_room(settings)
+            built = build_executor(model, wide, self.device, Group())
+            self._built = Built(model.architecture, wide, *built)
+        executor, memory = self._built.executor, self._built.memory
+        executor.run(Work(table_updates=_nobodys_row(settings)))
+        num_blocks = memory.num_blocks if settings.num_kv_blocks is None else settings.num_kv_blocks
+        num_swap_blocks = int(settings.swap_space_gib * GIB / memory.block_bytes)
+        return executor, memory._replace(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
+
+
+def with_room(settings: EngineSettings) -> EngineSettings:
+    """The same with room for a whole prompt in one step, as some batching policies want."""
+    return replace(settings, batching=Chunked(max_num_batched_tokens=_largest_step(settings)))
+
+
+def _largest_step(settings: EngineSettings) -> int:
+    """Tokens, of one whole prompt at least."""
+    assert settings.max_model_len is not None  # a scenario's
+    return max(settings.max_num_batched_tokens or 0, settings.max_model_len)
+
+
+def _nobodys_row(settings: EngineSettings) -> NDArray[np.int32]:
+    """Updates that empty the row of the block tables that pads steps: the last engine may have used it."""
+    padding = _padding(settings)
+    updates = np.zeros((padding.max_blocks, 2), np.int32)
+    updates[:, 0] = np.arange(padding.max_blocks) + padding.place
+    return updates
+
+
+def _padding(settings: EngineSettings) -> Padding:
+    assert settings.max_model_len is not None
+    return Padding(settings.max_num_seqs, -(-settings.max_model_len // settings.caching.block_size))
+
+
+class Stopwatch:
+    """What a synchronous executor took, summed up."""
+
+    def __init__(self, execute: Callable[[Work], Drawn | None], clock: ThreadTimeClock | PacedClock) -> None:
+        self._execute = execute
+        self._clock = clock
+        self._spent_s = 0.0
+
+    def execute(self, work: Work) -> Drawn | None:
+        """Run it, and count the time."""
+        if isinstance(self._clock, PacedClock):
+            self._clock.look()
+        begin_s = self._clock.now()
+        drawn = self._execute(work)
+        self._spent_s += self._clock.now() - begin_s
+        return drawn
+
+    def take(self) -> float:
+        """Seconds since the last time."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s
+
+
+def _check_alone(scenario: Scenario) -> None:
+    """Raise ValueError for what happens above one engine: it is simulated only."""
+    if scenario.pools:
+        raise ValueError(f"pools={', '.join(scenario.pools)}: one engine is flown; set pools=none")
+    if scenario.replicas > 1:
+        raise ValueError(f"replicas={scenario.replicas}: one engine is flown; set it to 1")
+    if scenario.scaling is not None:
+        raise ValueError(f"scaling={type(scenario.scaling).__name__}: one engine is flown; set scaling=none")
+    if scenario.troubles.events:
+        raise ValueError("troubles: nothing goes wrong where an engine is flown; set troubles=none")
+    if not isinstance(scenario.admission, AdmitAll):
+        name = type(scenario.admission).__name__
+        raise ValueError(f"admission={name}: an engine that is flown takes all; set admission=none")
+    if scenario.retries.max_attempts > 1 or scenario.retries.timeout_s is not None:
+        raise ValueError("retries: clients of an engine that is flown wait for ever; set retries=none")
+
+
+def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
+    """The engine that the scenario describes. Raises ValueError, with the setting, for one that it is not."""
+    _check_alone(scenario)
+    if scenario.prediction is not None and scenario.prediction.needs_truth:
+        name = type(scenario.prediction).__name__
+        raise ValueError(f"prediction={name}: is told the true lengths: simulation only")
+    if scenario.lora is not None:
+        raise ValueError("lora: not flown; set it to null")
+    if scenario.adapters is not None:
+        raise ValueError("adapters: not flown, as they have no weights here; set adapters=none")
+    answers = getattr(scenario.workload, "branching", None)
+    if isinstance(answers, Answers) and answers.every is not None:
+        raise ValueError(
+            f"workload.branching.every={answers.every}: the engine chooses none of them anew; set it to null"
+        )
+    model, profile = scenario.model, scenario.engine
+    settings = EngineSettings(
+        device=device.type,
+        dtype=TORCH_DTYPES[model.dtype],
+        quantization=quantization_of(model),
+        kv_cache_dtype=_kv_cache_dtype(model),
+        max_model_len=scenario.max_model_len,
+        max_num_seqs=profile.max_num_seqs,
+        num_kv_blocks=profile.num_kv_blocks,
+        gpu_memory_utilization=profile.gpu_memory_utilization,
+        swap_space_gib=profile.swap_space_gib,
+        use_graphs=profile.cuda_graphs.enabled and device.type == "cuda",
+        overlap=profile.host.overlapped,
+        batching=deepcopy(scenario.batching),
+        scheduling=deepcopy(scenario.scheduling),
+        caching=scenario.caching,
+        predictor=deepcopy(scenario.prediction),
+        seed=scenario.seed,
+    ).with_layout(scenario.layout)
+    if settings.tensor_parallel_size > 1:
+        size = settings.tensor_parallel_size
+        raise ValueError(f"tensor_parallel_size={size}: one device was measured, and is flown; set it to 1")
+    return settings
+
+
+def _kv_cache_dtype(model: ModelSpec) -> str:
+    kv_dtype_of(model)  # raises ValueError for what the engine has not
+    return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
+
+
+def with_memory_of(scenario: Scenario, architecture: Architecture, hangar: Hangar) -> Scenario:
+    """The scenario with as many KV blocks as the engine has. Raises ValueError where a token's KV differs."""
+    _, memory = hangar.executor(Model.of(architecture), settings_of(scenario, hangar.device))
+    per_token = memory.block_bytes / scenario.caching.block_size
+    if per_token != scenario.kv_bytes_per_token:
+        raise ValueError(
+            f"model.kv_cache_dtype: a token's KV has {per_token:g} bytes in the engine, "
+            f"{scenario.kv_bytes_per_token:g} in the hardware model; choose another"
+        )
+    return replace(scenario, engine=replace(scenario.engine, num_kv_blocks=memory.num_blocks))
+
+
+def fly(
+    scenario: Scenario,
+    architecture: Architecture,
+    hangar: Hangar,
+    config: Mapping[str, Any],
+) -> Recording:
+    """One run on the engine, from an empty cache.
+
+    config: the resolved configuration, of which the recording keeps what an engine's behaviour hangs on.
+    Raises ValueError for what the engine cannot serve.
+    """
+    settings = settings_of(scenario, hangar.device)
+    executor, memory = hangar.executor(Model.of(architecture), settings)
+    first = _First(scenario.source(), WARM_UP_REQUESTS)  # what is done for the first time takes longer
+    _fly(first, architecture, settings, executor, memory, hangar.reference_s)
+    source = scenario.source()
+    recording, engine = _fly(source, architecture, settings, executor, memory, hangar.reference_s)
+    kept = deciding(config)
+    recording.engine |= {
+        "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
+        "num_kv_blocks": engine.core.pool.num_blocks,
+        "block_size": engine.core.pool.block_size,
+        "overlapped": bool(settings.overlap),
+        "config": kept,
+        "config_digest": config_digest(kept),
+        "environment": environment(config),
+    }
+    return recording
+
+
+def _fly(
+    source: Source,
+    architecture: Architecture,
+    settings: EngineSettings,
+    executor: Executor,
+    memory: Memory,
+    reference_s: float | None,
+) -> tuple[Recording, Engine]:
+    own = replace(
+        settings,
+        batching=deepcopy(settings.batching),
+        scheduling=deepcopy(settings.scheduling),
+        predictor=deepcopy(settings.predictor),
+    )  # what policies remember is a run's own
+    about: dict[str, Any] = {}
+    if executor.device.type == "cpu":
+        clock = _cpu_clock(executor, settings, reference_s)
+        stopwatch = Stopwatch(executor.run, clock)
+        engine = assemble(Model.of(architecture), own, executor, memory, stopwatch.execute, clock)
+        recorder = Recorder(engine.core, stopwatch.take)
+    else:
+        clock = None
+        engine = assemble(Model.of(architecture), own, executor, memory, executor.run, WallClock())
+        recorder = Recorder(engine.core)
+    engine.observer = recorder
+    about["start_s"] = Drive(engine, source, PromptTokens(architecture.vocab_size)).run()
+    if isinstance(clock, PacedClock):
+        about["pace"] = clock.pace._asdict()
+    return recorder.recording(about), engine
+
+
+def _cpu_clock(
+    executor: Executor, settings: EngineSettings, reference_s: float | None
+) -> ThreadTimeClock | PacedClock:
+    if reference_s is None:
+        return ThreadTimeClock()
+    padding = _padding(settings)
+    return PacedClock(lambda: executor.run(nobodys_work(padding)), reference_s)
+
+
+class _First:
+    """The first open-loop requests of a source, all at once, so that they batch."""
+
+    def __init__(self, source: Source, count: int) -> None:
+        self._source = source
+        self._count = count
+        self.num_requests: int | None = None
+        self.last_arrival_s: float | None = None
+        self.patience_s: float | None = None
+        self.notes = source.notes
+
+    def arrivals(self) -> Any:
+        for arrival in islice(self._source.arrivals(), self._count):
+            yield Arrival(arrival.request._replace(arrival_s=0.0, deadline_s=None), arrival.num_output_tokens)
+
+    def follow_up(self, request: Any, now: float, num_output_tokens: int) -> Arrival | None:
+        return None

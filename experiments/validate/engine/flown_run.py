@@ -1,0 +1,148 @@
+"""`windtunnel validate device=...`: measure this machine, fly every case on it, compare with the simulator.
+
+Nothing here imports torch before something is flown: settings are checked, and refused, without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from experiments.calibrate.engine.command import MeasureSettings
+from experiments.calibrate.engine.files import Files
+from experiments.simulate.command import OutputSettings
+from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
+from experiments.validate.engine.suite import Case, cases_of, model_of
+from experiments.validate.printed import print_files
+from experiments.validate.settings import ValidateSettings
+from hwmodels.model.model_spec import ModelSpec
+from sim.settings.build import build_as
+from sim.settings.compose import Composition
+from sim.settings.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class FlownRun:
+    """All that is known before anything is measured."""
+
+    settings: ValidateSettings
+    output: OutputSettings
+    composition: Composition
+    device: str
+    model: ModelSpec
+    block_size: int
+    node: dict[str, Any]
+
+    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+        """Measure, fly, simulate, compare, write, print. Raises ConfigError."""
+        engine = _engine()
+        calibrated = self._calibrated(folder, engine, console)
+        cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
+        hangar = engine.Hangar.of(self.device, engine.reference_s(calibrated))
+        rows: list[Row] = []
+        failed: list[str] = []
+        try:
+            with console.status("") as status:
+                for i, case in enumerate(cases):
+                    status.update(f"{case.name}, {i + 1} of {len(cases)}")
+                    own = folder if len(cases) == 1 else folder / case.name
+                    try:
+                        rows.append(self._fly(case, own, engine, hangar))
+                    except (ValueError, RuntimeError) as error:  # the others go on
+                        failed.append(f"case {case.name}: {' '.join(str(error).split())}")
+        finally:  # on Ctrl-C, too
+            if len(cases) > 1 and rows:
+                files = write_matrix(folder, rows, page=self.output.report)
+                print_matrix(rows, console)
+                print_files(files, console)
+            elif rows:
+                rows[0].verdict.print(console)
+                print_files(rows[0].files, console)
+        if failed:
+            raise ConfigError("; ".join(failed))
+        if not all(row.verdict.is_equal for row in rows):
+            sys.exit(3)
+
+    def _fly(self, case: Case, folder: Path, engine: Any, hangar: Any) -> Row:
+        verdict, recordings = engine.fly_case(case, hangar, folder / "recordings")
+        OmegaConf.save(OmegaConf.create(case.config), folder / "config.yaml")
+        title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
+        files = engine.write_verdict(
+            folder,
+            verdict,
+            title=title if folder.name != case.name else f"{title}, {case.name}",
+            config=case.config,
+            recordings=recordings,
+            page=self.output.report,
+            tables=self.output.tables,
+        )
+        return Row(case.name, verdict, files)
+
+    def _calibrated(self, folder: Path, engine: Any, console: Console) -> Files:
+        """What the machine was measured to be; measured now, unless the user has done so."""
+        if self.settings.calibrated is not None:
+            given = Path(self.settings.calibrated)
+            files = Files.under(given, engine.machine_name(self.device), self.model.name)
+            for file in files:
+                if not file.exists():
+                    raise ConfigError(
+                        f"calibrated={given}: {file.relative_to(given)} is not there: measure it with "
+                        f"windtunnel calibrate device={self.device} model=... out={given}"
+                    )
+            try:
+                engine.check_same(files, self.model, self.block_size)
+            except (ValueError, KeyError, OSError) as error:
+                raise ConfigError(f"calibrated={given}: {error}") from error
+            return files
+        measure = MeasureSettings(
+            device=self.device,
+            model=self.model,
+            out=str(folder / "calibrated"),
+            block_size=self.block_size,
+        )
+        with console.status("measuring") as status:
+            try:
+                engine.check(measure, self.node)
+                found = engine.measure(measure, self.node, lambda text: status.update(f"measuring: {text}"))
+            except (ValueError, RuntimeError, OSError) as error:
+                raise ConfigError(" ".join(str(error).split())) from error
+        files = found.files
+        assert isinstance(files, Files)
+        return files
+
+
+def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition) -> FlownRun:
+    """See that everything can be built and flown. Raises ConfigError."""
+    assert settings.device is not None
+    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    cases = cases_of(composition, settings.suite, settings.device, None)
+    model, engine = model_of(cases), _engine()
+    try:
+        hangar = engine.Hangar.of(settings.device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(str(error)) from error
+    for case in cases:
+        try:
+            engine.settings_of(case.scenario, hangar.device)
+            engine.check_model(case.scenario.model, case.config["model"], settings.device)
+            engine.architecture_of(case.config["model"])
+        except ValueError as error:
+            where = f"case {case.name}: " if len(cases) > 1 else ""
+            raise ConfigError(f"{where}{error}") from error
+    block_size = cases[0].scenario.caching.block_size
+    node = cases[0].config["model"]
+    return FlownRun(settings, output, composition, settings.device, model, block_size, node)
+
+
+def _engine() -> Any:
+    """The part that needs torch."""
+    try:
+        return importlib.import_module("experiments.validate.engine.on_engine")
+    except ImportError as error:
+        raise ConfigError(f"the engine needs {error.name}: pip install 'windtunnel[engine]'") from error

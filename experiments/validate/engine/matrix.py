@@ -1,0 +1,125 @@
+"""A suite's result: a case a row, a metric a column."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from experiments.app.terminal import fits, plain_table
+from experiments.validate.engine.verdict import Verdict
+from experiments.validate.errors import MetricError
+from experiments.validate.report import table_html
+from experiments.validate.tables import VERDICTS, plain_percent, signed_percent
+from sim.report import wording
+from sim.report.plain_page import write_page
+
+SHOWN = {
+    "ttft_mean_s": "TTFT",
+    "tpot_mean_s": "TPOT",
+    "e2e_mean_s": "E2E",
+    "output_tokens_per_s": "tokens/s",
+    "iteration_median": "iteration",
+}
+"""On the terminal; files have them all."""
+
+
+class Row(NamedTuple):
+    """A case."""
+
+    name: str
+    verdict: Verdict
+    files: list[Path]
+
+
+def print_matrix(rows: Sequence[Row], console: Console) -> None:
+    """Errors of the means, with their noise floor where that fits."""
+    table = plain_table(matrix_rows(rows, SHOWN))
+    text = "Errors of the simulated figures"
+    if fits(table, console):
+        text += ", in brackets the engine's own spread from flight to flight"
+    else:
+        table = plain_table(matrix_rows(rows, SHOWN, with_noise=False))
+    console.print(table)
+    console.print(f"{text}. Decisions: plans decided alike, of all.", highlight=False, soft_wrap=True)
+
+
+def matrix_rows(
+    rows: Sequence[Row], shown: dict[str, str] | None = None, *, with_noise: bool = True
+) -> list[list[str]]:
+    """The heading first. shown: metrics by name, and their headings; None: all."""
+    if shown is None:
+        shown = {one.metric.name: one.metric.label for one in rows[0].verdict.fidelity.metrics}
+    table = [["case", "decisions", *shown.values(), "verdict"]]
+    for row in rows:
+        errors = {one.metric.name: one for one in row.verdict.fidelity.metrics}
+        cells = [_cell(errors.get(name), with_noise) for name in shown]
+        verdict = VERDICTS[row.verdict.fidelity.verdict] if row.verdict.is_equal else "decided otherwise"
+        table.append([row.name, _decisions(row.verdict), *cells, verdict])
+    return table
+
+
+def _cell(one: MetricError | None, with_noise: bool) -> str:
+    if one is None or math.isnan(one.error):
+        return wording.MISSING
+    signed = plain_percent if one.metric.family == "iteration" else signed_percent
+    has_noise = with_noise and not math.isnan(one.noise)
+    return f"{signed(one.error)} ({100 * one.noise:.1f})" if has_noise else signed(one.error)
+
+
+def _decisions(verdict: Verdict) -> str:
+    return "100 %" if verdict.is_equal else f"{100 * verdict.share_equal:.2f} %"
+
+
+def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]:
+    """suite.json and suite.html; returns their paths."""
+    written = [folder / "suite.json"]
+    record = {row.name: _record(row) for row in rows}
+    written[0].write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if page:
+        written.append(folder / "suite.html")
+        names = [html.escape(row.name) for row in rows]
+        links = "".join(f"<li><a href='{name}/report.html'>{name}</a></li>" for name in names)
+        sections = {
+            "Errors of all figures": table_html(matrix_rows(rows), labels=1),
+            "Where the error comes from": table_html(part_rows(rows), labels=2),
+            "Decisions": _list([f"{row.name}: {row.verdict.decisions}" for row in rows]),
+            "Reports": f"<ul>{links}</ul>",
+        }
+        introduction = "Simulated against our engine; in brackets its own spread from flight to flight, in %."
+        write_page(written[1], "Validation", introduction, sections)
+    return written
+
+
+def part_rows(rows: Sequence[Row]) -> list[list[str]]:
+    """The decomposition of every case."""
+    table = []
+    for row in rows:
+        if row.verdict.decomposition is not None:
+            for part in row.verdict.decomposition.parts:
+                table.append([row.name, part.name, *map(signed_percent, part.errors.values())])
+                metrics = list(part.errors)
+    return [["case", "part", *metrics], *table] if table else [["case", "part"]]
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _record(row: Row) -> dict[str, Any]:
+    verdict = row.verdict
+    parts = () if verdict.decomposition is None else verdict.decomposition.parts
+    return {
+        "verdict": (verdict.fidelity.verdict or None) if verdict.is_equal else "decided otherwise",
+        "decisions": verdict.decisions,
+        "plans_equal": verdict.num_equal,
+        "plans": verdict.num_steps,
+        "share_equal": verdict.share_equal,
+        "metrics": [one.to_json() for one in verdict.fidelity.metrics],
+        "decomposition": {part.name: dict(part.errors) for part in parts},
+    }

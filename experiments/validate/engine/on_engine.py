@@ -1,0 +1,48 @@
+"""What `flown_run` has done by the engine; needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.calibrate.engine.run import (
+    check,
+    check_model,
+    check_same,
+    machine_name,
+    measure,
+    reference_s,
+)
+from experiments.calibrate.engine.served import architecture_of
+from experiments.validate.engine.flight import Hangar, fly, settings_of, with_memory_of
+from experiments.validate.engine.recording import Recording
+from experiments.validate.engine.suite import Case
+from experiments.validate.engine.traffic import at_load, exact
+from experiments.validate.engine.verdict import Verdict, judge, write_verdict
+
+__all__ = [
+    "Hangar",
+    "architecture_of",
+    "check",
+    "check_model",
+    "check_same",
+    "fly_case",
+    "machine_name",
+    "measure",
+    "reference_s",
+    "settings_of",
+    "write_verdict",
+]
+
+
+def fly_case(case: Case, hangar: Hangar, folder: Path | None = None) -> tuple[Verdict, list[Recording]]:
+    """Each flight is written down once it has landed. Raises ValueError for what cannot be flown."""
+    architecture = architecture_of(case.config["model"])
+    scenario = with_memory_of(case.scenario, architecture, hangar)
+    load = case.settings.load
+    scenario = exact(scenario) if load is None else at_load(scenario, load)
+    recordings = []
+    for i in range(case.settings.repeats):
+        recordings.append(fly(scenario, architecture, hangar, case.config))
+        if folder is not None:
+            recordings[-1].save(folder / str(i))
+    return judge(case.settings, scenario, recordings, scenario.source()), recordings

@@ -1,0 +1,330 @@
+"""What a real engine did, step by step: enough to replay every decision, and every time that a user saw.
+
+A recording is a folder:
+
+    recording.json       what the engine was: its policies, sizes and clock; a digest of that
+    steps.parquet        one row a launch: when it was planned and committed, its plan's digest and shape
+    requests.parquet     the simulator's columns, and `known_s`: when the policies knew of a request
+    tokens.parquet       when a user saw each token
+    events.jsonl         what came to the core, in order: requests, ends, steps that computed nothing
+
+Lines of events.jsonl say before which step they happened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from policies.core.engine import EngineCore
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.request import Branching, Prompt, Request, Segment
+from policies.core.sequence import FinishReason, Sequence
+from sim.engine.shape import shape_of
+from sim.records.records import NAN, RequestLog, Status
+
+if TYPE_CHECKING:
+    from realengine.serving.answer import Answer
+
+
+class Step(NamedTuple):
+    """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration.
+
+    start_s: the policies were asked; end_s: they were told that it is done; read_s: its tokens were there,
+    NaN of one that was never read. compute_s: what the executor took, NaN where that was not measured.
+    num_left: requests that had not ended then. plan: see `in_words`.
+    """
+
+    step: int
+    start_s: float
+    end_s: float
+    read_s: float
+    compute_s: float
+    num_left: int
+    num_iterations: int
+    digest: str
+    plan: str
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_tokens_used: int
+    preempted: int
+    decode_seqs: int
+    decode_context_tokens: int
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_pairs: int
+    prefill_context_tokens: int
+    sampled_seqs: int
+
+
+KINDS = ("enter", "leave", "wait", "end", "parents")
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that the core was told before a step, or with it.
+
+    kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents.
+    wait: the policies were asked, and had nothing to compute; value: after how many seconds they want to be
+    asked again, 0 where KV has come that was waited for, None: when something comes from outside.
+    """
+
+    step: int
+    kind: str
+    now_s: float
+    request_id: int = -1
+    value: Any = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """engine: what `flight.fly` says of it. is_whole: the file was not cut short."""
+
+    engine: dict[str, Any]
+    steps: pd.DataFrame
+    requests: pd.DataFrame
+    events: list[Event]
+    token_times_s: dict[int, list[float]] = field(default_factory=dict)
+    is_whole: bool = True
+
+    def save(self, folder: Path) -> None:
+        """Write it down."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.steps.to_parquet(folder / "steps.parquet")
+        self.requests.to_parquet(folder / "requests.parquet")
+        ids = [request_id for request_id, times_s in self.token_times_s.items() for _ in times_s]
+        seen_s = [time_s for times_s in self.token_times_s.values() for time_s in times_s]
+        pd.DataFrame({"request_id": ids, "time_s": seen_s}).to_parquet(folder / "tokens.parquet")
+        about = {"engine": self.engine, "num_steps": len(self.steps), "num_events": len(self.events)}
+        (folder / "recording.json").write_text(json.dumps(about, indent=2) + "\n")
+        with (folder / "events.jsonl").open("w") as lines:
+            for event in self.events:
+                row = [event.step, event.kind, event.now_s, event.request_id, _plain(event.value)]
+                lines.write(json.dumps(row) + "\n")
+
+
+class Recorder:
+    """Watches one engine; `recording` is what it has seen.
+
+    compute_s: tells, once a step, what the executor took since it was asked last.
+    """
+
+    def __init__(self, core: EngineCore, compute_s: Callable[[], float] = lambda: NAN) -> None:
+        self._core = core
+        self._compute_s = compute_s
+        self._steps: list[Step] = []
+        self._open: Step | None = None  # planned, not committed
+        self._events: list[Event] = []
+        self._requests = RequestLog()
+        self._read_s: list[float] = []
+        self._known_s: dict[int, float] = {}
+        self._times_s: dict[int, list[float]] = {}
+
+    def entered(self, seq: Sequence, now_s: float) -> None:
+        request = seq.request
+        self._requests.arrive(request)
+        self._requests.replica[request.request_id] = 0
+        self._known_s[request.request_id] = now_s
+        self._times_s[request.request_id] = []
+        self._note("enter", now_s, request.request_id, request)
+
+    def planned(self, plan: StepPlan, num_iterations: int, now_s: float) -> None:
+        core = self._core
+        for seq in plan.admitted:
+            if np.isnan(self._requests.scheduled_s[seq.request_id]):
+                self._requests.schedule(seq, now_s)
+        for chunk in plan.chunks:
+            self._requests.prefill_iterations[chunk.seq.request_id] += num_iterations
+        self._open = Step(
+            len(self._steps),
+            now_s,
+            now_s,
+            NAN,
+            NAN,
+            0,
+            num_iterations,
+            plan.digest(),
+            in_words(plan),
+            len(core.running),
+            core.num_waiting,
+            core.pool.num_used,
+            core.num_tokens_held,
+            len(plan.preempted),
+            *(int(number) for number in shape_of(plan, 0)[:-1]),
+        )
+
+    def waited(self, now_s: float) -> None:
+        core = self._core
+        pause_s = 0.0 if core.arrived else core.wake_s - now_s
+        self._note("wait", now_s, value=pause_s if pause_s < math.inf else None)
+
+    def committed(self, outcome: StepOutcome, progress: Progress, now_s: float) -> None:
+        for seq in outcome.ended:
+            self._note("end", now_s, seq.request_id)
+        for request_id, going in outcome.parents.items():
+            self._note("parents", now_s, request_id, going)
+        assert self._open is not None
+        compute_s, num_left = self._compute_s(), self._core.num_unfinished
+        self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
+        for seq in progress.finished:
+            self._end(seq, Status.finished, now_s)
+
+    def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
+        self._note("leave", now_s, seq.request_id, reason.name)
+        status = Status.finished if reason is FinishReason.stop else Status.aborted
+        self._end(seq, status, now_s)
+
+    def read(self, now_s: float) -> None:
+        self._read_s.append(now_s)
+
+    def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
+        request_id = answer.request_id
+        times_s = self._times_s[request_id]
+        if not times_s:
+            self._requests.first_token_s[request_id] = now_s
+        times_s += [now_s] * num_tokens
+        self._requests.last_token_s[request_id] = now_s
+        if answer.is_finished:
+            self._requests.finished_s[request_id] = now_s
+            tokens = [len(output.tokens) for output in answer.outputs]
+            self._requests.output_tokens[request_id] = sum(tokens)
+            self._requests.longest_tokens[request_id] = max(tokens)
+
+    def recording(self, engine: dict[str, Any]) -> Recording:
+        """engine: what was recorded."""
+        steps = pd.DataFrame(self._steps, columns=list(Step._fields))
+        num_read = min(len(self._read_s), len(steps))
+        steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
+        requests = self._requests.table()
+        requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
+        return Recording(engine, steps, requests, self._events, self._times_s)
+
+    def _end(self, seq: Sequence, status: Status, now_s: float) -> None:
+        """What users see of it is told: before, or later where launches are read late."""
+        self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
+
+    def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
+        self._events.append(Event(len(self._steps), kind, now_s, request_id, value))
+
+
+def in_words(plan: StepPlan) -> str:
+    """Who computes how many tokens, and who was preempted, by request id."""
+    preempted = [seq.request_id for seq in plan.preempted]
+    return f"tokens by request {plan.tokens_by_request}, preempted {preempted}"
+
+
+def _plain(value: Any) -> Any:
+    """A request as plain data; anything else as it is."""
+    return value._asdict() if isinstance(value, Request) else value
+
+
+def load(folder: Path) -> Recording:
+    """Read a recording. One that was cut short gives its complete prefix, and says so in is_whole.
+
+    Raises ValueError where it is not a recording, or its clock goes backwards.
+    """
+    try:
+        about = json.loads((folder / "recording.json").read_text())
+        engine, num_events, num_whole = about["engine"], about["num_events"], about["num_steps"]
+        steps = pd.read_parquet(folder / "steps.parquet")[list(Step._fields)]
+        requests = pd.read_parquet(folder / "requests.parquet")
+        tokens = pd.read_parquet(folder / "tokens.parquet")
+        events = list(_events((folder / "events.jsonl").read_text().splitlines()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: not a recording: {error}") from error
+    num_steps = len(steps)
+    is_whole = len(events) == num_events and num_steps == num_whole
+    if len(events) < num_events:
+        last = events[-1].step if events else 0
+        num_steps = min(num_steps, last)  # what was told with the last step may be missing
+    if not is_whole:
+        events = [event for event in events if event.step < num_steps]
+    if not num_steps:
+        raise ValueError(f"{folder}: not a recording: no step of it is complete")
+    steps = steps.iloc[:num_steps]
+    _check_steps(folder, steps)
+    try:
+        _check_requests(folder, requests, tokens, events)
+        if not is_whole:
+            requests, tokens = _known_by(steps, requests, tokens)
+    except KeyError as error:
+        raise ValueError(f"{folder}: not a recording: {error} is missing") from error
+    seen_s: dict[int, list[float]] = {}
+    for request_id, time_s in zip(tokens["request_id"].tolist(), tokens["time_s"].tolist(), strict=True):
+        seen_s.setdefault(request_id, []).append(time_s)
+    return Recording(engine, steps, requests, events, seen_s, is_whole)
+
+
+def _check_steps(folder: Path, steps: pd.DataFrame) -> None:
+    times_s = steps[["start_s", "end_s"]].to_numpy(dtype=np.float64).reshape(-1)
+    backwards = np.flatnonzero(~(np.diff(times_s) >= 0))
+    if len(backwards):
+        step = int(backwards[0] + 1) // 2
+        raise ValueError(
+            f"{folder}/steps.parquet: step {step}: the clock goes backwards there, or is not known"
+        )
+    early = np.flatnonzero((steps["read_s"] < steps["start_s"]).to_numpy())
+    if len(early):
+        raise ValueError(f"{folder}/steps.parquet: step {early[0]}: read before it was planned")
+
+
+def _check_requests(folder: Path, requests: pd.DataFrame, tokens: pd.DataFrame, events: list[Event]) -> None:
+    entered = [event.request_id for event in events if event.kind == "enter"]
+    if requests["request_id"].duplicated().any() or not set(entered) <= set(requests["request_id"]):
+        raise ValueError(f"{folder}/requests.parquet: must have one row for each request in events.jsonl")
+    order = ["arrival_s", "known_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"]
+    times_s = requests[order].ffill(axis=1).to_numpy(dtype=np.float64)
+    wrong = np.flatnonzero((np.diff(times_s, axis=1) < 0).any(axis=1))
+    if len(wrong):
+        request_id = requests["request_id"].iloc[wrong[0]]
+        raise ValueError(f"{folder}/requests.parquet: request {request_id}: its times are not in order")
+    if (tokens.groupby("request_id")["time_s"].diff() < 0).any():
+        raise ValueError(f"{folder}/tokens.parquet: the clock goes backwards there")
+
+
+def _known_by(
+    steps: pd.DataFrame, requests: pd.DataFrame, tokens: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What had been seen of requests and tokens when the last of the steps was done."""
+    until_s = steps["end_s"].max() if len(steps) else -math.inf
+    known = requests[requests["known_s"] <= until_s].copy()
+    is_open = ~(known["finished_s"] <= until_s)
+    seen = tokens[tokens["time_s"] <= until_s]
+    num_tokens = seen.groupby("request_id").size().reindex(known["request_id"], fill_value=0).to_numpy()
+    known.loc[is_open, "status"] = Status.unfinished.name
+    known.loc[is_open, "reason"] = ""
+    known.loc[is_open, "longest_tokens"] = num_tokens[is_open]
+    known.loc[is_open, "output_tokens"] = (num_tokens * known["samples"])[is_open]
+    for column in ("scheduled_s", "first_token_s", "last_token_s", "finished_s"):
+        known[column] = known[column].where(known[column] <= until_s)
+    return known, seen
+
+
+def _events(lines: list[str]) -> Iterator[Event]:
+    for line in lines:
+        try:
+            step, kind, now_s, request_id, value = json.loads(line)
+        except ValueError:
+            return  # cut short: what follows is not known
+        if kind not in KINDS:
+            raise ValueError(f"events.jsonl: {kind}: must be one of {', '.join(KINDS)}")
+        if kind == "enter":
+            value = _request(value)
+        elif kind == "parents":
+            value = tuple(value)
+        yield Event(step, kind, now_s, request_id, value)
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    num_tokens, segments, num_pinned = fields["prompt"]
+    prompt = Prompt(num_tokens, tuple(Segment(*segment) for segment in segments), num_pinned)
+    branching = None if fields["branching"] is None else Branching(*fields["branching"])
+    return Request(**fields | {"prompt": prompt, "branching": branching})

@@ -1,0 +1,103 @@
+"""Whether the simulated world decides as the engine did: its recording, played to a fresh EngineCore.
+
+The core is told what the engine's was told, at the same times and in the same order; every plan must then
+have the digest of the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from experiments.validate.engine.recording import Event, Recording, Step, in_words
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome, StepPlan
+from policies.core.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first plan that is not the recorded one. recorded, replayed: in words. state: what led there."""
+
+    step: int
+    now_s: float
+    recorded: str
+    replayed: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """How many steps were decided alike, of how many."""
+
+    num_equal: int
+    num_steps: int
+    difference: Difference | None
+
+
+def replay(recording: Recording, core: EngineCore) -> Equivalence:
+    """Play a recording to a core that is like the engine's was when it began."""
+    before = {step: list(events) for step, events in groupby(recording.events, key=lambda event: event.step)}
+    num_steps = len(recording.steps)
+    for row in map(Step._make, recording.steps.itertuples(index=False, name=None)):
+        events = before.get(row.step, [])
+        _tell(core, events)
+        plan = core.plan(row.start_s)
+        _load(core)
+        found = "no plan" if plan is None else plan.digest()
+        if plan is None or found != row.digest:
+            difference = Difference(
+                row.step, row.start_s, _recorded(row), _replayed(plan), _state(core, events)
+            )
+            return Equivalence(row.step, num_steps, difference)
+        core.commit(plan, _outcome(core, row.num_iterations, events), row.end_s)
+    return Equivalence(num_steps, num_steps, None)
+
+
+def _tell(core: EngineCore, events: Iterable[Event]) -> None:
+    """What came to the core between two steps."""
+    for event in events:
+        if event.kind == "enter":
+            core.add(event.value)
+        elif event.kind == "leave":
+            core.abort(event.request_id, FinishReason[event.value])
+        elif event.kind == "wait":
+            core.plan(event.now_s)
+            _load(core)
+
+
+def _load(core: EngineCore) -> None:
+    """KV that moves between tiers, and adapters, are there at once for plans: the device keeps the order."""
+    for transfer in core.take_transfers():
+        if transfer.seq is not None:
+            core.loaded(transfer.seq.request_id)
+    for load in core.take_adapter_loads():
+        core.adapter_loaded(load.name)
+
+
+def _outcome(core: EngineCore, num_iterations: int, events: Iterable[Event]) -> StepOutcome:
+    """What the engine told its core with the commit."""
+    events = list(events)
+    ended = [core.find(event.request_id) for event in events if event.kind == "end"]
+    parents = {event.request_id: event.value for event in events if event.kind == "parents"}
+    return StepOutcome(num_iterations, tuple(seq for seq in ended if seq is not None), parents)
+
+
+def _recorded(row: Step) -> str:
+    return f"{row.plan}, digest {row.digest}"
+
+
+def _replayed(plan: StepPlan | None) -> str:
+    if plan is None:
+        return "no plan"
+    return f"{in_words(plan)}, digest {plan.digest()}"
+
+
+def _state(core: EngineCore, events: Iterable[Event]) -> str:
+    told = "; ".join(f"{event.kind} {event.request_id}" for event in events) or "nothing"
+    running = ", ".join(map(repr, core.running.values()))
+    return (
+        f"told before: {told}. Running: {running}. {core.num_waiting} waiting, "
+        f"{core.pool.num_free} of {core.pool.num_blocks} blocks free"
+    )

@@ -1,0 +1,195 @@
+"""The recorded run in the simulator, with what was recorded in the place of what is modelled.
+
+A run needs three things besides the policies: how long iterations take, how much of that is the host's, and
+when the engine learns of a request. Each can be the recording's or the model's; `experiments.validate.engine.
+decomposition` swaps one after the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from experiments.validate.engine.from_recording import LOADED_S, asked, measured, until_s
+from experiments.validate.engine.recording import Recording
+from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape, Num
+from policies.core.plan import StepPlan, Transfer
+from policies.core.request import Request
+from policies.routing.round_robin import RoundRobin
+from sim.cluster.simulation import Simulation
+from sim.engine.links import Links
+from sim.records.records import RunRecords, Status
+from sim.setup.pool import Pool
+from sim.setup.scenario import Scenario
+from sim.workload.base import Arrival, WorkloadNotes
+
+NEVER = 1 << 30  # tokens: the context ends an answer before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """digests: of every plan, an iteration each."""
+
+    records: RunRecords
+    digests: list[str]
+
+
+def replay_in_simulator(
+    recording: Recording, scenario: Scenario, model: IterationModel, *, as_seen: bool
+) -> Replayed:
+    """Fly the recorded requests on the scenario's engine, iteration by iteration.
+
+    as_seen: the engine learns of each request before the same plan as in the recording; else when the
+    scenario says. Raises ValueError for a recording in which requests were given up.
+    """
+    digests: list[str] = []
+
+    def note(plan: StepPlan) -> None:
+        digests.append(plan.digest())
+
+    start_s = float(recording.engine["start_s"])
+    asked_s = [one.time_s - start_s for one in asked(recording)]
+    simulation = Simulation(
+        source=RecordedSource(recording, as_seen=as_seen),
+        pools=[
+            Pool(
+                core=lambda: scenario.core(int(recording.engine["num_kv_blocks"])),
+                model=model,
+                frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
+                plans_ahead=not as_seen and scenario.engine.host.overlapped,
+                links=lambda: _RecordedLinks(asked_s=asked_s),
+            )
+        ],
+        routing=RoundRobin(),
+        leap=False,
+        until_s=until_s(recording),
+        seed=scenario.seed,
+        on_plan=note,
+    )
+    return Replayed(records=simulation.run(), digests=digests)
+
+
+def num_equal(recording: Recording, digests: list[str]) -> int:
+    """How many launches the simulator planned alike, up to the first that it did not."""
+    first = np.cumsum(recording.steps["num_iterations"]) - recording.steps["num_iterations"]
+    for count, (place, digest) in enumerate(zip(first, recording.steps["digest"], strict=True)):
+        if place >= len(digests) or digests[place] != digest:
+            return count
+    return len(first)
+
+
+class RecordedSource:
+    """The requests of a recording, from the beginning of its run on."""
+
+    def __init__(self, recording: Recording, *, as_seen: bool) -> None:
+        if any(event.kind == "leave" for event in recording.events):
+            raise ValueError("requests were given up: their ends are not the policies' doing")
+        start_s = float(recording.engine["start_s"])
+        seen_s = _seen_s(recording) if as_seen else {}
+        ended = recording.requests.set_index("request_id")
+        arrivals = []
+        for event in recording.events:
+            if event.kind != "enter" or event.request_id not in ended.index:
+                continue
+            request: Request = event.value
+            shifted = request._replace(arrival_s=request.arrival_s - start_s)
+            if request.deadline_s is not None:
+                shifted = shifted._replace(deadline_s=request.deadline_s - start_s)
+            if ended["status"][event.request_id] == Status.finished.name:
+                num_tokens = int(ended["longest_tokens"][event.request_id])
+            else:  # the recording ends before it does
+                num_tokens = request.max_tokens or NEVER
+            time_s = seen_s[event.request_id] - start_s if as_seen else None
+            arrivals.append(Arrival(shifted, num_tokens, time_s=time_s))
+        self._arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
+        self.num_requests: int | None = len(arrivals)
+        self.last_arrival_s: float | None = self._arrivals[-1].at_s if arrivals else None
+        self.patience_s: float | None = None
+        self.notes = WorkloadNotes()
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        return None
+
+
+def _seen_s(recording: Recording) -> dict[int, float]:
+    """By request id, a moment at which a simulated engine takes it in before the same plan."""
+    return {request_id: one.seen_s for one in asked(recording) for request_id in one.request_ids}
+
+
+@dataclass(kw_only=True, slots=True)
+class _RecordedLinks(Links):
+    """Copies are there at once, or, where the engine waited for them, with what came meanwhile.
+
+    What they took is part of the recorded times. asked_s: when the policies were asked.
+    """
+
+    asked_s: list[float]
+
+    def begin(self, transfer: Transfer, now: float) -> float:
+        place = bisect(self.asked_s, now + LOADED_S / 2)
+        next_s = self.asked_s[place] if place < len(self.asked_s) else inf
+        return next_s if next_s < now + 2 * LOADED_S else now
+
+
+class RecordedTimes:
+    """An `IterationModel` that gives each iteration the time that one of its shape took, the first one first.
+
+    Shapes that were not recorded take what the base says, times what recorded ones took over it. host_only:
+    the recorded time is that outside of the executor, and is added to the base's, which knows no host.
+    """
+
+    def __init__(self, recording: Recording, base: IterationModel, *, host_only: bool = False) -> None:
+        iterations = measured(recording).iterations
+        assert iterations is not None
+        times_s = iterations["duration_s"].to_numpy(dtype=np.float64)
+        if host_only:
+            steps = recording.steps
+            compute_s = (steps["compute_s"] / steps["num_iterations"]).to_numpy(dtype=np.float64)
+            times_s = np.maximum(times_s - np.repeat(compute_s, steps["num_iterations"]), 0.0)
+        shapes = list(zip(*(iterations[name].tolist() for name in COUNTED), strict=True))
+        self._times_s: dict[tuple[float, ...], deque[float]] = {}
+        for shape, time_s in zip(shapes, times_s.tolist(), strict=True):
+            self._times_s.setdefault(shape, deque()).append(time_s)
+        self._base = base
+        self._host_only = host_only
+        self._mean_s = float(times_s.mean())
+        priced_s = sum(float(base.seconds(IterationShape(*shape))) for shape in shapes)
+        self._scale = float(times_s.sum()) / priced_s
+        self.peak_flops_per_s = base.peak_flops_per_s
+        self.peak_bytes_per_s = base.peak_bytes_per_s
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Of one iteration, which counts as run with it."""
+        recorded_s = self._times_s.get(tuple(int(number) for number in shape[:-1]))
+        base_s = float(self._base.seconds(shape)) if self._host_only or not recorded_s else 0.0
+        if self._host_only:
+            return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)
+        return recorded_s.popleft() if recorded_s else base_s * self._scale
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """The same of consecutive iterations."""
+        return [
+            self.seconds(IterationShape(num_seqs, num_context_tokens + i * num_seqs, 0, 0, 0, 0, num_seqs))
+            for i in range(num_iterations)
+        ]
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        return self._base.breakdown(shape)
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        return self._base.explain(shape)
+
+    def flops(self, shape: IterationShape) -> Num:
+        return self._base.flops(shape)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        return self._base.bytes_moved(shape)

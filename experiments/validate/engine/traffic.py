@@ -1,0 +1,78 @@
+"""One traffic for both worlds: paced to a load, and with answers of a length that both can end at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from policies.core.request import Request
+from sim.setup.scenario import Scenario
+from sim.workload.base import Arrival, Source, Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paced:
+    """A workload whose clients take `stretch` times as long between their requests.
+
+    Clients ask for just as many tokens as they get: the engine has no other way to end an answer early.
+    """
+
+    workload: Workload
+    stretch: float = 1.0
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        return _PacedSource(self.workload.source(seed=seed, max_model_len=max_model_len), self.stretch)
+
+
+class _PacedSource:
+    def __init__(self, source: Source, stretch: float) -> None:
+        self._source = source
+        self._stretch = stretch
+        self.num_requests = source.num_requests
+        last_s = source.last_arrival_s
+        self.last_arrival_s = None if last_s is None else last_s * stretch
+        self.patience_s = source.patience_s
+        self.notes = source.notes
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for arrival in self._source.arrivals():
+            yield self._paced(arrival, 0.0)
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        arrival = self._source.follow_up(request, now, num_output_tokens)
+        return None if arrival is None else self._paced(arrival, now)
+
+    def _paced(self, arrival: Arrival, from_s: float) -> Arrival:
+        request, num_tokens = arrival.request, arrival.num_output_tokens
+        arrival_s = from_s + self._stretch * (request.arrival_s - from_s)
+        paced = request._replace(arrival_s=arrival_s, max_tokens=num_tokens)
+        if request.deadline_s is not None:
+            paced = paced._replace(deadline_s=arrival_s + request.deadline_s - request.arrival_s)
+        return Arrival(paced, num_tokens)
+
+
+def exact(scenario: Scenario) -> Scenario:
+    """At the workload's own pace."""
+    return replace(scenario, workload=Paced(workload=scenario.workload))
+
+
+def at_load(scenario: Scenario, load: float) -> Scenario:
+    """Paced to a share of the simulated capacity: requests a second if all were there at once.
+
+    Raises ValueError for a workload whose clients leave no time between their requests.
+    """
+    paced = Paced(workload=scenario.workload)
+    own = scenario.simulate(paced.source(seed=scenario.seed, max_model_len=scenario.max_model_len))
+    crowd = replace(scenario, workload=replace(paced, stretch=0.0))
+    records = crowd.simulate(crowd.source())
+    own_s = float(own.requests["arrival_s"].max())
+    if not own_s > float(records.requests["arrival_s"].max()):
+        raise ValueError(
+            f"load={load:g}: the workload's requests all come at once, or as soon as others have ended: they "
+            "cannot be paced; leave load out (load=null)"
+        )
+    shortest_s = float(records.requests["last_token_s"].max())
+    if math.isnan(shortest_s):
+        raise ValueError(f"load={load:g}: the simulated engine answers none of the requests")
+    return replace(scenario, workload=replace(paced, stretch=shortest_s / load / own_s))

@@ -1,0 +1,142 @@
+"""What recordings of our own engine and one simulated run say about each other: decisions, errors, causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.validate.engine.decomposition import Decomposition, decompose
+from experiments.validate.engine.from_recording import measured
+from experiments.validate.engine.recording import Recording
+from experiments.validate.engine.replay import Equivalence, replay
+from experiments.validate.errors import Fidelity, fidelity_of
+from experiments.validate.foreign_run import write_tables
+from experiments.validate.measured import of_records
+from experiments.validate.metrics import scaled
+from experiments.validate.printed import print_fidelity
+from experiments.validate.report import write_validation
+from experiments.validate.settings import ValidateSettings
+from sim.records.result import RunResult
+from sim.setup.scenario import Scenario
+from sim.workload.base import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """equivalences: of each recording. decomposition: None where it cannot be had, which notes say."""
+
+    result: RunResult
+    fidelity: Fidelity
+    equivalences: tuple[Equivalence, ...]
+    decomposition: Decomposition | None
+    notes: tuple[str, ...]
+
+    @property
+    def num_equal(self) -> int:
+        return sum(one.num_equal for one in self.equivalences)
+
+    @property
+    def num_steps(self) -> int:
+        return sum(one.num_steps for one in self.equivalences)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every plan was decided again, in the simulator, too."""
+        decomposed = self.decomposition
+        return self.num_equal == self.num_steps and (
+            decomposed is None or decomposed.num_equal == decomposed.num_steps
+        )
+
+    @property
+    def share_equal(self) -> float:
+        """Of plans, the smaller one of replay and simulator."""
+        counts = [(self.num_equal, self.num_steps)]
+        if self.decomposition is not None:
+            counts.append((self.decomposition.num_equal, self.decomposition.num_steps))
+        return min(equal / steps if steps else 1.0 for equal, steps in counts)
+
+    @property
+    def decisions(self) -> str:
+        """In words; of the first difference, what led there."""
+        text = f"{self.num_equal:,} of {self.num_steps:,} plans of the engine are decided again"
+        if self.decomposition is not None:
+            equal, steps = self.decomposition.num_equal, self.decomposition.num_steps
+            text += f", {equal:,} of {steps:,} in the simulator with the recorded times"
+        found = [one.difference for one in self.equivalences if one.difference is not None]
+        if not found:
+            return f"{text}."
+        first = found[0]
+        return (
+            f"{text}. First difference at step {first.step}, {first.now_s:.6f} s: recorded {first.recorded}; "
+            f"replayed {first.replayed}. {first.state}."
+        )
+
+    def print(self, console: Console) -> None:
+        """On the terminal."""
+        colour = "bold green" if self.is_equal else "bold red"
+        console.print(self.decisions, style=colour, highlight=False, soft_wrap=True)
+        parts = () if self.decomposition is None else self.decomposition.parts
+        print_fidelity(self.fidelity, self.notes, console, parts)
+
+
+def judge(
+    settings: ValidateSettings, scenario: Scenario, recordings: Sequence[Recording], source: Source
+) -> Verdict:
+    """scenario: with as many KV blocks as the engine had. source: what is simulated."""
+    num_blocks = scenario.plan_memory().num_blocks
+    equivalences = tuple(replay(one, scenario.core(num_blocks)) for one in recordings)
+    result = scenario.run(source)
+    notes = list(result.summary["notes"])
+    fidelity = fidelity_of(
+        result,
+        [measured(one, f"flight {i}") for i, one in enumerate(recordings)],
+        trim=scenario.metrics,
+        thresholds=settings.thresholds,
+        slos=scaled(scenario.slo, settings.slo_scales),
+    )
+    decomposition = None
+    try:
+        decomposition = decompose(recordings, scenario, of_records(result.records))
+    except ValueError as error:
+        notes.append(f"The error is not taken apart: {error}.")
+    if len(recordings) == 1:
+        notes.append("One flight has no noise floor; repeats=2, or against= several recordings, give one.")
+    return Verdict(
+        result=result,
+        fidelity=fidelity,
+        equivalences=equivalences,
+        decomposition=decomposition,
+        notes=tuple(notes),
+    )
+
+
+def write_verdict(
+    folder: Path,
+    verdict: Verdict,
+    *,
+    title: str,
+    config: dict[str, Any],
+    recordings: Sequence[Recording],
+    page: bool,
+    tables: bool,
+) -> list[Path]:
+    """validation.json and report.html, and what stands behind them; returns the paths of these two."""
+    parts = () if verdict.decomposition is None else verdict.decomposition.parts
+    written = write_validation(
+        folder,
+        verdict.fidelity,
+        title=title,
+        config=config,
+        notes=verdict.notes,
+        parts=parts,
+        equivalence=verdict.decisions,
+        measured_environment=recordings[0].engine.get("environment"),
+        page=page,
+    )
+    if tables:
+        write_tables(folder, verdict.result, verdict.fidelity.reals)
+    return written

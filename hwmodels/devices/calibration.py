@@ -1,0 +1,64 @@
+"""What kernels reach on one device: the figures of every operator's curve, and where they were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hwmodels.checks import check_finite
+from hwmodels.devices.device import Device
+from hwmodels.operators.attention import AttentionCurve
+from hwmodels.operators.collectives import CollectiveCurve
+from hwmodels.operators.gemm import GemmCurve
+from hwmodels.operators.mla import MlaCurve
+from hwmodels.operators.moe import MoeCurve
+from hwmodels.operators.stream import StreamCurve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Parameters of the curves. The defaults are medians over the measured devices: level `spec`."""
+
+    measured_on: str | None = None
+    """Name of the device that was measured; None: nothing was."""
+    source: str = ""
+    """Of the measurements, with the date of the fit."""
+    sustained_clock_share: float = 0.9
+    """Clock of the SMs under an engine's continuous load, over that in a benchmark of single operators.
+
+    Power, not silicon, limits long prefills. From whole-engine TTFT of long prompts, not from operators.
+    """
+    start_share: float = 0.8
+    """Of a kernel's start measured alone, what is left where kernels follow each other in a stream or graph.
+
+    The start of one overlaps the end of the one before. From whole-engine TPOT of small batches.
+    """
+    gemm: GemmCurve = field(default_factory=GemmCurve)
+    attention: AttentionCurve = field(default_factory=AttentionCurve)
+    mla: MlaCurve = field(default_factory=MlaCurve)
+    moe: MoeCurve = field(default_factory=MoeCurve)
+    collectives: CollectiveCurve = field(default_factory=CollectiveCurve)
+    stream: StreamCurve = field(default_factory=StreamCurve)
+
+    def __post_init__(self) -> None:
+        for name in ("sustained_clock_share", "start_share"):
+            value = getattr(self, name)
+            check_finite(name, value)
+            if value > 1:
+                raise ValueError(f"{name}={value}: must be a share, > 0 and <= 1")
+
+    def under_load(self, device: Device) -> Device:
+        """The device as operators of a busy engine find it: its peaks at the sustained clock."""
+        share = self.sustained_clock_share
+        peaks = {dtype: peak * share for dtype, peak in device.peak_flops_per_s.items()}
+        return replace(device, peak_flops_per_s=peaks)
+
+    def in_a_stream(self) -> Calibration:
+        """The same with the starts of kernels as they are when one follows the other."""
+        share = self.start_share
+        return replace(
+            self,
+            gemm=replace(self.gemm, start_s=share * self.gemm.start_s),
+            attention=replace(self.attention, decode_start_s=share * self.attention.decode_start_s),
+            moe=replace(self.moe, kernel_s=share * self.moe.kernel_s),
+            stream=replace(self.stream, start_s=share * self.stream.start_s),
+        )

@@ -1,0 +1,91 @@
+"""One accelerator as its data sheet describes it, and the shares of those figures that programs reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.checks import check_finite, check_whole
+from hwmodels.devices.interconnect import Link
+
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+"""Data types that a peak may be given for, and the bytes of one element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Figures of one accelerator. Peaks are dense: a data sheet's "with sparsity" figure is twice ours."""
+
+    name: str
+    memory_bytes: float
+    """Total that the driver reports."""
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    """By dtype (`DTYPE_BYTES`); the types that the chip computes in. Integer types: operations/s."""
+    num_sms: int
+    """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them."""
+    l2_bytes: float
+    """Last cache that all of them share (Infinity Cache on AMD). What fits comes faster than from memory."""
+    sparse_tensor_cores: bool = False
+    """Whether matrices with two zeros in each four weights run at twice the dense peak (Ampere and later)."""
+    tdp_w: float
+    """Board power limit."""
+    idle_w: float
+    """Board power while nothing runs, memory clocked up (nvidia-smi: P0), as in a server between requests."""
+    pcie: Link
+    """To the host, and to other devices where there is no better one."""
+    scale_up: Link | None = None
+    """Among the devices of a node (NVLink, xGMI), where there is such a thing."""
+    inter_node: Link | None = None
+    """To a device of another node (InfiniBand, RoCE), where nodes usually have one such port a device."""
+    gpus_per_node: int = 8
+    """Usual number of devices a node, the largest tensor parallelism that is offered."""
+    price_usd_per_hour: float
+    price_source: str
+    """Where the price comes from, and when; prices age fast."""
+    source: str
+    """Where the other figures come from."""
+
+    def __post_init__(self) -> None:
+        check_finite("memory_bytes", self.memory_bytes, unit="bytes")
+        check_finite("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, unit="bytes/s")
+        check_finite("l2_bytes", self.l2_bytes, unit="bytes")
+        check_finite("tdp_w", self.tdp_w, unit="W")
+        check_finite("idle_w", self.idle_w, unit="W", zero_allowed=True)
+        if self.idle_w >= self.tdp_w:
+            raise ValueError(f"idle_w={self.idle_w}: must be below tdp_w={self.tdp_w} W")
+        check_finite("price_usd_per_hour", self.price_usd_per_hour, unit="$/h", zero_allowed=True)
+        check_whole("num_sms", self.num_sms)
+        check_whole("gpus_per_node", self.gpus_per_node)
+        for dtype, peak in self.peak_flops_per_s.items():
+            if dtype not in DTYPE_BYTES:
+                raise ValueError(f"peak_flops_per_s.{dtype}: unknown dtype; known: {', '.join(DTYPE_BYTES)}")
+            check_finite(f"peak_flops_per_s.{dtype}", peak, unit="FLOP/s")
+
+    @property
+    def link(self) -> Link:
+        """The fastest way to the other devices of the node."""
+        return self.pcie if self.scale_up is None else self.scale_up
+
+    def check_node_holds(self, num_ranks: int) -> None:
+        """Raise ValueError where num_ranks devices share neither a node nor a fabric as fast (GB200)."""
+        beyond = self.inter_node
+        if beyond is not None and 2 * beyond.bandwidth_bytes_per_s >= self.link.bandwidth_bytes_per_s:
+            return
+        if not 1 <= num_ranks <= self.gpus_per_node:
+            raise ValueError(
+                f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, "
+                f"the devices of one node ({self.name}: gpus_per_node)"
+            )
+
+    def compute_dtype(self, requested: str) -> str:
+        """The dtype that a model whose checkpoint says `requested` runs in here.
+
+        The requested one; bf16 becomes fp16 on chips older than Ampere (T4), which have no bf16 units: same
+        bytes, the choice every engine leaves its users there. Raises ValueError where there is neither.
+        """
+        if requested in self.peak_flops_per_s:
+            return requested
+        if requested == "bf16" and "fp16" in self.peak_flops_per_s:
+            return "fp16"
+        known = ", ".join(self.peak_flops_per_s)
+        raise ValueError(f"dtype={requested}: {self.name} does not compute in it; it has {known}")

@@ -1,0 +1,161 @@
+"""Reading a Hugging Face config.json: from its fields to the settings of a `ModelSpec`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
+from hwmodels.hf.fields import Fields, shown, wrong
+from hwmodels.hf.quantization import stored_weights
+from hwmodels.model.attention import Attention
+from hwmodels.model.block import Block, DraftHeads
+from hwmodels.model.mlp import MixtureOfExperts, Mlp
+
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
+
+OF_THE_WHOLE_MODEL = (
+    "dtype",
+    "torch_dtype",
+    "tie_word_embeddings",
+    "quantization_config",
+    "compression_config",
+)
+"""Fields that a multimodal model may have beside its text_config instead of in it."""
+
+OTHER_TOWERS = ("vision_config", "audio_config")
+
+
+class TextConfig(NamedTuple):
+    """The language model's part of a config.json."""
+
+    architecture: str
+    how: Architecture
+    config: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and its fields, from a config.json or the folder that holds one. Raises ValueError."""
+    file = path / "config.json" if path.is_dir() else path
+    return file, load_json_object(file)
+
+
+def load_json_object(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file}: must hold one JSON object, holds a {type(config).__name__}")
+    return config
+
+
+def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields say, in `ModelSpec`'s terms.
+
+    Raises ValueError: field=value: rule. A field that is not understood is refused, since a price without it
+    may be wrong, unless it is null, false, zero or empty.
+    """
+    architecture, how, text, notes = text_config(config)
+    fields = Fields(text, how.defaults)
+    needed = (*REQUIRED, *how.needs)
+    if missing := [name for name in needed if fields.config.get(name) is None]:
+        raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
+    fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *OTHER_TOWERS)
+    blocks = blocks_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    settings = {
+        "hidden_size": fields.whole("hidden_size"),
+        "vocab_size": fields.whole("vocab_size"),
+        "max_position_embeddings": fields.whole("max_position_embeddings"),
+        "blocks": blocks,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
+        "dtype": checkpoint_dtype(fields),
+        "draft": draft_heads(fields, how),
+    }
+    notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
+    if unknown := fields.not_understood():
+        given = ", ".join(f"{name}={shown(value)}" for name, value in unknown.items())
+        raise ValueError(
+            f"{given}: not understood, may change what {architecture} computes; "
+            "take out of the file what does not"
+        )
+    stored = stored_weights(
+        text.get("quantization_config") or text.get("compression_config"),
+        has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
+    )
+    return {
+        **settings,
+        "weights": stored.weights,
+        "moe_weights": stored.moe_weights,
+        "kv_cache_dtype": stored.kv_cache_dtype,
+        "notes": notes + stored.notes,
+    }
+
+
+def text_config(config: Mapping[str, Any]) -> TextConfig:
+    """The language model of a config.json; raises ValueError where the architecture is not known."""
+    names = config.get("architectures")
+    if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
+        raise wrong("architectures", names, f"must be a list of one name; known: {', '.join(KNOWN)}")
+    name: str = names[0]
+    if name in ARCHITECTURES:
+        return TextConfig(name, ARCHITECTURES[name], config, ())
+    if name not in WRAPPERS:
+        raise ValueError(
+            f"architectures={name}: unknown architecture; known: {', '.join(KNOWN)}; "
+            f"fields not understood: {', '.join(unknown_to_all(config)) or 'none'}"
+        )
+    ignored = [tower.removesuffix("_config") for tower in OTHER_TOWERS if config.get(tower)]
+    notes = tuple(f"{tower} tower ignored: text in, text out" for tower in ignored)
+    inner = config.get("text_config")
+    if inner is None:
+        return TextConfig(name, WRAPPERS[name], config, notes)
+    if not isinstance(inner, Mapping):
+        raise wrong("text_config", inner, "must be an object")
+    outer = {key: config[key] for key in OF_THE_WHOLE_MODEL if config.get(key) is not None}
+    return TextConfig(name, WRAPPERS[name], {**outer, **inner}, notes)
+
+
+def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
+    """Fields that a reader of dense models with grouped-query attention does not understand."""
+    fields = Fields(config)
+    fields.ignore(*REQUIRED, *OF_THE_WHOLE_MODEL, "architectures", "intermediate_size", "num_key_value_heads")
+    fields.ignore(
+        "head_dim", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types"
+    )
+    return list(fields.not_understood())
+
+
+def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
+    """Layers that are alike in one block each, in the order in which the kinds first occur."""
+    counts: dict[tuple[Attention, Mlp], int] = {}
+    for layer in zip(attention, mlp, strict=True):
+        counts[layer] = counts.get(layer, 0) + 1
+    return tuple(
+        Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
+        for (attention, mlp), count in counts.items()
+    )
+
+
+def draft_heads(fields: Fields, how: Architecture) -> DraftHeads | None:
+    """The MTP layers of the checkpoint, if it has any."""
+    layers = sum(fields.count(name) for name in how.draft_layers)
+    return DraftHeads(kind="mtp", num_heads=layers) if layers else None
+
+
+def checkpoint_dtype(fields: Fields) -> str:
+    """Recent versions of transformers write `dtype`, older ones `torch_dtype`; without either: bf16."""
+    for name in ("dtype", "torch_dtype"):
+        value = fields.value(name)
+        if value is not None:
+            if not isinstance(value, str) or value not in DTYPES:
+                raise wrong(name, value, f"must be one of {', '.join(DTYPES)}")
+            return DTYPES[value]
+    return "bf16"

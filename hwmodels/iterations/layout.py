@@ -1,0 +1,241 @@
+"""How one replica of a model is cut over devices, and the share of an iteration that each device gets.
+
+    tensor     heads, MLP columns and vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
+    sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
+               (Korthikanti 2022)
+    pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019), which
+               follow each other without a gap, those of the next iteration too (vLLM, TensorRT-LLM)
+    context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or the queries do where
+               they are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
+    attention data   every group of tensor-parallel devices has sequences of its own; the experts are shared
+    expert     routed experts are shared out; tokens travel to them and back (GShard, Lepikhin 2020)
+
+tensor x context x attention data x pipeline = devices of a replica; of a stage's devices, expert-parallel
+ones hold different experts and the rest cut each expert's matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hwmodels.checks import check_whole
+from hwmodels.devices.device import Device
+from hwmodels.exact import divided_up, larger, smaller
+from hwmodels.iterations.iteration import IterationShape, Num
+from hwmodels.model.matrices import share_of
+from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
+
+SMALLEST_PIECE = 256
+"""Tokens: chunks are cut no smaller to fill micro-batches. Fewer take as long, for reading the weights."""
+
+
+class RankBatch(NamedTuple):
+    """What one device computes of an iteration, or, of each micro-batch of it. Numbers or arrays.
+
+    The fullest device counts: sequences are shared out whole.
+    """
+
+    tokens: Num
+    """Rows of its projections; with a CUDA graph, the captured size."""
+    all_tokens: Num
+    """Tokens entering a layer of experts, from all devices of the stage."""
+    rows: Num
+    """Sampled."""
+    decode_seqs: Num
+    decode_context_tokens: Num
+    prefill_seqs: Num
+    prefill_tokens: Num
+    prefill_pairs: Num
+    prefill_context_tokens: Num
+    adapter_tokens: Num = 0
+    adapter_rank_tokens: Num = 0
+    adapter_ranks: Num = 0
+
+
+class InFlight(NamedTuple):
+    """Micro-batches of an iteration. Numbers or arrays."""
+
+    full: Num
+    """As large as `rank_batch` says: with a piece of a chunk, or, without chunks in the iteration, all."""
+    light: Num
+    """The others: `without_chunks`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelLayout:
+    """Devices of one replica. The sizes are those of vLLM and SGLang."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    """Groups among which routed experts are shared out; 1: every device holds a slice of every expert."""
+    sequence_parallel: bool = False
+    num_micro_batches: int | None = None
+    """Into which a pipeline cuts each iteration's batch, at most; None: as many as stages."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "context_parallel_size",
+            "attention_data_parallel_size",
+            "expert_parallel_size",
+        ):
+            check_whole(name, getattr(self, name))
+        if self.num_micro_batches is not None:
+            check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one a stage")
+        if self.stage_size % self.expert_parallel_size:
+            raise ValueError(
+                f"expert_parallel_size={self.expert_parallel_size}: must divide the {self.stage_size} "
+                "devices of a stage, tensor x context x attention data parallel"
+            )
+
+    @property
+    def stage_size(self) -> int:
+        """Devices that hold the same layers."""
+        return self.tensor_parallel_size * self.num_token_groups
+
+    @property
+    def num_token_groups(self) -> int:
+        """Tensor-parallel groups of a stage; each has tokens of its own."""
+        return self.context_parallel_size * self.attention_data_parallel_size
+
+    @property
+    def num_devices(self) -> int:
+        """Of one replica."""
+        return self.stage_size * self.pipeline_parallel_size
+
+    @property
+    def expert_tensor_parallel_size(self) -> int:
+        """Devices that share one expert's matrices."""
+        return self.stage_size // self.expert_parallel_size
+
+    @property
+    def micro_batches(self) -> int:
+        """At most; a batch of fewer sequences leaves some of them empty."""
+        return self.num_micro_batches or self.pipeline_parallel_size
+
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """By stage. Layers left over go to stages before the last, which has the LM head, as in vLLM.
+
+        33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8.
+        """
+        each, left = divmod(num_layers, self.pipeline_parallel_size)
+        before_last = range(self.pipeline_parallel_size - 1 - left, self.pipeline_parallel_size - 1)
+        return tuple(each + (stage in before_last) for stage in range(self.pipeline_parallel_size))
+
+    def stage_share(self, num_layers: int) -> float:
+        """Of a model's layers, on the stage that holds the most: 31 of 61 in 2 stages."""
+        return share_of(num_layers, self.pipeline_parallel_size) / num_layers
+
+    @property
+    def num_batch_shares(self) -> int:
+        """Among how many attention groups and micro-batches an iteration's sequences are shared out."""
+        return self.attention_data_parallel_size * self.micro_batches
+
+    def nodes_spanned(self, num_ranks: int, device: Device, stride: int = 1) -> int:
+        """Nodes that num_ranks devices lie in, every stride-th of a row; each node holds as many of them.
+
+        Eight to a node: 2 ranks 8 apart in 2 nodes, 4 ranks 4 apart in 2, 9 neighbours in 3.
+        """
+        least = min(num_ranks, divided_up(num_ranks * stride, device.gpus_per_node))
+        return next(nodes for nodes in range(least, num_ranks + 1) if num_ranks % nodes == 0)
+
+    def check(self, model: ModelSpec, device: Device) -> None:
+        """Raise ValueError where the model or the node does not allow this layout."""
+        device.check_node_holds(self.tensor_parallel_size)
+        model.check_tensor_parallel_size(self.tensor_parallel_size)
+        if self.pipeline_parallel_size > model.num_layers:
+            raise ValueError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size}: must be <= {model.num_layers}, "
+                f"the layers of {model.name}"
+            )
+        experts = [b.mlp for b in model.blocks if isinstance(b.mlp, MixtureOfExperts)]
+        if self.expert_parallel_size > 1 and not experts:
+            raise ValueError(
+                f"expert_parallel_size={self.expert_parallel_size}: {model.name} has no experts; must be 1"
+            )
+        for mlp in experts:
+            if mlp.num_experts % self.expert_parallel_size:
+                divisors = [n for n in range(1, mlp.num_experts + 1) if mlp.num_experts % n == 0]
+                nearest = min(divisors, key=lambda n: abs(n - self.expert_parallel_size))
+                raise ValueError(
+                    f"expert_parallel_size={self.expert_parallel_size}: must divide the {mlp.num_experts} "
+                    f"experts of {model.name}; nearest: {nearest}"
+                )
+        if self.num_devices > device.gpus_per_node and device.inter_node is None:
+            raise ValueError(
+                f"{self.num_devices} devices a replica: a node holds {device.gpus_per_node} {device.name}, "
+                "and inter_node says nothing of a link between nodes"
+            )
+
+    def rank_batch(self, shape: IterationShape) -> RankBatch:
+        """The fullest device's share of an iteration (of each of its micro-batches)."""
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters = shape
+        shares, ring = self.num_batch_shares, self.context_parallel_size
+        if shares == 1 and ring == 1:
+            tokens = decodes + new
+            own = (tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
+            return RankBatch(*own) if adapters is None else RankBatch(*own, *adapters)
+        # Products before quotients: shares of alike sequences come out exact, and so no price dips by a bit.
+        own_decodes = divided_up(decodes, shares)
+        some_chunks = larger(chunks, 1)
+        group_chunks = divided_up(chunks, self.attention_data_parallel_size)
+        group_new = new * group_chunks / some_chunks
+        group_pairs = pairs * group_chunks / some_chunks
+        passing = self._passing_at_once(group_new, group_chunks)
+        own_new = divided_up(passing, ring)
+        # Each chunk takes a token at least; the context is that of the chunks that are here.
+        own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
+        passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
+        with_adapters: tuple[Any, ...] = ()
+        if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
+            share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
+            with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+        batch = RankBatch(
+            tokens=own_decodes + own_new,
+            all_tokens=divided_up(decodes, self.micro_batches)
+            + self._passing_at_once(new, chunks, self.attention_data_parallel_size),
+            rows=divided_up(rows, shares),
+            decode_seqs=own_decodes,
+            decode_context_tokens=context * own_decodes / larger(decodes, 1) / ring,
+            prefill_seqs=own_chunks,
+            prefill_tokens=own_new,
+            prefill_pairs=passing_pairs / ring,
+            prefill_context_tokens=prefill_context * own_chunks / some_chunks,
+        )
+        return batch if adapters is None else RankBatch(*batch[:9], *with_adapters)
+
+    def in_flight(self, shape: IterationShape) -> InFlight:
+        """How many micro-batches an iteration has, none of them empty."""
+        decodes, _, chunks, new, *_ = shape
+        groups = self.attention_data_parallel_size
+        decoding = smaller(divided_up(decodes, groups), self.micro_batches)
+        group_new = new * divided_up(chunks, groups) / larger(chunks, 1)
+        passing = larger(self._passing_at_once(group_new, divided_up(chunks, groups)), 1)
+        prefilling = smaller(divided_up(group_new, passing), self.micro_batches)
+        with_chunk = smaller(prefilling, 1)
+        full = prefilling + decoding * (1 - with_chunk)
+        return InFlight(full, larger(decoding - prefilling, 0) * with_chunk)
+
+    def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
+        """The fullest device's share of a micro-batch that only decodes; batch: of one with a chunk."""
+        all_tokens = divided_up(shape.decode_seqs, self.micro_batches)
+        decodes = batch.decode_seqs
+        return RankBatch(decodes, all_tokens, decodes, decodes, batch.decode_context_tokens, 0, 0, 0, 0)
+
+    def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
+        """New tokens of the fullest micro-batch, of chunks that are alike, in so many attention groups.
+
+        An equal share, but no smaller piece of a chunk than `SMALLEST_PIECE`, so that neither a longer chunk
+        nor one chunk more is ever cheaper. 4 micro-batches: of a chunk of 100 tokens 100, of 600 tokens 256,
+        of 2,000 tokens 500.
+        """
+        share = divided_up(new, self.micro_batches)
+        if self.micro_batches == 1:
+            return share
+        piece = smaller(divided_up(new, larger(chunks, 1)), SMALLEST_PIECE) * smaller(chunks, groups)
+        return larger(share, smaller(piece, new))

@@ -1,0 +1,258 @@
+"""What a device's memory is spent on, and how many KV blocks are left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hwmodels.assembly.site import Lora
+from hwmodels.checks import check_whole
+from hwmodels.devices.device import Device
+from hwmodels.devices.host import CudaGraphs
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model.matrices import Ranks, share_of
+from hwmodels.model.mlp import MixtureOfExperts
+from hwmodels.model.model_spec import ModelSpec
+
+GIB = 2.0**30
+
+RUNTIME_BYTES = 0.75 * GIB
+"""What the driver keeps back of the total it reports (some 0.4 GiB), CUDA context, library workspaces."""
+
+COMMUNICATION_BYTES = 0.5 * GIB
+"""Buffers of NCCL and of custom all-reduces, where a replica has more than one device."""
+
+GRAPH_BYTES = 4 * 2.0**20
+"""Of one captured graph besides the shared activation pool: kernel parameters; 51 graphs take 0.2 GiB."""
+
+SAMPLER_BYTES_PER_LOGIT = 16
+"""fp32 logits, their sorted copy, the sort's 64-bit indices: what top-p sampling holds at its peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """One device's memory, in bytes: the fullest one's, where the stages of a pipeline differ.
+
+    usable = weights + adapters + activations + graphs + runtime + windows and states + KV blocks
+             + less than a block
+    """
+
+    usable_bytes: float
+    """memory_bytes x gpu_memory_utilization; all of memory_bytes where the number of blocks is given."""
+    weights_bytes: float
+    activation_bytes: float
+    cuda_graph_bytes: float
+    runtime_bytes: float
+    window_and_state_bytes: float
+    """Set aside for every slot: KV of layers with a window, states of linear attention."""
+    kv_bytes_per_token: float
+    """In KV blocks."""
+    block_size: int
+    num_blocks: int
+    """Physical blocks of a replica, a null block included if the engine keeps one."""
+    adapter_bytes: float = 0.0
+    """Of LoRA."""
+    num_pools: int = 1
+    """Groups of devices with blocks of their own; within one, each device has its layers and heads of all."""
+
+    @property
+    def kv_bytes(self) -> float:
+        return self.num_blocks / self.num_pools * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Everything but KV blocks."""
+        return (
+            self.weights_bytes
+            + self.adapter_bytes
+            + self.activation_bytes
+            + self.cuda_graph_bytes
+            + self.runtime_bytes
+            + self.window_and_state_bytes
+        )
+
+
+def plan_memory(
+    *,
+    model: ModelSpec,
+    device: Device,
+    layout: ParallelLayout | None = None,
+    gpu_memory_utilization: float = 0.9,
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    max_model_len: int | None = None,
+    block_size: int = 16,
+    num_kv_blocks: int | None = None,
+    cuda_graphs: CudaGraphs | None = None,
+    lora: Lora | None = None,
+    with_draft: bool = False,
+) -> MemoryPlan:
+    """Share out each device's memory; num_kv_blocks fixes the number of blocks, else they fill what is left.
+
+    Llama-3.1-8B on an RTX 4090 at 0.9, defaults: 21.59 GiB usable - 14.96 weights - 0.55 activations
+    - 0.25 graphs - 0.75 runtime = 5.08 GiB of KV: 2,602 blocks of 16 tokens (vLLM 0.19 itself found 2,588).
+    With attention data parallel, num_blocks are those of all attention groups together; with context parallel
+    those of all devices that share a sequence. Layers with a window have their own places in every slot, or
+    share the blocks as if they had none, whichever leaves more blocks. lora: all active adapters are kept;
+    with_draft: so are draft heads.
+    Raises ValueError where not one block fits, with the smallest tensor parallelism that would do, and where
+    num_kv_blocks do not fit the device.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
+    limits = {
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": max_num_seqs,
+        "block_size": block_size,
+    }
+    if num_kv_blocks is not None:
+        limits["num_kv_blocks"] = num_kv_blocks
+    for name, value in limits.items():
+        check_whole(name, value)
+    layout = layout or ParallelLayout()
+    layout.check(model, device)
+    model = replace(model, dtype=device.compute_dtype(model.dtype))
+    graphs = cuda_graphs or CudaGraphs()
+    budget_bytes = device.memory_bytes * (gpu_memory_utilization if num_kv_blocks is None else 1)
+    context = max_model_len or model.max_position_embeddings
+    pools = layout.attention_data_parallel_size * layout.context_parallel_size
+
+    def without_kv(layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
+        slots = max_num_seqs / layout.attention_data_parallel_size
+        in_blocks, set_aside = kv_split(
+            model, layout.tensor_parallel_size, slots, context if windows_by_slot else 0
+        )
+        communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
+        return MemoryPlan(
+            usable_bytes=budget_bytes,
+            weights_bytes=weight_bytes(model, layout, with_draft=with_draft),
+            activation_bytes=activation_bytes(model, layout, max_num_batched_tokens, max_num_seqs),
+            cuda_graph_bytes=cuda_graph_bytes(model, layout, graphs),
+            runtime_bytes=RUNTIME_BYTES + communication,
+            window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
+            kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers),
+            adapter_bytes=0.0 if lora is None else adapter_bytes(model, layout, lora),
+            block_size=block_size,
+            num_blocks=0,
+            num_pools=pools,
+        )
+
+    def missing_bytes(layout: ParallelLayout) -> float:
+        """What a rank would need beyond its budget; not positive where it fits."""
+        plan = without_kv(layout)
+        blocks = (num_kv_blocks or pools) / pools
+        return plan.fixed_bytes + blocks * block_size * plan.kv_bytes_per_token - budget_bytes
+
+    missing = missing_bytes(layout)
+    if missing > 0:
+        sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
+        larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
+        fitting = [
+            wider.tensor_parallel_size
+            for wider in larger
+            if model.divides(wider.tensor_parallel_size) and missing_bytes(wider) <= 0
+        ]
+        remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
+        blocks = f" with {num_kv_blocks} KV blocks" if num_kv_blocks else ""
+        raise ValueError(
+            f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "
+            f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
+            f"than the {budget_bytes / GIB:.1f} GiB it may use; {remedy}"
+        )
+
+    def filled(plan: MemoryPlan) -> MemoryPlan:
+        left = max(budget_bytes - plan.fixed_bytes, 0.0)
+        blocks = pools * int(left // (block_size * plan.kv_bytes_per_token))
+        return replace(plan, num_blocks=blocks if num_kv_blocks is None else num_kv_blocks)
+
+    plans = [filled(without_kv(layout)), filled(without_kv(layout, windows_by_slot=True))]
+    return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < budget_bytes else 0)
+
+
+def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool = False) -> float:
+    """One device's weights, of those that its tensor and expert parallel rank holds of the whole model.
+
+    In a pipeline: the stage with the most layers, taken to be average ones, and the embedding table or the LM
+    head, which the first and the last stage have; with_draft: the last one has the draft heads as well.
+    """
+
+    def of_rank(with_draft: bool) -> float:
+        return model.weight_bytes_per_rank(
+            layout.tensor_parallel_size,
+            moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
+            expert_parallel_size=layout.expert_parallel_size,
+            with_draft=with_draft,
+        )
+
+    if layout.pipeline_parallel_size == 1:
+        return of_rank(with_draft)
+    whole = of_rank(False)
+    vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
+    table = vocabulary * model.hidden_size * model.element_bytes
+    layers = whole - (1 if model.tie_word_embeddings else 2) * table
+    return layers * layout.stage_share(model.num_layers) + table + of_rank(with_draft) - whole
+
+
+def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:
+    """One device's share of all active adapters, cut as their matrices are, on the stage with most layers.
+
+    Llama-3.1-8B, rank 16: 16 x 32 x (10,240 + 8,192 + 32,768 + 18,432) x 2 bytes = 68 MiB an adapter.
+    """
+    ranks = Ranks(
+        layout.tensor_parallel_size, layout.expert_tensor_parallel_size, layout.expert_parallel_size
+    )
+    elements = lora.elements(model.layer_matrices(ranks))
+    return elements * model.element_bytes * layout.stage_share(model.num_layers)
+
+
+def kv_split(
+    model: ModelSpec, tensor_parallel_size: int, num_slots: float, max_window: int
+) -> tuple[float, float]:
+    """KV bytes of a token in blocks, and bytes set aside for all slots, on one rank, all stages.
+
+    States of linear attention are set aside. A layer with a window keeps no more than the window: every slot
+    gets it at the start, max_window tokens at most; with max_window 0 such layers share the blocks, in full.
+    """
+    states = num_slots * model.state_bytes_per_sequence(tensor_parallel_size)
+    layers = model.kv_layers(tensor_parallel_size)
+    windowed = [entry for entry in layers if max_window and entry.window is not None]
+    windows = sum(e.count * e.bytes_per_token * min(e.window or 0, max_window) for e in windowed)
+    in_blocks = sum(e.count * e.bytes_per_token for e in layers if e not in windowed)
+    if not in_blocks:  # every layer has the same window: blocks hold it
+        return model.kv_bytes_per_token(tensor_parallel_size), states
+    return in_blocks, states + num_slots * windows
+
+
+def activation_bytes(
+    model: ModelSpec, layout: ParallelLayout, max_num_batched_tokens: int, max_num_seqs: int
+) -> float:
+    """Peak of one forward pass over the largest batch; layers reuse each other's buffers.
+
+    In a layer: residual and input (2 hidden), gate and up, their product (of a mixture: for each of top_k
+    experts). After the last layer: the logits of max_num_seqs rows with the sampler's copies. Whichever is
+    larger.
+    """
+    tokens = max_num_batched_tokens / layout.attention_data_parallel_size
+    widest = max(_layer_width(model, block.mlp, layout) for block in model.blocks)
+    in_layer = tokens * (2 * model.hidden_size + widest) * model.element_bytes
+    rows = max_num_seqs / layout.attention_data_parallel_size
+    in_sampler = rows * model.vocab_size * (model.element_bytes + SAMPLER_BYTES_PER_LOGIT)
+    return max(in_layer, in_sampler)
+
+
+def _layer_width(model: ModelSpec, mlp: object, layout: ParallelLayout) -> float:
+    """Elements a token that the MLP holds at its peak."""
+    if isinstance(mlp, MixtureOfExperts):
+        copies = mlp.top_k / layout.expert_parallel_size
+        of_experts = copies * 3 * mlp.intermediate_size / layout.expert_tensor_parallel_size
+        tokens_of_all = layout.attention_data_parallel_size * (of_experts + copies * model.hidden_size)
+        return tokens_of_all + 3 * mlp.shared_intermediate_size / layout.tensor_parallel_size
+    gated, width = getattr(mlp, "gated", True), getattr(mlp, "intermediate_size", 0)
+    return float((3 if gated else 2) * width / layout.tensor_parallel_size)
+
+
+def cuda_graph_bytes(model: ModelSpec, layout: ParallelLayout, graphs: CudaGraphs) -> float:
+    """Captured graphs share one pool of activations, as large as the largest capture needs."""
+    if not graphs.enabled:
+        return 0.0
+    largest = graphs.sizes[-1] * layout.attention_data_parallel_size
+    return len(graphs.sizes) * GRAPH_BYTES + activation_bytes(model, layout, largest, 0)

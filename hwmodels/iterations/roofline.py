@@ -1,0 +1,473 @@
+"""Iterations priced operator by operator: levels `spec` and `calibrated`, which differ in parameters only.
+
+The roofline is that of Williams, Waterman, Patterson, CACM 2009, with curves for what kernels reach of it:
+
+    operator    hwmodels/operators: the larger of compute and memory time at the shares that its shape
+                reaches, and the start of its kernels; collectives by message size and algorithm
+    gpu         sum over operators, tokens padded to the captured size where a CUDA graph replays; of
+                micro-batches, what `Stages` makes of them
+    iteration   see `HostOverhead`
+
+Every price is there three times, for a number, a leap and an array, side by side so that they stay alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from hwmodels.assembly import iteration_operators
+from hwmodels.assembly.adapters import adapter_operators
+from hwmodels.assembly.site import Kernels, Lora, Site
+from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
+from hwmodels.devices.calibration import Calibration
+from hwmodels.devices.device import Device
+from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.exact import smaller
+from hwmodels.iterations.decodes import Decodes
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, Num
+from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
+from hwmodels.iterations.ops import Operator, Part, Per
+from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.model.matrices import Role
+from hwmodels.model.model_spec import ModelSpec
+
+LAUNCH_BOUND_SHARE = 0.25
+LAUNCH_BOUND_KERNEL_S = 15e-6
+FEW_ITERATIONS = 16  # priced one by one: an array of them takes as long as 20 numbers
+"""An operator waits for starts where each of its kernels takes less than this, some three starts of one, and
+its data-sheet time is a smaller share of that; a longer one is only far below the roof."""
+
+
+NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
+
+
+class Roofline:
+    """An `IterationModel` of one replica: a model on the devices of a layout.
+
+    `seconds` is asked millions of times in a simulation. What depends on the numbers of tokens and of sampled
+    rows alone is looked up in tables; attention comes on top, in arithmetic that numbers and arrays share to
+    the last bit (`hwmodels.exact`). `breakdown` and `explain` go operator by operator.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelSpec,
+        device: Device,
+        layout: ParallelLayout | None = None,
+        calibration: Calibration | None = None,
+        host: HostOverhead | None = None,
+        cuda_graphs: CudaGraphs | None = None,
+        kernels: Kernels | None = None,
+        lora: Lora | None = None,
+        with_draft: bool = False,
+    ) -> None:
+        self.layout = layout or ParallelLayout()
+        self.layout.check(model, device)
+        self.model = replace(model, dtype=device.compute_dtype(model.dtype))
+        self.device = device
+        calibration = calibration or Calibration()
+        site = Site(
+            model=self.model,
+            device=calibration.under_load(device),
+            layout=self.layout,
+            calibration=calibration.in_a_stream(),
+            kernels=kernels or Kernels(),
+            lora=lora,
+        )
+        self._site = site
+        self.operators = iteration_operators(site, with_draft=with_draft)
+        self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), with_draft=with_draft)
+        weights, _ = site.stored(Role.dense)
+        self.compute_dtype = weights.compute_dtype(device, self.model.dtype)
+        num_devices = self.layout.num_devices
+        self.peak_flops_per_s = num_devices * device.peak_flops_per_s[self.compute_dtype]
+        self.peak_bytes_per_s = num_devices * device.memory_bandwidth_bytes_per_s
+
+        shared = self.layout.stage_size > self.layout.tensor_parallel_size or self.layout.micro_batches > 1
+        together = [Per.token] if shared else [Per.token, Per.any_token]
+        self._tokens_s = ByCount(lambda n: self._sum(together, n))
+        self._any_tokens_s = ByCount(lambda n: self._sum([Per.any_token], n)) if shared else None
+        self._rows_s = ByCount(lambda n: self._sum([Per.row], n))
+        self._decodes = Decodes(op for op in self.operators if op.per is Per.decode)
+        self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
+        # Every stage launches its own kernels, for each of its micro-batches.
+        most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
+        num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
+        self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels)
+        # One device's share is the whole batch: `rank_batch` would only give its numbers other names.
+        self._is_whole = self.layout.num_batch_shares == 1 and self.layout.context_parallel_size == 1
+        self._decode_batches = RowsByCount(self._decode_batch_figures)
+        self._known_batches: dict[float, list[float]] = {}
+        self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
+        """None: an iteration is one batch, that passes all stages once."""
+        if self.stages is not None:
+            ends = (Part.first, Part.between, Part.last)
+            self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
+            self._decode_ends = RowsByCount(self._decode_ends_figures)
+            self._known_ends: dict[float, list[float]] = {}
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Wall time of the iteration; for arrays, of each."""
+        if ndarray in map(type, shape):
+            return self._seconds_many(shape)
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, adapters = shape
+        if not prefill_tokens and sampled_seqs == decode_seqs and adapters is None:
+            return self._decode_batch_seconds(decode_seqs, context_tokens)
+        own: Any
+        if self._is_whole and adapters is None:
+            own, tokens, rows = shape, int(decode_seqs + prefill_tokens), int(sampled_seqs)
+            all_tokens = tokens
+        else:
+            own = self.layout.rank_batch(shape)
+            tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
+        replays = self._host.replays(tokens, prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays)
+        gpu_s = self._counted(computed, all_tokens, rows)
+        decodes_s = 0.0
+        if decode_seqs:
+            decodes_s = self._decodes.seconds(own.decode_seqs, own.decode_context_tokens)
+            gpu_s += decodes_s
+        prefills_s = 0.0
+        for op in self._prefill_ops:
+            prefills_s += op.calls * op.seconds(own)
+        gpu_s += prefills_s
+        more_kernels = None
+        if adapters is not None:
+            added_gpu_s, more_kernels = self._adapter_seconds(own)
+            gpu_s += added_gpu_s
+        if self.stages is not None:
+            gpu_s = self._round(shape, own, computed, rows, gpu_s, decodes_s)
+        floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+        last = num_context_tokens + num_seqs * num_iterations
+        if num_iterations <= FEW_ITERATIONS:
+            return self._few_decode_seconds(num_seqs, range(num_context_tokens, last, num_seqs))
+        contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        own = (num_seqs, contexts) if self._is_whole else self._own_decodes(num_seqs, contexts)
+        gpu_s = counted_s + self._decodes.leap_seconds(*own)
+        if self.stages is not None:
+            gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))
+        times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
+        return times_s
+
+    def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
+        """GPU seconds of every operator, all its calls together; they sum to the iteration's.
+
+        In a pipeline: of one micro-batch on all stages, or of all on the slowest, whichever it waits for.
+        """
+        parts = self._critical_path(shape)
+        return [(op, _total(op, parts, partial(_seconds, op))) for op in self._operators_of(shape)]
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Seconds by component: `launch` is the GPU waiting for launches, `host` the wait for the rest."""
+        zeros = np.zeros(np.broadcast(*shape[:-1]).shape)[()]
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
+        for op, seconds in self.operator_seconds(shape):
+            parts[op.component] = parts[op.component] + seconds
+        batch = self.layout.rank_batch(shape)
+        replays = self._host.replays(_whole(batch.tokens), shape.prefill_tokens)
+        num_seqs = shape.decode_seqs + shape.prefill_seqs
+        more_kernels = None if shape.adapters is None else self._adapter_seconds(batch)[1]
+        gpu_s = sum(parts.values())
+        parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
+        return parts
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """The operators of one iteration with what they take and what bounds them, the longest first.
+
+        An operator is bound by the larger of its data-sheet times, or by launches where it takes less than
+        15 us a kernel and that time is less than a quarter of it. In a pipeline: as in `operator_seconds`.
+        """
+        path = self._critical_path(shape)
+        fullest = path[0].batch
+        total_s = float(self.seconds(shape))
+        lines: dict[str, Explained] = {}
+        for op in self._operators_of(shape):
+            seconds = float(_total(op, path, partial(_seconds, op)))
+            if seconds == 0:
+                continue
+            calls = op.calls * sum(float(passing.times[op.part]) for passing in path)
+            bound = self._bound(op, float(op.flops(fullest)), float(op.bytes_moved(fullest)), seconds / calls)
+            old = lines.get(op.name, Explained(op.name, op.component, 0.0, 0.0, bound, 0.0, 0.0, 0.0))
+            lines[op.name] = old._replace(
+                seconds=old.seconds + seconds,
+                share=old.share + seconds / total_s,
+                flops=old.flops + float(_total(op, path, op.flops)),
+                bytes_moved=old.bytes_moved + float(_total(op, path, op.bytes_moved)),
+                calls=old.calls + calls,
+            )
+        waits = total_s - sum(line.seconds for line in lines.values())
+        lines["host"] = Explained("host and launches", "host", waits, waits / total_s, "host", 0.0, 0.0, 0.0)
+        return sorted(lines.values(), key=lambda line: -line.seconds)
+
+    def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
+        """An iteration's fullest micro-batch, how many there are, and one that decodes only. GPU seconds.
+
+        For arrays, of each iteration. Without micro-batches: of one batch.
+        """
+        own = self.layout.rank_batch(shape)
+        tokens, all_tokens, rows = map(_whole, (own.tokens, own.all_tokens, own.rows))
+        computed = self._host.computed_tokens(tokens, self._host.replays(tokens, shape.prefill_tokens))
+        decodes_s = self._decodes.seconds_many(own.decode_seqs, own.decode_context_tokens)
+        gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
+        gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
+        if shape.adapters is not None:
+            gpu_s = gpu_s + self._adapter_seconds(own)[0]
+        if self.stages is None:
+            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
+        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """2 a weight and token, 4 heads head_dim a query-key pair and layer; LM head: sampled rows only."""
+        return _whole_total(self._whole_operators_of(shape), "flops", shape)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Matrices that any token is multiplied with, the KV and states of every context attended to."""
+        return _whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
+
+    def _bound(self, op: Operator, flops: float, moved: float, call_s: float) -> str:
+        if op.is_message:
+            return "communication"
+        compute_s = flops / self.device.peak_flops_per_s[op.dtype]
+        memory_s = moved / self.device.memory_bandwidth_bytes_per_s
+        is_short = call_s < LAUNCH_BOUND_KERNEL_S * max(op.kernels, 1)
+        if is_short and max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
+            return "launch"
+        return "compute" if compute_s >= memory_s else "memory"
+
+    def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
+        """Seconds of all operators of these kinds (and part), for counts of tokens or rows; 0 s for none."""
+        some = np.maximum(counts, 1)
+        batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
+        total = np.zeros_like(counts)
+        for op in self.operators:
+            if op.per in kinds and part in (None, op.part):
+                total += op.calls * op.seconds(batch)
+        return total * np.minimum(counts, 1)
+
+    def _decode_batch_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
+        """Of one iteration that decodes only."""
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        if not self._is_whole:
+            return self._shared_decode_seconds(num_seqs, context_tokens, counted_s, floor_s, added_s)
+        gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def _few_decode_seconds(self, num_seqs: int, contexts: range) -> list[float]:
+        """The same, one by one."""
+        if not self._is_whole:
+            return [self._decode_batch_seconds(num_seqs, context) for context in contexts]
+        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
+        gpu_s = [counted_s + own_s for own_s in self._decodes.seconds_of_each(num_seqs, contexts)]
+        return [(one_s if one_s > floor_s else floor_s) + added_s for one_s in gpu_s]
+
+    def _shared_decode_seconds(
+        self, num_seqs: Any, context_tokens: Any, counted_s: float, floor_s: float, added_s: float
+    ) -> float:
+        """The same where attention groups, a ring or micro-batches share the batch."""
+        gpu_s = counted_s + self._decodes.seconds(*self._own_decodes(num_seqs, context_tokens))
+        if self.stages is not None:
+            gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def _decode_batch(self, num_seqs: Any) -> list[float]:
+        """What contexts do not change: GPU seconds, and floor_s and added_s of the host (`HostShare`)."""
+        if num_seqs not in self._known_batches:
+            self._known_batches[num_seqs] = self._decode_batches.of_many(_whole(num_seqs)).tolist()
+        return self._known_batches[num_seqs]
+
+    def _decode_batch_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any]:
+        """The same of many."""
+        batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
+        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        replays = self._host.replays(tokens, 0)
+        gpu_s = self._counted_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
+        return (gpu_s, *self._host.bounds(replays, num_seqs))
+
+    def _decode_round(self, all_s: Any, full: Any, first_s: Any, between_s: Any, last_s: Any) -> Any:
+        """Seconds of a round of micro-batches that decode only, all_s each on all stages."""
+        assert self.stages is not None
+        batch = MicroBatch(all_s, first_s, between_s, last_s)
+        return self.stages.seconds(batch, InFlight(full, 0), NO_MICRO_BATCH)
+
+    def _decode_ends_of(self, num_seqs: Any) -> list[float]:
+        """Micro-batches of an iteration that decodes only; seconds of each before, between, behind layers."""
+        if num_seqs not in self._known_ends:
+            self._known_ends[num_seqs] = self._decode_ends.of_many(_whole(num_seqs)).tolist()
+        return self._known_ends[num_seqs]
+
+    def _decode_ends_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any, Any]:
+        """The same of many."""
+        shape = IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs)
+        batch = self.layout.rank_batch(shape)
+        tokens = _whole(batch.tokens)
+        computed = self._host.computed_tokens(tokens, self._host.replays(tokens, 0))
+        return self.layout.in_flight(shape).full, *self._ends(computed, _whole(batch.rows))
+
+    def _ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
+        """Seconds of a micro-batch before, between and behind layers; numbers or arrays."""
+        if isinstance(computed, ndarray):
+            many = [table.of_many(computed) for table in self._ends_s]
+            return many[0], many[1], many[2] + self._rows_s.of_many(rows)
+        one = [table.of(int(computed)) for table in self._ends_s]
+        return one[0], one[1], one[2] + self._rows_s.of(int(rows))
+
+    def _round(
+        self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
+    ) -> Any:
+        """Seconds of a round of an iteration's micro-batches, the fullest of which takes gpu_s."""
+        assert self.stages is not None
+        batches = self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+        return self.stages.seconds(*batches)
+
+    def _micro_batches(
+        self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
+    ) -> tuple[MicroBatch, InFlight, MicroBatch]:
+        """The fullest micro-batch, how many there are, and one without a piece of a chunk."""
+        batch = MicroBatch(gpu_s, *self._ends(computed, rows))
+        in_flight = self.layout.in_flight(shape)
+        if not isinstance(in_flight.light, ndarray) and not in_flight.light:
+            return batch, in_flight, NO_MICRO_BATCH
+        light = self.layout.without_chunks(shape, own)
+        tokens, all_tokens = light.tokens, light.all_tokens
+        if isinstance(in_flight.light, ndarray):
+            tokens, all_tokens = np.broadcast_arrays(_whole(tokens), _whole(all_tokens))
+            counted_s = self._counted_many(tokens, all_tokens, tokens)
+        else:
+            counted_s = self._counted(int(tokens), int(all_tokens), int(tokens))
+        return batch, in_flight, MicroBatch(counted_s + decodes_s, *self._ends(tokens, tokens))
+
+    def _own_decodes(self, num_seqs: Any, context_tokens: Any) -> tuple[Any, Any]:
+        """One device's share of the sequences and of their contexts."""
+        batch = self.layout.rank_batch(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs))
+        return batch.decode_seqs, batch.decode_context_tokens
+
+    def _seconds_many(self, shape: IterationShape) -> Any:
+        """`seconds` of each of many iterations, in the same order of operations."""
+        batch = self.layout.rank_batch(shape)
+        prefills = np.asarray(shape.prefill_tokens).any()
+        no_adapters = shape.adapters is None
+        if no_adapters and not prefills and np.array_equal(shape.sampled_seqs, shape.decode_seqs):
+            counted_s, floor_s, added_s = self._decode_batches.of_many(_whole(shape.decode_seqs))
+            gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
+            if self.stages is not None:
+                ends = self._decode_ends.of_many(_whole(shape.decode_seqs))
+                gpu_s = self._decode_round(gpu_s, *ends)
+            return np.maximum(gpu_s, floor_s) + added_s
+        tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays)
+        decodes_s = self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
+        gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
+        if prefills:
+            gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
+        more_kernels = None
+        if not no_adapters:
+            added_gpu_s, more_kernels = self._adapter_seconds(batch)
+            gpu_s = gpu_s + added_gpu_s
+        if self.stages is not None:
+            gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)
+        return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
+
+    @cached_property
+    def _adapter_ops(self) -> list[Operator]:
+        """Made when the first adapter is met."""
+        return list(adapter_operators(self._site))
+
+    @cached_property
+    def _whole_adapter_ops(self) -> list[Operator]:
+        return list(adapter_operators(replace(self._site, layout=ParallelLayout())))
+
+    def _adapter_seconds(self, batch: RankBatch) -> tuple[Any, Any]:
+        """GPU seconds of adapters, and how many kernels they are."""
+        gpu_s: Any = 0.0
+        for op in self._adapter_ops:
+            gpu_s = gpu_s + op.calls * op.seconds(batch)
+        num_kernels = sum(op.calls * op.kernels for op in self._adapter_ops)
+        return gpu_s, num_kernels * smaller(batch.adapter_ranks, 1)
+
+    def _operators_of(self, shape: IterationShape) -> list[Operator]:
+        """Of an iteration, those of its adapters included."""
+        return self.operators if shape.adapters is None else [*self.operators, *self._adapter_ops]
+
+    def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
+        """The same on one device."""
+        return self._whole_model if shape.adapters is None else [*self._whole_model, *self._whole_adapter_ops]
+
+    def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
+        """GPU seconds of all that is looked up."""
+        gpu_s = self._tokens_s.of(computed) + self._rows_s.of(rows)
+        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
+
+    def _counted_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
+        """The same of arrays."""
+        gpu_s = self._tokens_s.of_many(computed) + self._rows_s.of_many(rows)
+        return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of_many(all_tokens)
+
+    def _critical_path(self, shape: IterationShape) -> list[Passing]:
+        """What an iteration's GPU seconds are spent on: batches, and how often operators of each part run."""
+        batch = self._padded_batch(shape)
+        if self.stages is None:
+            return [Passing(batch, dict.fromkeys(Part, 1.0))]
+        full, in_flight, light = self.round(shape)
+        ways = [full.all_s, *self.stages.stage_seconds(full, in_flight, light)]
+        longest = np.argmax(np.stack(np.broadcast_arrays(*ways)), axis=0)
+        times = []
+        for count, passes in ((in_flight.full, 1.0), (in_flight.light, 0.0)):
+            by_part = {
+                part: np.choose(
+                    longest, [passes, *(count * stage.share(part) for stage in self.stages.slowest)]
+                )
+                for part in Part
+            }
+            times.append({part: by_part[part].reshape(np.broadcast(*shape[:-1]).shape)[()] for part in Part})
+        return [Passing(batch, times[0]), Passing(self.layout.without_chunks(shape, batch), times[1])]
+
+    def _padded_batch(self, shape: IterationShape) -> RankBatch:
+        batch = self.layout.rank_batch(shape)
+        tokens = _whole(batch.tokens)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        tokens = self._host.computed_tokens(tokens, replays)[()]
+        return batch._replace(
+            tokens=tokens, all_tokens=tokens if self._any_tokens_s is None else batch.all_tokens
+        )
+
+
+class Passing(NamedTuple):
+    """A batch, and how often the operators of each part of the model run for it."""
+
+    batch: RankBatch
+    times: dict[Part, Any]
+
+
+def _whole(count: Any) -> Any:
+    return np.asarray(count, dtype=np.intp)
+
+
+def _seconds(op: Operator, batch: RankBatch) -> Any:
+    """Of one call; the LM head and what follows it are skipped where no row is sampled."""
+    seconds = op.seconds(batch)
+    return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds
+
+
+def _total(op: Operator, path: Iterable[Passing], quantity: Callable[[RankBatch], Any]) -> Any:
+    """A quantity of one call, of all calls on the critical path."""
+    first, *others = (op.calls * passing.times[op.part] * quantity(passing.batch) for passing in path)
+    return sum(others, start=first)
+
+
+def _whole_total(operators: list[Operator], quantity: str, shape: IterationShape) -> Num:
+    batch = ParallelLayout().rank_batch(shape)
+    total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
+    return total

@@ -1,0 +1,97 @@
+"""Kinds of MLP: dense, and a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.checks import check_whole
+from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseMlp:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated."""
+
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("intermediate_size", self.intermediate_size)
+
+    def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
+        width = share_of(self.intermediate_size, ranks.tensor)
+        return mlp_pair("", hidden_size, width, gated=self.gated)
+
+    def active_elements(self, hidden_size: int) -> int:
+        return sum(matrix.elements for matrix in self.matrices(hidden_size))
+
+    def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
+        """Biases; every rank holds them all."""
+        return (hidden_size + (2 if self.gated else 1) * self.intermediate_size) if self.bias else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureOfExperts:
+    """A router sends each token through top_k of num_experts MLPs; shared experts see every token."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """Of one routed expert."""
+    shared_intermediate_size: int = 0
+    """Of all shared experts together."""
+    shared_gate: bool = False
+    """A gate of one output scales the shared experts (Qwen2-MoE, Qwen3-Next)."""
+    gated: bool = True
+    bias: bool = False
+    """Routed experts have biases (gpt-oss)."""
+    router_bias: bool = False
+    """One number an expert: a bias, or DeepSeek-V3's balance correction."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "top_k", "intermediate_size"):
+            check_whole(name, getattr(self, name))
+        if self.shared_intermediate_size:
+            check_whole("shared_intermediate_size", self.shared_intermediate_size, remedy=", or 0")
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k={self.top_k}: must be 1 to num_experts={self.num_experts}")
+
+    def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
+        """The router is whole on every rank; routed experts are counted as a rank holds them."""
+        width = share_of(self.intermediate_size, ranks.moe_tensor)
+        experts = share_of(self.num_experts, ranks.expert)
+        shared_width = share_of(self.shared_intermediate_size, ranks.tensor)
+        return (
+            Matrix("router", hidden_size, self.num_experts, role=Role.plain),
+            *mlp_pair("expert_", hidden_size, width, gated=self.gated, count=experts, role=Role.routed),
+            *(mlp_pair("shared_", hidden_size, shared_width, gated=self.gated) if shared_width else ()),
+        )
+
+    def active_elements(self, hidden_size: int) -> int:
+        """Weights that one token is multiplied with: top_k experts, shared experts, router."""
+        return sum(
+            matrix.elements // self.num_experts * self.top_k
+            if matrix.role is Role.routed
+            else matrix.elements
+            for matrix in self.matrices(hidden_size)
+        )
+
+    def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
+        """Biases and the gate of the shared experts; the biases of experts are cut with them."""
+        shared_gate = hidden_size if self.shared_gate else 0
+        up = (2 if self.gated else 1) * share_of(self.intermediate_size, ranks.moe_tensor)
+        experts = share_of(self.num_experts, ranks.expert) if self.bias else 0
+        return self.router_bias * self.num_experts + shared_gate + experts * (up + hidden_size)
+
+
+Mlp = DenseMlp | MixtureOfExperts
+
+
+def mlp_pair(
+    prefix: str, hidden_size: int, width: int, *, gated: bool, count: int = 1, role: Role = Role.dense
+) -> tuple[Matrix, Matrix]:
+    up = Matrix(f"{prefix}gate_up_proj", hidden_size, 2 * width, count, role)
+    if not gated:
+        up = Matrix(f"{prefix}up_proj", hidden_size, width, count, role)
+    return up, Matrix(f"{prefix}down_proj", width, hidden_size, count, role)

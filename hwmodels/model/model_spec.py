@@ -1,0 +1,361 @@
+"""The shape of a decoder-only transformer, as far as time and memory depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hwmodels.checks import check_whole
+from hwmodels.hf.config import model_settings, read_hf_config
+from hwmodels.model.attention import (
+    Attention,
+    GroupedQueryAttention,
+    LatentAttention,
+    LinearAttention,
+)
+from hwmodels.model.block import Block, DraftHeads
+from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
+from hwmodels.model.quantization import KV_BYTES, weight_format
+
+__all__ = [
+    "Attention",
+    "Block",
+    "DenseMlp",
+    "DraftHeads",
+    "GroupedQueryAttention",
+    "KvLayers",
+    "LatentAttention",
+    "LinearAttention",
+    "Matrix",
+    "MixtureOfExperts",
+    "Mlp",
+    "ModelSpec",
+    "Ranks",
+    "Role",
+]
+
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvLayers:
+    """Layers whose KV cache grows alike."""
+
+    count: int
+    bytes_per_token: float
+    """Of one layer on one rank."""
+    window: int | None
+    """No more tokens than this are kept; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """One model: blocks of layers between an embedding table and an LM head.
+
+    Methods that say "on one rank" take the number of ranks that attention, dense MLPs and the vocabulary are
+    cut over (tensor_parallel_size). Data parallel attention is a tensor_parallel_size smaller than
+    moe_tensor_parallel_size x expert_parallel_size.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    """The longest context, prompt and output together."""
+    blocks: tuple[Block, ...]
+    """Kinds of layers, in the order in which they first occur."""
+    tie_word_embeddings: bool = False
+    """The LM head is the embedding table."""
+    dtype: str = "bf16"
+    """Of activations, norms, router, embeddings and LM head."""
+    weights: str | None = None
+    """How the matrices of attention and MLPs are stored (`WEIGHT_FORMATS`); None: in dtype."""
+    moe_weights: str | None = None
+    """The same for routed experts; None: as `weights` says."""
+    kv_cache_dtype: str = "auto"
+    """A key of `KV_BYTES`, or auto: dtype."""
+    sparsity: str | None = None
+    """2:4: two of four neighbouring weights of attention and MLPs are zero and not stored."""
+    draft: DraftHeads | None = None
+    notes: tuple[str, ...] = ()
+    """What the model has and this description has not."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "vocab_size", "max_position_embeddings"):
+            check_whole(name, getattr(self, name))
+        if not self.blocks:
+            raise ValueError("blocks=(): must hold at least one block")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype}: must be bf16, fp16 or fp32")
+        for name, given in (("weights", self.weights), ("moe_weights", self.moe_weights)):
+            if given is not None:
+                check_weight_format(name, given)
+        if self.moe_weights is not None and not self.has_experts:
+            raise ValueError(
+                f"moe_weights={self.moe_weights}: {self.name} has no experts; set weights, or leave it null"
+            )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_BYTES:
+            raise ValueError(
+                f"kv_cache_dtype={self.kv_cache_dtype}: must be auto or one of {', '.join(KV_BYTES)}"
+            )
+        if self.sparsity not in (None, "2:4"):
+            raise ValueError(f"sparsity={self.sparsity}: must be 2:4 or null")
+
+    @classmethod
+    def from_hf_config(
+        cls,
+        path: str,
+        dtype: str = "auto",
+        weights: str | None = None,
+        moe_weights: str | None = None,
+        kv_cache_dtype: str = "auto",
+        sparsity: str | None = None,
+    ) -> ModelSpec:
+        """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
+        file, config = read_hf_config(Path(path))
+        try:
+            read = model_settings(config)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+        return cls(name=file.resolve().parent.name, source=str(file), sparsity=sparsity, **read)
+
+    @classmethod
+    def from_hf_fields(
+        cls,
+        config: dict[str, Any],
+        name: str,
+        source: str = "",
+        dtype: str = "auto",
+        weights: str | None = None,
+        moe_weights: str | None = None,
+        kv_cache_dtype: str = "auto",
+        sparsity: str | None = None,
+    ) -> ModelSpec:
+        """The model that the fields of a Hugging Face config.json describe.
+
+        dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
+        moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
+        has one. sparsity: of the pruned weights, a field of `ModelSpec`.
+        Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
+        quantising that is not known.
+        """
+        try:
+            read = model_settings(config)
+        except ValueError as error:
+            raise ValueError(f"config.{error}") from None
+        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+        return cls(name=name, source=source, sparsity=sparsity, **read)
+
+    @property
+    def num_layers(self) -> int:
+        return sum(block.count for block in self.blocks)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(block.mlp, MixtureOfExperts) for block in self.blocks)
+
+    @property
+    def element_bytes(self) -> float:
+        """Of activations."""
+        return KV_BYTES[self.dtype]
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def embedding_elements(self) -> int:
+        """Weights of one vocabulary matrix (embedding table or LM head)."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights but those of draft heads; Llama-2-7B: 6,738,415,616."""
+        layers = sum(matrix.elements for matrix in self.layer_matrices())
+        tables = 1 if self.tie_word_embeddings else 2
+        return layers + self.vector_elements() + tables * self.embedding_elements
+
+    @property
+    def num_active_parameters(self) -> int:
+        """The same without the routed experts that a token does not visit; Mixtral-8x7B: 12.9e9."""
+        tables = 0 if self.tie_word_embeddings else 1  # the LM head is in the matmuls
+        return self.num_matmul_parameters + self.vector_elements() + tables * self.embedding_elements
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """N of "a token takes 2 N FLOPs": every weight that a token is multiplied with, LM head included."""
+        layers = sum(block.count * block.layer_active_elements(self.hidden_size) for block in self.blocks)
+        return layers + self.embedding_elements
+
+    @property
+    def flops_per_token(self) -> float:
+        """2 N, the attention over its context left out.
+
+        2:4 sparsity: half for the matrices that have it, on tensor cores that are made for it.
+        """
+        flops = 2.0 * self.num_matmul_parameters
+        if self.sparsity is None:
+            return flops
+        router_and_head = self.embedding_elements + sum(
+            matrix.elements for matrix in self.layer_matrices() if matrix.role is Role.plain
+        )
+        return flops / 2 + router_and_head
+
+    @property
+    def num_draft_parameters(self) -> int:
+        return sum(m.elements for m in self.draft_matrices()) + self._draft_vector_elements()
+
+    def layer_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
+        """Of all layers, on one rank; counts include how often the layer occurs."""
+        return [
+            replace(matrix, count=block.count * matrix.count)
+            for block in self.blocks
+            for matrix in block.layer_matrices(self.hidden_size, ranks)
+        ]
+
+    def quantised_matrices(self) -> list[Matrix]:
+        """Those of all layers that `weights` and `moe_weights` are about."""
+        return [matrix for matrix in self.layer_matrices() if matrix.role is not Role.plain]
+
+    def draft_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
+        """Of all draft heads, on one rank."""
+        if self.draft is None:
+            return []
+        matrices = self.draft.matrices(self.blocks[-1], self.hidden_size, self.vocab_size, ranks)
+        return [replace(matrix, count=self.draft.num_heads * matrix.count) for matrix in matrices]
+
+    def vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
+        """Norm weights, biases and the like of all layers, and the final norm, on one rank."""
+        layers = sum(
+            block.count * block.layer_vector_elements(self.hidden_size, ranks) for block in self.blocks
+        )
+        return layers + self.hidden_size
+
+    def _draft_vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
+        if self.draft is None:
+            return 0
+        return self.draft.num_heads * self.draft.vector_elements(self.blocks[-1], self.hidden_size, ranks)
+
+    def weight_format_of(self, role: Role) -> str:
+        """Name of the format (`WEIGHT_FORMATS`) that matrices of this role are stored in."""
+        if role is Role.plain:
+            return self.dtype
+        if role is Role.routed and self.moe_weights is not None:
+            return self.moe_weights
+        return self.weights or self.dtype
+
+    def bytes_per_weight(self, role: Role) -> float:
+        """Scales included. 2:4 keeps half of the weights and 2 bits of position for each: bf16 x 0.5625."""
+        stored = weight_format(self.weight_format_of(role)).bytes_per_weight
+        if self.sparsity is None or role is Role.plain:
+            return stored
+        return stored / 2 + 1 / 8
+
+    def weight_bytes_per_rank(
+        self,
+        tensor_parallel_size: int = 1,
+        *,
+        moe_tensor_parallel_size: int | None = None,
+        expert_parallel_size: int = 1,
+        with_draft: bool = False,
+    ) -> float:
+        """Bytes of one rank's weights: matrices cut, norms, router and scarce KV heads copied.
+
+        moe_tensor_parallel_size None: tensor_parallel_size / expert_parallel_size, at least 1.
+        """
+        if moe_tensor_parallel_size is None:
+            moe_tensor_parallel_size = max(1, tensor_parallel_size // expert_parallel_size)
+        ranks = Ranks(tensor_parallel_size, moe_tensor_parallel_size, expert_parallel_size)
+        matrices, vectors = self.layer_matrices(ranks), self.vector_elements(ranks)
+        if with_draft:
+            matrices += self.draft_matrices(ranks)
+            vectors += self._draft_vector_elements(ranks)
+        tables = 1 if self.tie_word_embeddings else 2
+        vectors += tables * self.hidden_size * share_of(self.vocab_size, tensor_parallel_size)
+        return (
+            sum(matrix.elements * self.bytes_per_weight(matrix.role) for matrix in matrices)
+            + vectors * self.element_bytes
+        )
+
+    def kv_layers(self, tensor_parallel_size: int = 1) -> list[KvLayers]:
+        """The layers that keep KV of their own, one entry a block, on one rank."""
+        entries = [
+            KvLayers(
+                count=block.count,
+                bytes_per_token=block.attention.kv_bytes_per_token(self.kv_dtype, tensor_parallel_size),
+                window=block.attention.window,
+            )
+            for block in self.blocks
+        ]
+        return [entry for entry in entries if entry.bytes_per_token > 0]
+
+    def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> float:
+        """KV bytes of one token on one rank, in all layers, those with a window too, scales included.
+
+        GQA: 2 (K, V) x layers x KV heads x head_dim x element bytes.
+        Llama-2-7B in fp16: 2 x 32 x 32 x 128 x 2 = 524,288 bytes.
+        MLA: layers x (kv_lora_rank + qk_rope_head_dim) x element bytes, on every rank.
+        """
+        return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
+
+    def kv_bytes_per_sequence(self, num_tokens: int, tensor_parallel_size: int = 1) -> float:
+        """KV bytes of num_tokens of context on one rank where layers with a window keep no more than it."""
+        return sum(
+            layers.count * layers.bytes_per_token * min(num_tokens, layers.window or num_tokens)
+            for layers in self.kv_layers(tensor_parallel_size)
+        )
+
+    def state_bytes_per_sequence(self, tensor_parallel_size: int = 1) -> float:
+        """What linear attention keeps of a sequence of any length, on one rank."""
+        return sum(
+            block.count * block.attention.state_bytes(self.dtype, tensor_parallel_size)
+            for block in self.blocks
+            if isinstance(block.attention, LinearAttention)
+        )
+
+    def check_tensor_parallel_size(self, tensor_parallel_size: int) -> None:
+        """Raise ValueError, with the next smaller size that works, where the model cannot be cut so."""
+        if self.divides(tensor_parallel_size):
+            return
+        largest = min(block.attention.max_tensor_parallel_size for block in self.blocks)
+        # Not a larger one: that may be more devices than a node has, and an odd number of them.
+        allowed = range(2, min(largest, tensor_parallel_size) + 1)
+        nearest = max((size for size in allowed if self.divides(size)), default=1)
+        rules = dict.fromkeys(block.attention.cutting_rule for block in self.blocks)
+        raise ValueError(
+            f"tensor_parallel_size={tensor_parallel_size}: must {'; '.join(rules)} of {self.name}; "
+            f"nearest: {nearest}"
+        )
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        """Whether every kind of attention can be shared out evenly over so many ranks."""
+        return all(block.attention.divides(tensor_parallel_size) for block in self.blocks)
+
+    def with_weights(
+        self, weights: str | None, moe_weights: str | None = None, kv_cache_dtype: str | None = None
+    ) -> ModelSpec:
+        """The same model with its matrices, and its KV if given, stored otherwise."""
+        kv = self.kv_cache_dtype if kv_cache_dtype is None else kv_cache_dtype
+        return replace(self, weights=weights, moe_weights=moe_weights, kv_cache_dtype=kv)
+
+
+def check_weight_format(name: str, given: str) -> None:
+    try:
+        weight_format(given)
+    except ValueError as error:
+        raise ValueError(f"{name}{str(error).removeprefix('weights')}") from None
+
+
+def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
+    """Those settings in which the user differs from the checkpoint."""
+    given = {
+        "dtype": dtype,
+        "weights": weights,
+        "moe_weights": moe_weights,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    return {name: value for name, value in given.items() if value not in (None, "auto")}

@@ -1,0 +1,29 @@
+"""What to tell people about a model's number formats on a device."""
+
+from __future__ import annotations
+
+from hwmodels.devices.device import Device
+from hwmodels.model.matrices import Role
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.quantization import weight_format
+
+
+def precision_notes(model: ModelSpec, device: Device) -> list[str]:
+    """Formats that the device has no units for, and sparsity that it cannot use; empty where all is well."""
+    roles = {"weights": Role.dense}
+    if model.has_experts:
+        roles["moe_weights"] = Role.routed
+    notes = []
+    for setting, role in roles.items():
+        stored = weight_format(model.weight_format_of(role))
+        if stored.falls_back_on(device):
+            computed = stored.compute_dtype(device, model.dtype)
+            notes.append(
+                f"{setting}={stored.name}: {device.name} does not compute in {stored.compute}; weights are "
+                f"stored so and multiplied in {computed}."
+            )
+    if model.sparsity is not None and not device.sparse_tensor_cores:
+        notes.append(
+            f"sparsity={model.sparsity}: {device.name} has no sparse tensor cores; it saves bytes, not FLOPs."
+        )
+    return notes

@@ -1,0 +1,39 @@
+"""Attention windows: how many of a batch's context tokens and query-key pairs lie inside one.
+
+The batch is known by its sums, so its sequences (and its chunks) are taken to be alike. That is exact where
+all contexts are longer than the window, or all shorter; for a mixture it counts up to a few percent too much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hwmodels.exact import larger, smaller
+from hwmodels.iterations.layout import RankBatch
+
+
+def within_window(batch: RankBatch, window: int | None) -> RankBatch:
+    """The batch with contexts and pairs cut to the last `window` tokens, each query's own included."""
+    if window is None:
+        return batch
+    return batch._replace(
+        decode_context_tokens=smaller(batch.decode_context_tokens, window * batch.decode_seqs),
+        prefill_pairs=_pairs(batch, window),
+        prefill_context_tokens=smaller(
+            batch.prefill_context_tokens, batch.prefill_tokens + window * batch.prefill_seqs
+        ),
+    )
+
+
+def _pairs(batch: RankBatch, window: int) -> Any:
+    """A chunk of n new tokens on c cached ones: query i (from 1) sees min(c + i, w) tokens.
+
+    r = min(n, max(w - c, 0)) queries see all; r c + r (r + 1) / 2 + (n - r) w.
+    n = 4, c = 2, w = 3: r = 1: 3 + 3 x 3 = 12. Never more than without a window.
+    """
+    chunks = larger(batch.prefill_seqs, 1)
+    new = batch.prefill_tokens / chunks
+    cached = larger(batch.prefill_context_tokens / chunks - new, 0.0)
+    rising = smaller(new, larger(window - cached, 0.0))
+    pairs = rising * cached + rising * (rising + 1) / 2 + (new - rising) * window
+    return smaller(chunks * pairs, batch.prefill_pairs)

@@ -1,0 +1,191 @@
+"""The sequences that get one token every iteration, advanced together in constant time.
+
+Each member's context grows by one token an iteration, so it is kept as `origin + clock`: advancing k
+iterations adds k to one clock. A member needs a new KV block whenever the KV tokens it holds are a multiple
+of the block size, that is whenever the clock is congruent to dropped - origin: members are counted by that
+residue, which gives the blocks of any number of iterations without looking at a member. Ends lie in a heap by
+the clock at which they happen, and so do the members' KV limits, where a pool sets any: at its limit a member
+needs room that is not a block a `block_size`, or none any more.
+
+The arrays by slot are what an engine uploads: context lengths are `origin + clock`, one vector operation.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.sequence import Sequence, SequenceState
+
+_DECODING = SequenceState.decoding
+
+
+class Growth(NamedTuple):
+    """How the KV of a decoding sequence grows, from now until it has computed `until` tokens.
+
+    takes_blocks: it needs a block more every block_size tokens; else it has its room already.
+    widens: it attends to one token more every iteration; else it has reached a window.
+    At `until` computed tokens the pool is asked again; None: never.
+    """
+
+    takes_blocks: bool = True
+    widens: bool = True
+    until: int | None = None
+
+
+PAGED = Growth()
+"""A block every block_size tokens, for ever."""
+
+AT_LIMIT = Growth(takes_blocks=False, until=0)
+"""No room for the next token: the pool has to be asked again before it is computed."""
+
+
+class DecodeSet:
+    """Members, their common clock, and what the next iterations need.
+
+    clock counts iterations in which the set decoded; num_context_tokens is the sum of the KV tokens that the
+    members hold. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
+    num_widening: members whose context grows. at_limit: members, by request id, that decode on only after the
+    pool was asked.
+    """
+
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+        self.clock = 0
+        self.size = 0
+        self.num_widening = 0
+        self.num_context_tokens = 0
+        self.block_size = block_size
+        self.blocks_due_by_phase = array("I", [0] * block_size)
+        self.at_limit: dict[int, Sequence] = {}
+        self._members: dict[int, Sequence] = {}  # by slot
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
+        self._limits: list[tuple[int, int, int, Sequence]] = []  # the same for KV limits
+        self._num_joins = 0
+        self._origin_S = np.zeros(max_num_seqs, np.int64)
+        self._member_S = np.zeros(max_num_seqs, np.bool_)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, Sequence) and seq._state is _DECODING and seq._decodes is self
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._members.values())
+
+    @property
+    def num_computed_S(self) -> NDArray[np.int64]:
+        """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
+        return np.where(self._member_S, self._origin_S + self.clock, 0)
+
+    def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
+        """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
+        assert seq._slot is not None
+        assert seq._computed == seq._known - 1
+        seq._origin = seq._computed - self.clock
+        self._num_joins += 1
+        seq._join = self._num_joins
+        seq._state = _DECODING
+        self._members[seq._slot] = seq
+        self.size += 1
+        self._origin_S[seq._slot] = seq._origin
+        self._member_S[seq._slot] = True
+        self.num_context_tokens += seq._computed - seq._dropped
+        seq._growth = growth
+        if growth is PAGED:
+            self.num_widening += 1
+            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] += 1
+        else:
+            self._begin_growth(seq, growth)
+        end_clock = self.clock + seq._end_known - seq._known
+        heappush(self._ends, (end_clock, seq.request_id, seq._join, seq))
+
+    def leave(self, seq: Sequence, state: SequenceState) -> None:
+        """Give up a member; its counts are written back to it, and its state becomes `state`."""
+        assert seq._slot is not None
+        growth = seq._growth
+        seq._computed = seq._origin + self.clock
+        seq._known = seq._computed + 1
+        seq._state = state
+        if growth.takes_blocks:
+            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] -= 1
+        self.num_widening -= growth.widens
+        if not growth.widens:
+            seq._dropped += seq._computed - seq._steady_from
+        self.num_context_tokens -= seq._computed - seq._dropped
+        if growth.until is not None:
+            self.at_limit.pop(seq.request_id, None)
+        del self._members[seq._slot]
+        self.size -= 1
+        self._member_S[seq._slot] = False
+
+    def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
+        self.num_widening += growth.widens
+        if growth.takes_blocks:
+            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] += 1
+        if not growth.widens:
+            seq._steady_from = seq._computed
+        if growth.until is not None:
+            limit_clock = growth.until - seq._origin
+            if limit_clock <= self.clock:
+                self.at_limit[seq.request_id] = seq
+            else:
+                heappush(self._limits, (limit_clock, seq.request_id, seq._join, seq))
+
+    def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
+        """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
+
+        The ended ones are still members; they come in the order of their request ids.
+        """
+        for seq in idle:
+            self.leave(seq, SequenceState.prefilling)
+        self.clock += num_iterations
+        self.num_context_tokens += num_iterations * self.num_widening
+        for seq in idle:
+            self.join(seq, seq._growth)
+        while self._limits and self._limits[0][0] <= self.clock:
+            _, request_id, join, seq = heappop(self._limits)
+            if self._is_current(join, seq):
+                self.at_limit[request_id] = seq
+        ended: list[Sequence] = []
+        while self._ends and self._ends[0][0] <= self.clock:
+            _, _, join, seq = heappop(self._ends)
+            if self._is_current(join, seq):
+                ended.append(seq)
+        return ended
+
+    def iterations_to_first_event(self) -> int:
+        """Iterations until the first member ends or reaches its KV limit, if all decode; needs a member."""
+        ends = self._ends
+        while not self._is_current(ends[0][2], ends[0][3]):
+            heappop(ends)
+        first = ends[0][0]
+        limits = self._limits
+        while limits and not self._is_current(limits[0][2], limits[0][3]):
+            heappop(limits)
+        if limits and limits[0][0] < first:
+            first = limits[0][0]
+        return first - self.clock
+
+    def blocks_due(self) -> int:
+        """Blocks that the next iteration needs."""
+        return self.blocks_due_by_phase[self.clock % self.block_size]
+
+    def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
+        """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
+        full_turns, rest = divmod(num_iterations, self.block_size)
+        counts = self.blocks_due_by_phase
+        due = full_turns * sum(counts) if full_turns else 0
+        if rest:
+            phase = (self.clock + num_skipped) % self.block_size
+            due += sum(counts[phase : phase + rest])
+            if phase + rest > self.block_size:
+                due += sum(counts[: phase + rest - self.block_size])
+        return due
+
+    @staticmethod
+    def _is_current(join: int, seq: Sequence) -> bool:
+        """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
+        return seq._state is _DECODING and seq._join == join

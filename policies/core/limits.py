@@ -1,0 +1,101 @@
+"""How far a request can get in an engine: known tokens at which it ends, and what can never be served."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from policies.caching.pool import BlockPool
+from policies.core.request import Branching, Request
+from policies.core.sequence import FinishReason
+
+StopAfter = int | tuple[int, ...] | None
+"""Output tokens after which the caller ends a request, if the caller knows; of branches, for all or each."""
+
+
+class RejectedError(ValueError):
+    """A request that this engine can never serve; the message says why."""
+
+
+class Bounds(NamedTuple):
+    """Known tokens at which a request ends."""
+
+    end_known: int  # as far as the caller knows
+    end_reason: FinishReason
+    max_known: int  # at the latest, as far as anybody may know
+
+
+class Limits:
+    """What an engine's slots, context length and empty KV memory allow one request."""
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._room = pool.max_tokens_per_seq
+        self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
+
+    def of(self, request: Request, stop_after: StopAfter = None, num_beside: int = 0) -> Bounds:
+        """At how many known tokens a request would end. Raises RejectedError if it can never be served.
+
+        num_beside: blocks that it takes beside those of its tokens.
+        """
+        num_prompt = request.prompt.num_tokens
+        room = self._room - num_beside * self._pool.block_size
+        max_known = self._max_known if not num_beside else min(self._max_model_len, room + 1)
+        if not 1 <= num_prompt < max_known:
+            self._reject_prompt(num_prompt, room)
+        if request.branching is not None:
+            self._check_branching(request.branching, stop_after)
+            max_known = min(max_known, self._room_for(request.branching, num_prompt, room))
+        if request.max_tokens is not None and num_prompt + request.max_tokens < max_known:
+            max_known = num_prompt + request.max_tokens
+        if isinstance(stop_after, tuple):
+            if request.branching is None:
+                raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")
+            stop_after = max(stop_after)
+        if stop_after is not None and num_prompt + stop_after <= max_known:
+            bounds = Bounds(num_prompt + stop_after, FinishReason.stop, max_known)
+        else:
+            bounds = Bounds(max_known, FinishReason.length, max_known)
+        if bounds.end_known <= num_prompt:
+            raise RejectedError(f"{bounds.end_known - num_prompt} output tokens asked for: must be >= 1")
+        return bounds
+
+    def check_resident(self, num_tokens: int) -> None:
+        """Raise RejectedError if a sequence of so many known tokens finds no room even alone."""
+        if num_tokens > self._room:
+            raise RejectedError(
+                f"a sequence of {num_tokens} tokens: the KV cache holds {self._room} of one sequence"
+            )
+
+    def _reject_prompt(self, num_prompt: int, room: int) -> None:
+        if num_prompt < 1:
+            raise RejectedError("an empty prompt")
+        if num_prompt >= self._max_model_len:
+            raise RejectedError(f"prompt of {num_prompt} tokens: max_model_len is {self._max_model_len}")
+        if num_prompt > room:
+            beside = "" if room == self._room else ", beside its adapter"
+            raise RejectedError(
+                f"prompt of {num_prompt} tokens: the KV cache holds {max(room, 0)} of one sequence{beside}"
+            )
+
+    def _check_branching(self, branching: Branching, stop_after: StopAfter) -> None:
+        width, every = branching
+        if width < 1 or (every is not None and every < 1):
+            raise RejectedError(f"branching.width={width}, branching.every={every}: must be >= 1")
+        if not self._pool.can_fork:
+            raise RejectedError(f"{width} branches: {type(self._pool).__name__} cannot share KV between them")
+        if width > self._max_num_seqs:
+            raise RejectedError(f"{width} branches: max_num_seqs is {self._max_num_seqs}")
+        if isinstance(stop_after, tuple) and (len(stop_after) != width or min(stop_after) < 1):
+            raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
+
+    def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
+        """Known tokens of a branch with which a sequence alone finds room, sharing the prompt at most."""
+        pool = self._pool
+        num_blocks = room // pool.block_size
+        if not pool.shares_branches:
+            return num_blocks // branching.width * pool.block_size + 1
+        num_full, num_partial = divmod(num_prompt, pool.block_size)
+        num_blocks_each = (num_blocks - num_full) // branching.width
+        return num_prompt + max(0, num_blocks_each * pool.block_size - num_partial) + 1

@@ -1,0 +1,73 @@
+"""Transfers that name their blocks, for an engine that has bytes to copy; what they say is in `Transfer`."""
+
+from __future__ import annotations
+
+from policies.caching.pool import BlockPool
+from policies.core.branch_set import BranchSet
+from policies.core.plan import Content, Transfer
+from policies.core.sequence import Sequence
+
+
+class Naming:
+    """What plans have asked for since the last `take`."""
+
+    def __init__(self, pool: BlockPool, branched: BranchSet) -> None:
+        self._pool = pool
+        self._branched = branched
+        self._given_up: list[Transfer] = []
+        self._stores: list[Transfer] = []
+        self._loads: list[Transfer] = []
+        pool.name_blocks()
+
+    def blocks(self, seq: Sequence, num_tokens: int) -> tuple[int, ...]:
+        """Where the first num_tokens tokens of a sequence without branches lie."""
+        return tuple(self._pool.block_ids(seq, num_tokens)[: self._pool.blocks_for(num_tokens)])
+
+    def store(self, seq: Sequence, is_branched: bool) -> None:
+        """A sequence goes to host memory with all that it has computed; it still has its blocks."""
+        stored_ids = self._branched.stored_ids
+        blocks = tuple(stored_ids(seq)) if is_branched else self.blocks(seq, seq._computed)
+        contents = _contents(seq, len(blocks))
+        self._stores.append(Transfer(None, "gpu", "host", seq._swapped, blocks, contents))
+
+    def give_up(self, seq: Sequence, num_blocks: int) -> None:
+        """A sequence's KV in host memory is wanted no more."""
+        contents = _contents(seq, num_blocks)
+        self._given_up.append(Transfer(None, "host", "nowhere", seq._swapped, (), contents))
+
+    def load(self, seq: Sequence, num_cached: int) -> int:
+        """A sequence has got its blocks; what is behind num_cached tokens is loaded, in so many transfers."""
+        pool = self._pool
+        blocks = self.blocks(seq, seq._computed)[num_cached // pool.block_size :]
+        if seq._swapped:
+            blocks += tuple(self._branched.ids_apart(seq))
+            first = num_cached // pool.block_size
+            lying = [(seq._swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
+            loads = [(seq._swap_tier, seq._num_loading)]
+        else:
+            lying = pool.found_below(seq)
+            loads = pool.loads(seq)
+        wanted = list(zip(lying, blocks, strict=True))
+        for source, num_tokens in loads:
+            here = [(block, content) for (tier, content), block in wanted if tier == source]
+            named, contents = zip(*here, strict=True)
+            self._loads.append(Transfer(seq, source, "gpu", num_tokens, named, contents))
+        return len(loads)
+
+    def drop_loads(self, seq: Sequence) -> None:
+        """A sequence gives up its blocks before its loads were taken."""
+        self._loads = [load for load in self._loads if load.seq is not seq]
+
+    def take(self) -> list[Transfer]:
+        """All of it, in the order that `Transfer` promises."""
+        loads = self._loads
+        read = {(load.source, content) for load in loads for content in load.contents if content[0] >= 0}
+        before, after = self._pool.named_stores(read)
+        transfers = [*self._given_up, *before, *self._stores, *loads, *after]
+        self._given_up, self._stores, self._loads = [], [], []
+        return transfers
+
+
+def _contents(seq: Sequence, num_blocks: int) -> tuple[Content, ...]:
+    """Names of what a sequence alone has."""
+    return tuple((-1 - seq.request_id, block) for block in range(num_blocks))

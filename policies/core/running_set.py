@@ -1,0 +1,215 @@
+"""The sequences that hold a slot and KV, and in which set each of them stands.
+
+    seat -> loading -> arrive ---> decoding <- pause, resume -> paused
+      |                  |             ^
+      +-> prefilling <---+             +-- hand_over -> leaving
+            +-- begin_decoding, fork --+
+                                                  whatever it does: leave, then release
+
+Those that decode advance together (policies/core/decode_set.py), sequences with several answers beside them
+(policies/core/branch_set.py). Who waits, and why somebody comes or goes, is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heappop, heappush
+
+from policies.caching.pool import BlockPool
+from policies.core.branch_set import BranchSet, tokens_in_own_name
+from policies.core.decode_set import AT_LIMIT, DecodeSet
+from policies.core.sequence import AT_WORK, Sequence, SequenceState
+
+
+class RunningSet:
+    """Slots, and the sets of those who have one."""
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
+        self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
+        self.prefilling: dict[int, Sequence] = {}  # those that have prompt left, same order
+        self.paused: dict[int, Sequence] = {}  # those that a policy has paused
+        self.loading: dict[int, Sequence] = {}  # those whose KV is on its way
+        self.leaving: dict[int, Sequence] = {}  # those whose KV another engine is copying
+        self.decodes = DecodeSet(max_num_seqs, pool.block_size)
+        self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
+        self.branched = BranchSet(pool, self.free_slots)
+        self._max_num_seqs = max_num_seqs
+        self._pool = pool
+        self._num_admissions = 0
+
+    @property
+    def num_tokens_held(self) -> int:
+        """Tokens whose KV is stored."""
+        num_tokens = self.decodes.num_context_tokens
+        for others in (self.prefilling, self.paused, self.leaving):
+            if others:
+                num_tokens += sum(seq.num_held for seq in others.values())
+        if self.branched.members:
+            num_tokens += self.branched.num_tokens_held
+        return num_tokens
+
+    def num_pooled(self, seq: Sequence) -> int:
+        """Tokens for which the pool holds blocks in a sequence's own name."""
+        num_branched = tokens_in_own_name(seq)
+        return seq.num_held if num_branched is None else num_branched
+
+    def victim(self) -> Sequence:
+        """The sequence of largest rank, but for those whose KV is on its way, in or out."""
+        candidates: Collection[Sequence] = self.running.values()
+        if self.loading or self.leaving:
+            candidates = [seq for seq in candidates if seq._state in AT_WORK]
+        return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
+
+    def sharers(self, seq: Sequence) -> list[Sequence]:
+        """Who has found what this step, being made or in flight, computes of a sequence: the last first."""
+        sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
+        return sorted(sharers, key=lambda other: other._admission, reverse=True)
+
+    def seat(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
+        """Let one who waits run: a slot, and KV for num_cached tokens; num_loaded more are on their way.
+
+        lacks_adapter: so is its adapter.
+        """
+        seq._slot = heappop(self.free_slots)
+        self.running[seq.request_id] = seq
+        self._num_admissions += 1
+        seq._admission = self._num_admissions
+        self._pool.admit(seq, num_cached)
+        if seq.request.branching is not None:
+            self.branched.start(seq)
+        seq._computed = num_cached
+        seq._num_found = num_cached + num_loaded
+        seq._dropped = 0
+        if not (num_loaded or lacks_adapter):
+            seq._state = SequenceState.prefilling
+            self.prefilling[seq.request_id] = seq
+            return
+        seq._state = SequenceState.loading
+        self.loading[seq.request_id] = seq
+        if num_loaded:
+            seq._computed = num_cached + num_loaded
+            seq._num_loading = num_loaded
+            self._pool.grow(seq, num_cached, seq._computed)
+
+    def arrive(self, seq: Sequence) -> None:
+        """The KV and the adapter for which a sequence waited are there."""
+        del self.loading[seq.request_id]
+        if seq._branches is not None and seq._branches.is_swapped:
+            self.branched.join(seq, seq._branches)
+        elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
+            self._join(seq)
+        else:
+            seq._state = SequenceState.prefilling
+            self.prefilling[seq.request_id] = seq
+
+    def begin_decoding(self, seq: Sequence) -> bool:
+        """A prefill that is complete has produced a token; whether the sequence ends with it."""
+        seq._known += 1
+        if seq._known == seq._end_known:
+            return True
+        del self.prefilling[seq.request_id]
+        self._join(seq)
+        return False
+
+    def fork(self, seq: Sequence) -> None:
+        """The prefill of a sequence with several answers is complete."""
+        del self.prefilling[seq.request_id]
+        self.branched.fork(seq)
+
+    def pause(self, seq: Sequence) -> None:
+        """A sequence that decodes stands still, with slot and KV."""
+        self._end_decoding(seq, SequenceState.paused)
+        self.paused[seq.request_id] = seq
+
+    def resume(self, seq: Sequence) -> None:
+        """A paused sequence decodes again."""
+        del self.paused[seq.request_id]
+        if seq._branches is None:
+            self.decodes.join(seq, seq._growth)
+        else:
+            self.branched.resume(seq, seq._branches)
+
+    def hand_over(self, seq: Sequence) -> None:
+        """A sequence that decodes, or is paused, stands still until its KV has been copied."""
+        if seq._state is SequenceState.paused:
+            del self.paused[seq.request_id]
+        else:
+            self._end_decoding(seq, SequenceState.leaving)
+        seq._state = SequenceState.leaving
+        self.leaving[seq.request_id] = seq
+
+    def stay(self, seq: Sequence) -> None:
+        """A sequence that was to leave decodes on here."""
+        del self.leaving[seq.request_id]
+        self._join(seq)
+
+    def leave(self, seq: Sequence, state: SequenceState) -> int | None:
+        """Take a sequence out of its set, and its slots from it; `release` has to follow.
+
+        state: what it is now. Returns for how many tokens it holds blocks in its own name, if it holds others
+        for its branches.
+        """
+        num_branched = tokens_in_own_name(seq)
+        if seq._state is SequenceState.decoding:
+            self._end_decoding(seq, state)
+        elif seq._state is SequenceState.prefilling:
+            del self.prefilling[seq.request_id]
+        elif seq._state is SequenceState.paused:
+            del self.paused[seq.request_id]
+        elif seq._state is SequenceState.leaving:
+            del self.leaving[seq.request_id]
+        else:
+            del self.loading[seq.request_id]
+        seq._state = state
+        del self.running[seq.request_id]
+        assert seq._slot is not None
+        heappush(self.free_slots, seq._slot)
+        seq._slot = None
+        while seq._more_slots:
+            heappush(self.free_slots, seq._more_slots.pop())
+        return num_branched
+
+    def release(self, seq: Sequence, num_branched: int | None, num_planned: int) -> None:
+        """Give back the blocks of a sequence that has left.
+
+        num_branched: as `leave` said. num_planned: tokens of a plan that will not be computed.
+        """
+        if num_branched is None:
+            num_lost = num_planned + seq._num_loading
+            self._pool.release(seq, seq._computed - seq._dropped + num_planned, num_lost)
+        else:
+            self._pool.release(seq, num_branched)
+        if seq._num_apart:
+            self.branched.give_back(seq)
+
+    def check_integrity(self, num_adapter_blocks: int = 0) -> None:
+        """Assert: blocks free + owned = all, every slot has at most one owner, every state its set."""
+        running = list(self.running.values())
+        self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
+        assert self._pool.num_apart == sum(seq._num_apart for seq in running) + num_adapter_blocks
+        self.branched.check_integrity()
+        slots = [seq._slot for seq in running] + self.free_slots
+        slots += [slot for seq in running for slot in seq._more_slots]
+        assert all(len(seq._more_slots) == seq.width - 1 for seq in running)
+        assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self._max_num_seqs))
+        states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
+        for seq in running:
+            states[seq._state].add(seq.request_id)
+        decoding = {seq.request_id for seq in self.decodes} | set(self.branched.members)
+        assert decoding == states[SequenceState.decoding]
+        assert set(self.prefilling) == states[SequenceState.prefilling]
+        assert set(self.paused) == states[SequenceState.paused]
+        assert set(self.loading) == states[SequenceState.loading]
+        assert set(self.leaving) == states[SequenceState.leaving]
+
+    def _join(self, seq: Sequence) -> None:
+        """A sequence decodes from now on, or waits at its limit for room."""
+        growth = self._pool.growth(seq)
+        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
+
+    def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
+        """A sequence decodes no more; its counts are written back to it."""
+        if seq._branches is None:
+            self.decodes.leave(seq, state)
+        else:
+            self.branched.leave(seq, state)

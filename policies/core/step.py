@@ -1,0 +1,440 @@
+"""How a batching policy acts: a builder with a small vocabulary.
+
+The builder reserves blocks and slots as it goes and checks every wish against budget and memory, so a policy
+cannot leak a block, exceed the budget or compute a token twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import partial
+from math import inf
+from operator import index
+from typing import TYPE_CHECKING
+
+from policies.core.plan import FOREVER, Cause, Chunk, StepPlan
+from policies.core.sequence import AT_WORK, Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from policies.adapters.residents import Residents
+    from policies.caching.branches import Branches
+    from policies.core.engine import EngineCore
+
+
+class StepBuilder:
+    """The verbs of a step.
+
+    budget                       how many tokens it may have
+    decode_all, decode, prefill  tokens for the running
+    admit                        a slot, KV and tokens for one who waits
+    preempt, pause, resume       who has to stop, and who goes on
+    rerank                       ask the scheduling policy for a sequence's place again
+    repeat, hold, wait_until     for how long the decision stands
+
+    Every verb says by its return value whether it was done; refusing is normal and changes nothing. What
+    makes no sense raises ValueError, and so does every verb once the step is over.
+    """
+
+    num_tokens = 0
+    """Tokens given out in this step."""
+    tokens_left = FOREVER
+    """Tokens that the budget still allows."""
+    _all_decode = False  # everybody in the decode set, without naming them
+    _completes = False  # a prefill: what follows is another step
+    _promise = 1
+    _hold = FOREVER
+    _waits = False
+    _wake_s = inf
+    _is_squeezed = False  # somebody had to go for want of blocks
+    _refusal: Cause | None = None  # why the first admission that failed did
+    _is_over = False
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: who decodes, by request id
+        self._chunks: list[Chunk] = []
+        self._admitted: list[Sequence] = []
+        self._preempted: list[Sequence] = []
+        self._until_s = core.pool.expires_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this step is still being made."""
+        return not self._is_over
+
+    def budget(self, max_num_tokens: int) -> None:
+        """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
+        self.tokens_left = index(max_num_tokens) - self.num_tokens
+
+    def repeat(self, num_iterations: int = FOREVER) -> None:
+        """Promise: for num_iterations iterations this very step would be decided again.
+
+        Only events from outside (an arrival, an abort, a transfer that is done, the end of a sequence or of a
+        prefill, a full KV cache) may change it; the core watches for those. Without a promise a step holds
+        for one iteration.
+        """
+        if not (isinstance(num_iterations, int) and num_iterations >= 1):
+            raise ValueError(f"repeat({num_iterations}): must be a whole number of iterations >= 1")
+        self._promise = num_iterations
+
+    def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
+        """Whoever promises more: decide anew after num_iterations iterations, and at time until_s.
+
+        The tightest of several bounds counts. At until_s: at the first end of an iteration not earlier.
+        """
+        if num_iterations < 1:
+            raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
+        self._hold = min(self._hold, num_iterations)
+        self._until_s = min(self._until_s, until_s)
+
+    def wait_until(self, time_s: float) -> None:
+        """If this step computes nothing: ask again at time_s, or when something comes from outside.
+
+        inf: only then. Nothing to compute without this verb is an error, as long as requests are there.
+        """
+        self._waits = True
+        self._wake_s = min(self._wake_s, time_s)
+
+    def decode_all(self) -> bool:
+        """Decode every decoding sequence in the order of admission, as far as the budget goes.
+
+        If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
+        False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence
+        with branches takes `width` tokens, all or none.
+        """
+        self._check_open()
+        core = self._core
+        decodes, pool = core.decodes, core.pool
+        if decodes.at_limit:
+            self._renew_all()
+        num_decodes = decodes.size
+        if not num_decodes and not core.branched.members:
+            return True
+        num_due = decodes.blocks_due()
+        if num_due > pool.num_free:
+            self._use_idle(num_due)
+        fits = num_decodes <= self.tokens_left and num_due <= pool.num_free
+        if fits and not self._decoded and not self._all_decode and not core.branched.members:
+            pool.take(num_due)
+            self._all_decode = True
+            self.num_tokens += num_decodes
+            self.tokens_left -= num_decodes
+            return True
+        for seq in core.view.decoding:
+            if seq._state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
+                return False
+        return True
+
+    def decode(self, seq: Sequence) -> bool:
+        """Give a decoding sequence its next token; False if the budget is gone or this step preempted it.
+
+        One with branches gets a token for each: seq.width tokens, all or none.
+        If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
+        """
+        self._check_open()
+        if seq in self._preempted:
+            return False
+        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
+            raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
+        if self.tokens_left < 1:
+            return False
+        if seq._branches is not None:
+            return self._decode_branches(seq, seq._branches)
+        core = self._core
+        if seq.request_id in core.decodes.at_limit and not self._renew(seq):
+            return False
+        num_blocks = int(core.view.needs_block(seq))
+        if not self._make_room(seq, num_blocks):
+            return False
+        core.pool.take(num_blocks)
+        self._decoded[seq.request_id] = seq
+        self._spend(1)
+        return True
+
+    def prefill(self, seq: Sequence, max_num_tokens: int) -> bool:
+        """Compute up to max_num_tokens more tokens of a sequence whose prefill has begun.
+
+        Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
+        was preempted in this step.
+        """
+        self._check_open()
+        if seq in self._preempted:
+            return False
+        if seq._state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
+            raise ValueError(
+                f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
+            )
+        num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
+        if num_tokens < 1:
+            return False
+        num_blocks = self._core.pool.blocks_to_grow(seq, seq._computed, seq._computed + num_tokens)
+        if not self._make_room(seq, num_blocks):
+            return False
+        self._add_chunk(seq, num_tokens)
+        return True
+
+    def admit(self, seq: Sequence, max_num_tokens: int, *, may_cut: bool = True) -> bool:
+        """Give a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
+
+        may_cut: if not, it is refused where the budget would cut it.
+
+        If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
+        transfer is done; the same while its adapter is on its way. False if there is no slot or no budget, if
+        its known tokens could not all get room now, or its adapter, or if this step has preempted somebody.
+        """
+        self._check_open()
+        if seq._state is not SequenceState.waiting:
+            raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
+        core = self._core
+        pool = core.pool
+        num_cached = core.transfers.num_cached(seq)
+        num_wanted = min(index(max_num_tokens), seq._known - num_cached)
+        num_tokens = min(num_wanted, self.tokens_left)
+        if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
+            return self._refuse(Cause.budget)
+        if not core.free_slots or len(core.free_slots) < seq.width:
+            return self._refuse(Cause.slot)
+        residents = core.residents
+        if residents is not None and not residents.may_start(seq):
+            return self._refuse(Cause.adapter)
+        if self._preempted or not core.can_admit(seq, num_cached):
+            if not may_cut and num_cached and seq._known > self.tokens_left:
+                self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
+            return self._refuse(Cause.memory)
+        if residents is not None:
+            fits = partial(pool.can_admit, seq, num_cached, not core.running)
+            residents.give_way(fits, keep=seq.request.adapter)
+        num_loaded = core.transfers.num_loadable(seq, num_cached)
+        core._start(seq, num_cached, num_loaded)
+        if seq.request_id not in core.loading:
+            self._admitted.append(seq)
+            self._add_chunk(seq, num_tokens)
+        return True
+
+    def preempt(self, seq: Sequence, swap: bool | None = None) -> None:
+        """Take slot, KV and its part of this step from a sequence; it waits.
+
+        So do all that this step has admitted and that rely on its part: they have found, in a cache, what it
+        was to compute. Nothing happens to one that this step has preempted already.
+
+        swap: move the KV that it has computed to host memory, while there is room, and load it when it is
+        admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says. Who
+        was admitted in this step has computed nothing, and is recomputed in any case.
+        """
+        self._check_open()
+        if seq in self._preempted:
+            return
+        if seq._state not in AT_WORK:
+            raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
+        if seq._state is SequenceState.prefilling:
+            for other in self._core.running_set.sharers(seq):
+                self._take_back(other, swap=False)
+        self._take_back(seq, self._core.swaps if swap is None else swap)
+
+    def pause(self, seq: Sequence) -> None:
+        """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
+        self._check_open()
+        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
+            raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
+        self._core.running_set.pause(seq)
+
+    def resume(self, seq: Sequence) -> None:
+        """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
+        self._check_open()
+        if seq._state is not SequenceState.paused:
+            raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
+        self._core.running_set.resume(seq)
+
+    def rerank(self, seq: Sequence) -> None:
+        """Ask the scheduling policy for the rank of a sequence again, and move it there."""
+        self._check_open()
+        self._core._rerank(seq)
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise ValueError("this step is over: a builder is good for the fill() that it was given to")
+
+    def _refuse(self, cause: Cause) -> bool:
+        if self._refusal is None:
+            self._refusal = cause
+        return False
+
+    def _spend(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        self.tokens_left -= num_tokens
+
+    def _has_decoded(self, seq: Sequence) -> bool:
+        return (self._all_decode and seq._branches is None) or seq.request_id in self._decoded
+
+    def _decode_branches(self, seq: Sequence, branches: Branches) -> bool:
+        """Give each branch its next token."""
+        if branches.width > self.tokens_left:
+            return False
+        num_blocks = branches.blocks_to_append()
+        if not self._make_room(seq, num_blocks):
+            return False
+        self._core.pool.take_apart(num_blocks)
+        seq._num_apart += num_blocks
+        self._decoded[seq.request_id] = seq
+        self._spend(branches.width)
+        return True
+
+    def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
+        self._core.pool.grow(seq, seq._computed, seq._computed + num_tokens)
+        completes = seq._computed + num_tokens == seq._known
+        self._completes = self._completes or completes
+        self._chunks.append(Chunk(seq, seq._computed, num_tokens, completes))
+        self._spend(num_tokens)
+
+    def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
+        """Preempt by rank until num_blocks are free; False if `seq` itself had to go, or has to wait.
+
+        It waits while its victim's KV is on its way: if it went itself, both could come and go for ever.
+        """
+        core = self._core
+        while not self._use_idle(num_blocks):
+            victim = core.running_set.victim()
+            if victim is seq and any(other._rank > seq._rank for other in core.loading.values()):
+                return False
+            num_before = len(self._preempted)
+            self.preempt(victim)
+            for lost in self._preempted[num_before:]:
+                lost._displaced_by = seq.request_id
+            self._is_squeezed = True
+            if victim is seq:
+                return False
+        return True
+
+    def _use_idle(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free, once adapters that nobody uses have made room."""
+        pool, residents = self._core.pool, self._core.residents
+        if residents is None or pool.num_free >= num_blocks:
+            return pool.num_free >= num_blocks
+        return residents.give_way(lambda: pool.num_free >= num_blocks)
+
+    def _take_back(self, seq: Sequence, swap: bool) -> None:
+        """Preempt a sequence on whose part of this step nobody relies, or does any more."""
+        num_planned = 0
+        if seq._state is SequenceState.decoding:
+            if self._all_decode:
+                self._decoded = {s.request_id: s for s in self._core.decodes}
+                self._all_decode = False
+            num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
+        elif seq._state is SequenceState.prefilling:
+            num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
+            self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
+        self._spend(-num_planned)
+        if seq in self._admitted:
+            self._admitted.remove(seq)
+            swap = False  # what it has found, this step may compute: nothing to be stored before
+        self._core._stop(seq, num_planned, swap)
+        seq._displaced_by = None
+        self._preempted.append(seq)
+
+    def _renew_all(self) -> None:
+        """Ask the pool about every sequence at its KV limit; who finds no room is preempted."""
+        at_limit = self._core.decodes.at_limit
+        for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
+            if seq.request_id in at_limit:
+                self._renew(seq)
+
+    def _renew(self, seq: Sequence) -> bool:
+        """Ask the pool how a sequence at its KV limit goes on; if it cannot, preempt it and return False."""
+        core = self._core
+        core.decodes.leave(seq, SequenceState.prefilling)
+        growth = core.pool.growth(seq)
+        core.decodes.join(seq, growth or seq._growth)
+        if growth is None:
+            self.preempt(seq)
+            seq._displaced_by = seq.request_id
+            self._is_squeezed = True
+            return False
+        return True
+
+    def _waits_for(self) -> Cause | None:
+        """Why who waits has to; None: nobody does."""
+        if not self._core.num_waiting:
+            return None
+        if self._is_squeezed:
+            return Cause.memory
+        if self._refusal is not None:
+            return self._refusal
+        residents = self._core.residents
+        if residents is not None:  # who is passed over for its adapter, nobody has tried to admit
+            first = next(iter(self._core.waiting), None)  # of a queue that may offer nobody
+            if first is not None and not residents.may_start(first):
+                return Cause.adapter
+        return Cause.policy
+
+    def _plan(self, step_index: int) -> StepPlan:
+        """The step as data, its horizon cut to the first thing that would break the policy's promise."""
+        core = self._core
+        decodes = core.decodes
+        decoding: Iterable[Sequence] = decodes
+        num_decodes = decodes.size
+        num_widening = decodes.num_widening
+        num_context_tokens = num_widening + decodes.num_context_tokens
+        idle: list[Sequence] = []
+        if not self._all_decode:
+            if self._decoded:
+                idle = [seq for seq in decodes if seq.request_id not in self._decoded]
+                num_decodes -= len(idle)
+                widening = sum(seq._growth.widens for seq in idle)
+                num_widening -= widening
+                num_context_tokens -= sum(seq.num_held for seq in idle) + widening
+            else:
+                decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
+        horizon = self._promise if self._promise < self._hold else self._hold
+        if self._completes or idle or self._preempted or (self._chunks and core.pool.chunks_stand_alone):
+            horizon = 1
+        if self._admitted and core._hooks.chunk_rank:  # they take their place among the prefills
+            horizon = 1
+        plan = StepPlan(
+            step_index,
+            num_decodes,
+            num_context_tokens,
+            self._chunks,
+            self._admitted,
+            self._preempted,
+            horizon,
+            self._until_s,
+            num_widening,
+            decoding,
+            idle,
+            self._waits_for() if len(core._sequences) > len(core.running) else None,
+        )
+        if core.branched.members:
+            core.branched.plan(plan, self._decoded)
+        if core.residents is not None:
+            self._plan_adapters(plan, core.residents)
+        if plan.horizon > 1:
+            plan.horizon = self._cut_horizon(plan)
+        return plan
+
+    def _plan_adapters(self, plan: StepPlan, residents: Residents) -> None:
+        """What the step computes with adapters; where some come or go, the next step looks again."""
+        decoding = plan.decoding
+        if plan.idle:
+            idle = set(plan.idle)
+            decoding = [seq for seq in decoding if seq not in idle]
+        plan.adapters = residents.use([*decoding, *plan.branched], plan.chunks)
+        plan.adapter_puts = residents.take_puts()
+        if residents.has_changed:
+            residents.has_changed = False
+            plan.horizon = 1
+
+    def _cut_horizon(self, plan: StepPlan) -> int:
+        """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""
+        core = self._core
+        horizon = plan.horizon
+        if plan.num_decodes:
+            horizon = min(horizon, core.decodes.iterations_to_first_event())
+        for chunk in plan.chunks:  # the chunk that completes a prefill will be a step of its own
+            horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
+        num_free = core.pool.num_quiet
+        blocks_each = horizon // core.pool.block_size + 1
+        if plan.chunks or plan.num_decodes * blocks_each > num_free:  # else there are blocks in any case
+            repeats = range(horizon)
+            horizon = bisect_right(repeats, num_free, key=lambda num: core.blocks_of_repeats(plan, num))
+        return horizon

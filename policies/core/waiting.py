@@ -1,0 +1,55 @@
+"""The queue of sequences without KV, in the order of their rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from policies.core.sequence import Sequence
+
+
+class WaitingQueue:
+    """A heap by (rank, request id). Iteration follows that order and allows popping what it yielded.
+
+    A caller that stops at the first sequence it cannot admit pays O(log n); one that looks further pays for
+    a sort of what is left. What is removed from the middle stays in the heap, void, until it surfaces.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], int, int, Sequence]] = []  # rank, id, push, sequence
+        self._push_of: dict[int, int] = {}  # by request id: the push that counts
+        self._num_pushes = 0
+
+    def __len__(self) -> int:
+        return len(self._push_of)
+
+    def __contains__(self, seq: object) -> bool:
+        return isinstance(seq, Sequence) and seq.request_id in self._push_of
+
+    def push(self, seq: Sequence) -> None:
+        """Queue a sequence behind those of smaller rank."""
+        self._num_pushes += 1
+        self._push_of[seq.request_id] = self._num_pushes
+        heappush(self._heap, (seq._rank, seq.request_id, self._num_pushes, seq))
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out. KeyError if it is not here."""
+        del self._push_of[seq.request_id]
+        self._drop_void()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        heap, push_of = self._heap, self._push_of
+        while heap:
+            first = heap[0]
+            yield first[3]
+            if heap and heap[0] is first:  # not taken: the caller looks behind it
+                for entry in sorted(heap)[1:]:
+                    if push_of.get(entry[1]) == entry[2]:
+                        yield entry[3]
+                return
+
+    def _drop_void(self) -> None:
+        """Keep a live entry, if there is any, at the top."""
+        heap, push_of = self._heap, self._push_of
+        while heap and push_of.get(heap[0][1]) != heap[0][2]:
+            heappop(heap)

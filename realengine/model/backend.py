@@ -1,0 +1,192 @@
+"""The two ways to compute what is not a plain matrix product: Triton kernels, or their torch references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels import (
+    activation,
+    block_copy,
+    decode_attention,
+    moe,
+    norm,
+    prefill_attention,
+    rope,
+    sampling,
+    w4a16,
+    w8a8,
+    w8a16,
+)
+from kernels.launch import target
+from realengine.model.architecture import Architecture
+from realengine.model.quantization import OF_EXPERTS, check_int4_inputs, check_quantization
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Backend(NamedTuple):
+    """The kernels that the model calls, alike in signature."""
+
+    name: str
+    rms_norm: Callable[..., Any]
+    add_rms_norm: Callable[..., Any]
+    qk_norm: Callable[..., Any]
+    rope_and_write_kv: Callable[..., Any]
+    decode_attention: Callable[..., Any]
+    prefill_attention: Callable[..., Any]
+    silu_mul: Callable[..., Any]
+    quantise_tokens: Callable[..., Any]
+    w4a16_gemm: Callable[..., Any]
+    w8a16_gemm: Callable[..., Any]
+    w8a8_gemm: Callable[..., Any]
+    moe_route: Callable[..., Any]
+    moe_mlp: Callable[..., Any]
+    sample: Callable[..., torch.Tensor]
+    greedy: Callable[..., torch.Tensor]
+    copy_blocks: Callable[..., None]
+    gather_blocks: Callable[..., None]
+    scatter_blocks: Callable[..., None]
+
+
+TRITON = Backend(
+    name="triton",
+    rms_norm=norm.rms_norm,
+    add_rms_norm=norm.add_rms_norm,
+    qk_norm=norm.qk_norm,
+    rope_and_write_kv=rope.rope_and_write_kv,
+    decode_attention=decode_attention.decode_attention,
+    prefill_attention=prefill_attention.prefill_attention,
+    silu_mul=activation.silu_mul,
+    quantise_tokens=w8a8.quantise_tokens,
+    w4a16_gemm=w4a16.w4a16_gemm,
+    w8a16_gemm=w8a16.w8a16_gemm,
+    w8a8_gemm=w8a8.w8a8_gemm,
+    moe_route=moe.moe_route,
+    moe_mlp=moe.moe_mlp,
+    sample=sampling.sample,
+    greedy=sampling.greedy,
+    copy_blocks=block_copy.copy_blocks,
+    gather_blocks=block_copy.gather_blocks,
+    scatter_blocks=block_copy.scatter_blocks,
+)
+
+TORCH = Backend(
+    name="torch",
+    rms_norm=norm.rms_norm_reference,
+    add_rms_norm=norm.add_rms_norm_reference,
+    qk_norm=norm.qk_norm_reference,
+    rope_and_write_kv=rope.rope_and_write_kv_reference,
+    decode_attention=decode_attention.decode_attention_reference,
+    prefill_attention=prefill_attention.prefill_attention_reference,
+    silu_mul=activation.silu_mul_reference,
+    quantise_tokens=w8a8.quantise_tokens_reference,
+    w4a16_gemm=w4a16.w4a16_gemm_reference,
+    w8a16_gemm=w8a16.w8a16_gemm_reference,
+    w8a8_gemm=w8a8.w8a8_gemm_reference,
+    moe_route=moe.moe_route_reference,
+    moe_mlp=moe.moe_mlp_reference,
+    sample=sampling.sample_reference,
+    greedy=sampling.greedy_reference,
+    copy_blocks=block_copy.copy_blocks_reference,
+    gather_blocks=block_copy.gather_blocks_reference,
+    scatter_blocks=block_copy.scatter_blocks_reference,
+)
+
+BACKENDS = {backend.name: backend for backend in (TRITON, TORCH)}
+
+
+def choose_backend(name: str | None, device: torch.device) -> Backend:
+    """The backend of that name; None: Triton on a GPU, torch on a CPU. Raises ValueError on other names."""
+    if name is None:
+        return TRITON if device.type == "cuda" else TORCH
+    if name not in BACKENDS:
+        raise ValueError(f"backend={name}: must be one of {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of that name; None: a GPU. Raises RuntimeError if it is not there, and says what to do."""
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        raise RuntimeError("no GPU was found; device='cpu' runs on the processor, slowly")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"device={name}: no GPU was found; device='cpu' runs on the processor, slowly")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def check_supported(
+    architecture: Architecture,
+    backend: Backend,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    quantization: str | None = None,
+    world_size: int = 1,
+) -> None:
+    """ValueError, naming what there is instead, where the backend cannot compute this model in this way.
+
+    Asked before weights are loaded: a step never meets a shape or type that its kernels refuse.
+    """
+    check_quantization(quantization)
+    packed = architecture.packed
+    if packed is not None and quantization not in (None, "w4a16"):
+        raise ValueError(
+            f"quantization={quantization}: the checkpoint is packed by {packed.quant_method}, that is w4a16: "
+            "leave it out"
+        )
+    quantization = "w4a16" if packed is not None else quantization
+    if architecture.num_experts and quantization not in (None, *OF_EXPERTS):
+        raise ValueError(
+            f"quantization={quantization}: experts are not rounded by it; with num_experts="
+            f"{architecture.num_experts} use {', '.join(OF_EXPERTS)} or None"
+        )
+    if quantization == "w4a16":
+        for name, num_inputs in _inputs_of_a_rank(architecture, world_size).items():
+            check_int4_inputs(name, num_inputs)
+    if backend is TRITON:
+        _check_triton(architecture, dtype, kv_dtype, quantization)
+
+
+def _inputs_of_a_rank(architecture: Architecture, world_size: int) -> dict[str, int]:
+    return {
+        "qkv and gate_up": architecture.hidden_size,
+        "o": architecture.num_heads * architecture.head_dim // world_size,
+        "down": architecture.intermediate_size // world_size,
+    }
+
+
+def _check_triton(
+    architecture: Architecture, dtype: torch.dtype, kv_dtype: torch.dtype, quantization: str | None
+) -> None:
+    head_dim, most = architecture.head_dim, decode_attention.MAX_HEAD_DIM
+    if head_dim % 16 or head_dim > most:
+        raise ValueError(
+            f"head_dim={head_dim}: the Triton kernels take multiples of 16 up to {most}; backend='torch' any"
+        )
+    if architecture.hidden_size > norm.MAX_HIDDEN:
+        raise ValueError(
+            f"hidden_size={architecture.hidden_size}: the Triton kernels take up to {norm.MAX_HIDDEN}"
+        )
+    prefill_attention.tile_of(head_dim, architecture.num_heads // architecture.num_kv_heads, 1)
+    if dtype not in HALVES and (architecture.num_experts or quantization in ("w4a16", "w8a16")):
+        what = f"quantization={quantization}" if quantization else "a mixture of experts"
+        raise ValueError(f"dtype={dtype}: {what} needs bfloat16 or float16 with the Triton kernels")
+    if architecture.num_experts > moe.MAX_EXPERTS or architecture.num_experts_per_tok > moe.MAX_CHOICES:
+        raise ValueError(
+            f"num_experts_per_tok={architecture.num_experts_per_tok} of num_experts="
+            f"{architecture.num_experts}: the Triton kernels take up to {moe.MAX_CHOICES} of "
+            f"{moe.MAX_EXPERTS}"
+        )
+    if quantization == "fp8":
+        w8a8.check_dtype(w8a8.FP8)
+    if kv_dtype == w8a8.FP8 and target() in decode_attention.NO_FP8:
+        raise ValueError(
+            f"kv_cache_dtype=fp8: needs sm_89 or later, this is {target()}; int8 is supported there"
+        )

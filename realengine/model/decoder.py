@@ -1,0 +1,219 @@
+"""A decoder-only transformer over a paged KV cache: Llama, Mistral, Qwen 2 and 3, Qwen3-MoE, SmolLM2.
+
+Tokens of all sequences of a step lie one behind the other, T of them; there is no prefill phase and no decode
+phase here either: a sequence brings as many tokens as its plan says. A step of decodes alone reads nothing
+back to the host and makes nothing there: it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.rope import cos_sin_table
+from kernels.w8a16 import Int8Weight
+from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend
+from realengine.model.kv_cache import KvCache, LayerKv
+from realengine.model.linear import Linear, make_linear
+from realengine.model.lora import AdapterBank
+from realengine.model.moe import Experts
+from realengine.model.quantization import Weights
+from realengine.runner.batch import Batch
+from realengine.runner.parallel import Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mlp:
+    """A block's dense MLP."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Layer:
+    """A block's weights; of a tensor parallel rank its share."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Linear
+    mlp_norm: torch.Tensor
+    mlp: Mlp | Experts
+    window: int | None
+
+
+class Decoder:
+    """The model's weights, and how a step's tokens go through them.
+
+    weights: of `realengine.weights.load`, this rank's. group: the tensor parallel ranks, who all run the same
+    batches; by default there is one. adapters: those that batches name.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        backend: Backend,
+        max_model_len: int,
+        group: Group | None = None,
+        adapters: AdapterBank | None = None,
+    ) -> None:
+        self.architecture = architecture
+        self._adapters = adapters
+        self.group = group or Group()
+        self._backend = backend
+        self._num_heads = architecture.num_heads // self.group.world_size
+        self._num_kv_heads = architecture.num_kv_heads // self.group.world_size
+        self._embedding = _dense(weights, "embedding.weight")
+        self._head = _dense(weights, "head.weight")
+        self._norm = _dense(weights, "norm.weight")
+        self._layers = [_layer(i, architecture, weights, backend) for i in range(architecture.num_layers)]
+        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self._cos_sin = cos_sin_table(
+            architecture.head_dim,
+            max_model_len,
+            base=architecture.rope_theta,
+            scaling=architecture.rope_scaling,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+        """Logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
+        kernels, eps = self._backend, self.architecture.rms_norm_eps
+        residual = F.embedding(batch.tokens_T, self._embedding)
+        hidden = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
+        next_norms = [layer.attention_norm for layer in self._layers[1:]]
+        for i, layer in enumerate(self._layers):
+            hidden = self._attend(i, layer, hidden, batch, cache.layers[i])
+            hidden, residual = kernels.add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+            hidden = self._mlp(i, layer, hidden, batch)
+            if i < len(next_norms):
+                hidden, residual = kernels.add_rms_norm(hidden, residual, next_norms[i], eps)
+        if batch.sampled_rows_S is not None:
+            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
+        hidden, _ = kernels.add_rms_norm(hidden, residual, self._norm, eps)
+        return self.group.all_gather(F.linear(hidden, self._head))
+
+    def _linear(self, at: tuple[int, str], linear: Linear, x_TK: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """A linear layer, with what the tokens' adapters add."""
+        out_TN = linear(x_TK)
+        if batch.adapters is not None:
+            assert self._adapters is not None
+            self._adapters.apply(*at, x_TK, out_TN, batch.adapters)
+        return out_TN
+
+    def _mlp(self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        mlp = layer.mlp
+        if isinstance(mlp, Experts):
+            return self.group.all_reduce(mlp(hidden))
+        gated = self._backend.silu_mul(self._linear((index, "gate_up"), mlp.gate_up, hidden, batch))
+        return self.group.all_reduce(self._linear((index, "down"), mlp.down, gated, batch))
+
+    def _attend(
+        self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch, kv: LayerKv
+    ) -> torch.Tensor:
+        num_q, num_kv, head_dim = self._num_heads, self._num_kv_heads, self.architecture.head_dim
+        qkv = self._linear((index, "qkv"), layer.qkv, hidden, batch)
+        heads = qkv.view(-1, num_q + 2 * num_kv, head_dim)
+        q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
+        if layer.q_norm is not None:
+            q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
+        q = self._backend.rope_and_write_kv(
+            q,
+            k,
+            v,
+            batch.positions_T,
+            self._cos_sin,
+            kv.keys,
+            kv.values,
+            batch.slots_T,
+            key_scales=kv.key_scales,
+            value_scales=kv.value_scales,
+        )
+        attended = self._attention(q, kv, batch, layer.window)
+        attended = attended.view(len(hidden), num_q * head_dim)
+        return self.group.all_reduce(self._linear((index, "o"), layer.o, attended, batch))
+
+    def _attention(self, q: torch.Tensor, kv: LayerKv, batch: Batch, window: int | None) -> torch.Tensor:
+        """Decodes by the kernel that splits their context, chunks by the one that tiles their queries."""
+        num_decodes, num_rows = batch.num_decodes, batch.num_rows
+        attended = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if num_decodes:
+            self._backend.decode_attention(
+                q[:num_decodes],
+                kv.keys,
+                kv.values,
+                batch.block_tables_BM[:num_decodes],
+                batch.context_lens_B[:num_decodes],
+                max_context_len=batch.max_context_len,
+                window=window,
+                key_scales_NPK=kv.key_scales,
+                value_scales_NPK=kv.value_scales,
+                out_BHD=attended[:num_decodes],
+            )
+        if num_decodes < num_rows:
+            self._backend.prefill_attention(
+                q[num_decodes:],
+                kv.keys,
+                kv.values,
+                batch.block_tables_BM[num_decodes:],
+                batch.chunk_starts,
+                batch.context_lens_B[num_decodes:],
+                max_query_len=batch.max_query_len,
+                max_context_len=batch.max_context_len,
+                window=window,
+                key_scales_NPK=kv.key_scales,
+                value_scales_NPK=kv.value_scales,
+                out_THD=attended[num_decodes:],
+            )
+        return attended
+
+
+def _layer(index: int, architecture: Architecture, weights: Weights, backend: Backend) -> Layer:
+    name = f"layers.{index}."
+
+    def linear(of: str) -> Linear:
+        bias = _dense(weights, f"{name}{of}.bias") if f"{name}{of}.bias" in weights else None
+        return make_linear(weights[f"{name}{of}.weight"], bias, backend)
+
+    def norm(of: str) -> torch.Tensor:
+        return _dense(weights, f"{name}{of}.weight")
+
+    return Layer(
+        attention_norm=norm("attention_norm"),
+        qkv=linear("qkv"),
+        q_norm=norm("q_norm") if architecture.qk_norm else None,
+        k_norm=norm("k_norm") if architecture.qk_norm else None,
+        o=linear("o"),
+        mlp_norm=norm("mlp_norm"),
+        mlp=_experts(name, architecture, weights, backend)
+        if architecture.has_experts(index)
+        else Mlp(gate_up=linear("gate_up"), down=linear("down")),
+        window=architecture.window(index),
+    )
+
+
+def _experts(name: str, architecture: Architecture, weights: Weights, backend: Backend) -> Experts:
+    gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
+    assert isinstance(gate_up, torch.Tensor | Int8Weight)
+    assert isinstance(down, torch.Tensor | Int8Weight)
+    return Experts(
+        _dense(weights, name + "router.weight"),
+        gate_up,
+        down,
+        architecture.num_experts_per_tok,
+        architecture.norm_topk_prob,
+        backend,
+    )
+
+
+def _dense(weights: Weights, name: str) -> torch.Tensor:
+    weight = weights[name]
+    assert isinstance(weight, torch.Tensor), name
+    return weight

@@ -1,0 +1,67 @@
+"""Keys and values of all layers in blocks: in the model's dtype, or in 8 bits, a scale a token and head."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from kernels.block_copy import CacheSet
+from kernels.rope import QUANTISED
+from realengine.model.architecture import Architecture
+
+
+class LayerKv(NamedTuple):
+    """One layer's: keys and values [N + 1, P, K, D] and, where they are in 8 bits, fp32 scales [N + 1, P, K].
+
+    N blocks, P tokens a block, K KV heads, D head_dim.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None
+    value_scales: torch.Tensor | None
+
+
+class KvCache:
+    """num_blocks blocks and block 0, which belongs to nobody; of a tensor parallel rank its own KV heads.
+
+    dtype: the model's, torch.int8 or torch.float8_e4m3fn.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        world_size: int = 1,
+    ) -> None:
+        self.block_size = block_size
+        shape = (num_blocks + 1, block_size, architecture.num_kv_heads // world_size, architecture.head_dim)
+
+        def layer() -> LayerKv:
+            keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+            if dtype not in QUANTISED:
+                return LayerKv(keys, values, None, None)
+            return LayerKv(keys, values, *(torch.zeros(shape[:3], device=device) for _ in range(2)))
+
+        self.layers = [layer() for _ in range(architecture.num_layers)]
+
+    @staticmethod
+    def bytes_per_block(
+        architecture: Architecture, block_size: int, dtype: torch.dtype, world_size: int = 1
+    ) -> int:
+        """What a block takes on each rank, scales included."""
+        vector_bytes = architecture.head_dim * dtype.itemsize + (4 if dtype in QUANTISED else 0)
+        num_vectors = 2 * architecture.num_layers * (architecture.num_kv_heads // world_size) * block_size
+        return num_vectors * vector_bytes
+
+    @cached_property
+    def cache_sets(self) -> tuple[CacheSet, ...]:
+        """What moves when a block is copied or swapped: keys and values, and their scales, if any."""
+        sets = [CacheSet.of([x for layer in self.layers for x in layer[:2]])]
+        scales = [x for layer in self.layers for x in layer[2:] if x is not None]
+        return (*sets, CacheSet.of(scales)) if scales else tuple(sets)

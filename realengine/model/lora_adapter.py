@@ -1,0 +1,147 @@
+"""LoRA adapters (Hu et al., ICLR 2022): low-rank pairs for a model's linear layers, read or random.
+
+For a linear layer W [N, K] of the base model, A [R, K] and B [N, R]: W + scaling * B @ A. R ranks, K inputs,
+N outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from hwmodels.checks import check_whole
+from realengine.model.architecture import Architecture
+from realengine.weights.table import Part, Weight, expected, shard
+
+PREFIX = "base_model.model."  # of PEFT's names
+PROJECTIONS = ("qkv", "o", "gate_up", "down")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+STANDARD_DEVIATION = 0.02
+
+
+class LowRank(NamedTuple):
+    """What is added to one linear layer W [N, K]: scaling * b_NR @ a_RK."""
+
+    a_RK: torch.Tensor
+    b_NR: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Adapter:
+    """Low-rank pairs by the linear layer's name in the checkpoint: model.layers.0.self_attn.q_proj."""
+
+    scaling: float
+    layers: Mapping[str, LowRank]
+
+    @property
+    def rank(self) -> int:
+        """The largest of the pairs'."""
+        return max(pair.a_RK.shape[0] for pair in self.layers.values())
+
+    def check_fits(self, architecture: Architecture) -> None:
+        """Raise ValueError, naming tensor, expected and found shape, on an adapter for another model."""
+        parts = linear_layers(architecture)
+        for name, (a_RK, b_NR) in self.layers.items():
+            if name not in parts:
+                raise ValueError(stranger(name, architecture))
+            rank = a_RK.shape[0]
+            check_shapes(name, a_RK.shape, b_NR.shape, rank, parts[name])
+
+
+def adapted_weights(
+    architecture: Architecture, rank: int = 0, world_size: int = 1
+) -> dict[tuple[int, str], Weight]:
+    """By (layer, projection): this tensor parallel rank's share of each linear layer that adapters change."""
+    named = re.compile(rf"layers\.(\d+)\.({'|'.join(PROJECTIONS)})\.weight")
+    found = {}
+    for weight in shard(expected(architecture), rank, world_size):
+        if match := named.fullmatch(weight.name):
+            found[int(match[1]), match[2]] = weight
+    return found
+
+
+def linear_layers(architecture: Architecture) -> dict[str, Part]:
+    """The checkpoint's linear layers that adapters change, by name without `.weight`."""
+    weights = adapted_weights(architecture).values()
+    return {layer_name(part): part for weight in weights for part in weight.parts}
+
+
+def layer_name(part: Part) -> str:
+    """The linear layer whose weight a checkpoint tensor is."""
+    return part.name.removesuffix(".weight")
+
+
+def random_adapter(
+    architecture: Architecture,
+    rank: int,
+    targets: Collection[str] = TARGETS,
+    seed: int = 0,
+    scaling: float = 1.0,
+) -> Adapter:
+    """Both matrices normal with standard deviation 0.02, fp32; each drawn from (seed, its name).
+
+    targets: of TARGETS.
+    """
+    check_whole("rank", rank)
+    if unknown := sorted(set(targets) - set(TARGETS)):
+        raise ValueError(f"targets={', '.join(unknown)}: must be of {', '.join(TARGETS)}")
+
+    def drawn(name: str, *shape: int) -> torch.Tensor:
+        stream = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(stream, "little") >> 1)
+        return torch.empty(shape).normal_(std=STANDARD_DEVIATION, generator=generator)
+
+    layers = {}
+    for name, part in linear_layers(architecture).items():
+        if name.rpartition(".")[2] in targets:
+            num_out, num_in = part.shape
+            layers[name] = LowRank(
+                drawn(f"{name}.lora_A", rank, num_in), drawn(f"{name}.lora_B", num_out, rank)
+            )
+    if not layers:
+        raise ValueError(f"targets={', '.join(targets)}: no dense layer of this model has them")
+    return Adapter(scaling=scaling, layers=layers)
+
+
+def check_shapes(name: str, a_shape: Sequence[int], b_shape: Sequence[int], rank: int, part: Part) -> None:
+    """ValueError unless they are [rank, inputs] and [outputs, rank] of the layer."""
+    num_out, num_in = part.shape
+    for key, found, shape in zip(
+        keys_of(name), (a_shape, b_shape), ((rank, num_in), (num_out, rank)), strict=True
+    ):
+        if tuple(found) != shape:
+            raise ValueError(
+                f"{key} is {list(found)}, must be {list(shape)} by rank {rank} and this model's layer; an "
+                "adapter for another base model?"
+            )
+
+
+def keys_of(name: str) -> tuple[str, str]:
+    """A layer's two tensors in the file."""
+    return f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight"
+
+
+def stranger(name: str, architecture: Architecture) -> str:
+    """Why a pair has no place in the model."""
+    layer = layer_of(name)
+    if layer is not None and layer >= architecture.num_layers:
+        return f"{name}: the model has {architecture.num_layers} layers; an adapter for another base model"
+    supported = kinds(linear_layers(architecture))
+    return (
+        f"{name}: not adapted here; supported: {supported} of this model's {architecture.num_layers} layers"
+    )
+
+
+def layer_of(name: str) -> int | None:
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(match[1]) if match else None
+
+
+def kinds(names: Collection[str]) -> str:
+    """Kinds of linear layers: q_proj, k_proj, ..."""
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))

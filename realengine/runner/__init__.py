@@ -1,0 +1,1 @@
+"""Executes step plans on one device or on several tensor-parallel ranks."""

@@ -1,0 +1,253 @@
+"""Executes a step's work on one device: the model, its KV cache, and arrays by slot that mirror the host's.
+
+Every tensor parallel rank has an executor and gets the same work, and draws the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from kernels.sampling import count_tokens, mark_prompt
+from realengine.model.backend import Backend
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.model.lora import AdapterBank, Segments
+from realengine.runner.batch import Batch
+from realengine.runner.graphs import DecodeGraphs, Drawn, Logprobs
+from realengine.runner.host_kv import HostKv
+from realengine.runner.upload import Upload
+from realengine.runner.work import (
+    ON_DEVICE,
+    SAMPLING,
+    DecodeWords,
+    Draw,
+    Mark,
+    MixedWords,
+    Padding,
+    RowSettings,
+    Shape,
+    Work,
+    pack,
+    pack_sampling,
+)
+
+WARM_UP_TOKENS = (1, 16, 100)  # one of each tile size of prefill attention
+WARM_UP_CACHED = 4096  # long enough for its context to be split
+
+
+class DeviceLostError(RuntimeError):
+    """Nothing can be computed any more: what the device, or other ranks, hold is not known."""
+
+
+class Executor:
+    """num_slots: sequences that hold KV at once; a row more belongs to nobody, for padding.
+
+    graph_sizes: rows of the decode steps that are captured as CUDA graphs; none: every step runs eagerly.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        backend: Backend,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        host_kv: HostKv | None = None,
+        adapters: AdapterBank | None = None,
+        graph_sizes: SequenceOf[int] = (),
+    ) -> None:
+        self.device = decoder.device
+        self._decoder = decoder
+        self._cache = cache
+        self._backend = backend
+        self._host_kv = host_kv
+        self.adapters = adapters
+        self._num_slots = num_slots
+        self._max_model_len = max_model_len
+        max_blocks = -(-max_model_len // cache.block_size)
+        self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
+        self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
+        self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._counts_SV: torch.Tensor | None = None  # for penalties; made when somebody asks for any
+        self._upload = Upload(self.device)
+        self.graphs: DecodeGraphs | None = None
+        if graph_sizes:
+            padding = Padding(num_slots, max_blocks)
+            max_loras = 0 if adapters is None else adapters.max_loras
+            self.graphs = DecodeGraphs(
+                self._decode, graph_sizes, padding, max_model_len, max_loras, self.device
+            )
+
+    @torch.inference_mode()
+    def run(self, work: Work) -> Drawn | None:
+        """Do it all, in order, asynchronously where the device is; None if no token is drawn."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own
+        self._prepare(work)
+        shape = work.shape
+        if shape is None:
+            return None
+        assert work.words is not None
+        if self.graphs is not None and self.graphs.fit(shape):
+            return self.graphs.run(shape, self._upload.stage(work.words))
+        words = self._upload.sent(work.words)
+        if not shape.is_decode:
+            return self._mixed(words, shape)
+        drawn = [self._decode(words, shape) for _ in range(shape.num_iterations)]
+        if len(drawn) == 1:
+            return drawn[0]
+        return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
+
+    def warm_up(self) -> None:
+        """Run prompt chunks of each kind once, on block 0: kernels are compiled at their first launch."""
+        for num_tokens in WARM_UP_TOKENS:
+            for num_cached in (0, WARM_UP_CACHED):
+                if num_tokens + num_cached <= self._max_model_len:
+                    self.run(self._chunk(num_tokens, num_cached))
+
+    def _chunk(self, num_tokens: int, num_cached: int) -> Work:
+        """A chunk of a prompt in the row of padding."""
+        slot = np.full(1, self._num_slots)
+        end = num_cached + num_tokens
+        shape = Shape(num_tokens, 1, 1, 0, num_tokens, end, Draw.sample)
+        sections: list[np.ndarray] = [
+            pack_sampling(np.zeros(1, SAMPLING)),
+            np.zeros(num_tokens),
+            np.arange(num_cached, end),
+            np.repeat(slot, num_tokens),
+            slot,
+            np.array([end]),
+            np.array([0, num_tokens]),
+            np.array([num_tokens - 1]),
+            slot,
+        ]
+        return Work(shape=shape, words=pack(sections))
+
+    def _prepare(self, work: Work) -> None:
+        for is_store, pairs in work.moves:
+            assert self._host_kv is not None
+            (self._host_kv.store if is_store else self._host_kv.load)(pairs)
+        for name, slot in work.adapters:
+            assert self.adapters is not None
+            self.adapters.put(name, slot)
+        if work.copies is not None:
+            copies = self._upload.copied(work.copies)
+            for caches in self._cache.cache_sets:
+                self._backend.copy_blocks(caches, copies)
+        if work.table_updates is not None:
+            updates = self._upload.copied(work.table_updates)
+            self._tables_SM.view(-1).index_copy_(0, updates[:, 0].long(), updates[:, 1])
+        for mark in work.marks:
+            self._mark(mark)
+
+    def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
+        """One decode iteration, which leaves in its words what the next one wants to find there."""
+        views = DecodeWords.of(words, shape)
+        self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
+        slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
+        block_size = self._cache.block_size
+        tables_BM = self._tables_SM[slots_B, : -(-shape.max_context_len // block_size)]
+        ids_B = tables_BM.gather(1, (positions_B // block_size)[:, None])[:, 0].long()
+        kv_slots_B = ids_B * block_size + positions_B % block_size
+        batch = Batch(
+            tokens_T=torch.where(views.tokens_B >= 0, views.tokens_B.long(), self._newest_S[slots_B]),
+            positions_T=positions_B,
+            slots_T=torch.where(slots_B < self._num_slots, kv_slots_B, -1),
+            block_tables_BM=tables_BM,
+            chunk_starts=self._no_chunks,
+            context_lens_B=views.contexts_B,
+            sampled_rows_S=None,
+            num_decodes=shape.num_rows,
+            max_query_len=0,
+            max_context_len=shape.max_context_len,
+            adapters=self._segments(views, shape),
+        )
+        logits_BV = self._decoder.logits(batch, self._cache)
+        drawn = self._draw(logits_BV, shape, views.sampling_BW, slots_B, views.contexts_B.long())
+        views.contexts_B.add_(1)
+        views.tokens_B.fill_(ON_DEVICE)
+        return drawn
+
+    def _mixed(self, words: torch.Tensor, shape: Shape) -> Drawn | None:
+        views = MixedWords.of(words, shape)
+        if shape.num_updates:
+            self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
+        block_size = self._cache.block_size
+        slots_T, positions_T = views.slots_T.long(), views.positions_T.long()
+        ids_T = self._tables_SM[slots_T, positions_T // block_size].long()
+        rows_S = views.drawn_S.long()
+        batch = Batch(
+            tokens_T=torch.where(views.tokens_T >= 0, views.tokens_T.long(), self._newest_S[slots_T]),
+            positions_T=positions_T,
+            slots_T=ids_T * block_size + positions_T % block_size,
+            block_tables_BM=self._tables_SM[views.slots_B.long(), : -(-shape.max_context_len // block_size)],
+            chunk_starts=views.chunk_starts,
+            context_lens_B=views.contexts_B,
+            sampled_rows_S=rows_S,
+            num_decodes=shape.num_decodes,
+            max_query_len=shape.max_query_len,
+            max_context_len=shape.max_context_len,
+            adapters=self._segments(views, shape),
+        )
+        logits_SV = self._decoder.logits(batch, self._cache)
+        if not shape.num_drawn:
+            return None
+        slots_S = views.drawn_slots_S.long()
+        return self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
+
+    def _segments(self, views: DecodeWords | MixedWords, shape: Shape) -> Segments | None:
+        if not shape.num_segments:
+            return None
+        assert self.adapters is not None
+        most = self.adapters.max_segment_tokens(shape.is_decode)
+        return Segments(views.segment_starts, views.segment_slots, most)
+
+    def _draw(
+        self,
+        logits_SV: torch.Tensor,
+        shape: Shape,
+        sampling_words: torch.Tensor,
+        slots_S: torch.Tensor,
+        positions_S: torch.Tensor,
+    ) -> Drawn:
+        """A token for each row of logits, as its request asks."""
+        if shape.draw is Draw.greedy:
+            tokens_S = self._backend.greedy(logits_SV)
+        else:
+            settings = RowSettings.of(sampling_words)
+            sampling, penalties = settings.sampling(positions_S), None
+            if shape.draw is Draw.penalised:
+                penalties = settings.penalties(self._counts(), slots_S)
+            tokens_S = self._backend.sample(logits_SV, sampling, penalties)
+            if penalties is not None:
+                count_tokens(penalties.counts, slots_S, tokens_S)
+        self._newest_S.index_copy_(0, slots_S, tokens_S)
+        logprobs = None
+        if shape.num_logprobs >= 0:
+            logprobs = _logprobs(logits_SV, tokens_S, shape.num_logprobs)
+        return Drawn(tokens_S[None], logprobs)
+
+    def _mark(self, mark: Mark) -> None:
+        """A sequence with penalties begins in a slot."""
+        counts_SV = self._counts()
+        tokens = self._upload.copied(mark.tokens).long()
+        mark_prompt(counts_SV, mark.slot, tokens[: mark.num_prompt])
+        drawn = tokens[mark.num_prompt :]
+        count_tokens(counts_SV, torch.full_like(drawn, mark.slot), drawn)
+
+    def _counts(self) -> torch.Tensor:
+        if self._counts_SV is None:
+            size = (self._num_slots + 1, self._decoder.architecture.vocab_size)
+            self._counts_SV = torch.zeros(size, dtype=torch.int32, device=self.device)
+        return self._counts_SV
+
+
+def _logprobs(logits_SV: torch.Tensor, tokens_S: torch.Tensor, num_top: int) -> Logprobs:
+    """Of the model's own distribution: before temperature and penalties."""
+    logprobs_SV = logits_SV.float().log_softmax(-1)
+    top = logprobs_SV.topk(num_top, dim=-1)
+    return Logprobs(logprobs_SV.gather(1, tokens_S[:, None])[:, 0], top.values, top.indices)

@@ -1,0 +1,103 @@
+"""The other tensor parallel ranks: a process each, which runs rank 0's steps on its share of the model."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import socket
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from realengine.model.backend import choose_device
+from realengine.runner.parallel import StepChannel, connect, disconnect, follow
+from realengine.runner.work import Work
+
+if TYPE_CHECKING:
+    from realengine.build import Model
+    from realengine.settings import EngineSettings
+
+STOP_TIMEOUT_S = 30
+
+
+class Ranks:
+    """Ranks 1 to world_size - 1 of a model. group: rank 0's place among them."""
+
+    def __init__(self, model: Model, settings: EngineSettings, device: torch.device) -> None:
+        """device: rank 0's. Returns when all have met; weights are loaded behind that."""
+        world_size = settings.tensor_parallel_size
+        if device.type == "cuda" and world_size > torch.cuda.device_count():
+            raise ValueError(
+                f"tensor_parallel_size={world_size}: {torch.cuda.device_count()} GPUs are here; it must be "
+                "no more"
+            )
+        address = f"tcp://127.0.0.1:{_free_port()}"
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=_serve, args=(rank, address, model, settings), daemon=True)
+            for rank in range(1, world_size)
+        ]
+        for process in processes:
+            process.start()
+        self._processes = processes
+        self.group = connect(0, world_size, device, address)
+        self._channel = StepChannel(self.group)
+        self.close = weakref.finalize(self, _close, self._channel, processes)
+        """Ends the processes; also called when this is collected, or Python ends."""
+
+    def kill(self) -> None:
+        """End the processes whatever they do."""
+        self.close.detach()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(STOP_TIMEOUT_S)
+
+    def send(self, work: Work) -> None:
+        """A step, to be executed by all of them."""
+        pickled = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
+        padded = pickled + bytes(-len(pickled) % 4)
+        self._channel.send(torch.from_numpy(np.frombuffer(padded, np.int32).copy()))
+
+
+def rank_device(device: torch.device, rank: int) -> torch.device:
+    """The device of a rank, where rank 0 has the given one."""
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", (device.index or 0) + rank)
+
+
+def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> None:
+    from realengine.build import build_executor  # noqa: PLC0415  (it imports this module)
+
+    device = rank_device(choose_device(settings.device), rank)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    else:
+        torch.cuda.set_device(device)
+    group = connect(rank, settings.tensor_parallel_size, device, address)
+    executor, _ = build_executor(model, settings, device, group)
+    follow(StepChannel(group), lambda words: executor.run(pickle.loads(words.numpy().tobytes())))
+    disconnect()
+
+
+def _close(channel: StepChannel, processes: Sequence[BaseProcess]) -> None:
+    with suppress(RuntimeError):  # a rank that has failed is not there to be told
+        channel.stop()
+    for process in processes:
+        process.join(STOP_TIMEOUT_S)
+        if process.is_alive():
+            process.terminate()
+    disconnect()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

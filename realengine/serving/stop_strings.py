@@ -1,0 +1,75 @@
+"""Ends an answer's text where one of its stop strings begins, whatever the pieces the text comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from realengine.serving.tokenizer import Detokenizer, Tokenizer
+
+
+class StopStrings:
+    """One answer's watch: pieces of text in, text that may be shown out.
+
+    The first stop string to be complete ends the text; of several complete with the same character, the one
+    that begins first. Text that may be the beginning of one is held back until that is known:
+
+        | shown | held back: begins a stop string, may become one |
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        """Raises ValueError on an empty stop string, or none at all."""
+        if not stop or isinstance(stop, str) or not all(isinstance(one, str) and one for one in stop):
+            raise ValueError(f"stop={stop!r}: must be a sequence of strings, none of them empty")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.found: str | None = None
+        """The stop string that has ended the text."""
+
+    def add(self, piece: str) -> str:
+        """The text that is now certain to come before any stop string; none behind the end."""
+        if self.found is not None:
+            return ""
+        text = self._held + piece
+        starts = ((text.find(one), one) for one in self._stop)
+        matches = [(start + len(one), start, one) for start, one in starts if start >= 0]
+        if matches:
+            _, start, self.found = min(matches)
+            self._held = ""
+            return text[:start]
+        num_shown = len(text) - max(_num_begun(text, one) for one in self._stop)
+        self._held = text[num_shown:]
+        return text[:num_shown]
+
+    def finish(self) -> str:
+        """What is held back, now that no more comes."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+class WatchedText:
+    """One answer's text, token by token, as far as it is certain to come before any stop string.
+
+    hidden: tokens that are not text, such as the one that ends an answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], hidden: Collection[int]) -> None:
+        self.text = ""
+        self._detokenizer = Detokenizer(tokenizer)
+        self._strings = StopStrings(stop)
+        self._hidden = hidden
+
+    def add(self, token: int) -> bool:
+        """Whether a stop string ends the answer with this token."""
+        if token not in self._hidden:
+            self.text += self._strings.add(self._detokenizer.add(token))
+        return self._strings.found is not None
+
+    def finish(self) -> None:
+        """The answer has ended; what was held back is part of it, unless a stop string has ended it."""
+        self.text += self._strings.add(self._detokenizer.finish()) + self._strings.finish()
+
+
+def _num_begun(text: str, stop: str) -> int:
+    """Characters at the end of text with which stop begins; it is not all in text."""
+    longest = min(len(stop) - 1, len(text))
+    return next((num for num in range(longest, 0, -1) if text.endswith(stop[:num])), 0)

@@ -1,0 +1,1 @@
+"""Replicas behind a gateway: routing, admission, scaling and failures in simulated time."""

@@ -1,0 +1,160 @@
+"""Asks a pool's autoscaler now and then how many replicas there should be, and sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from simpy import Event
+
+from policies.scaling import Scaling
+from sim.cluster.fleet import Fleet, Member, State
+from sim.engine.clock import Clock, Phase
+
+
+class Autoscaler:
+    """Of one pool; it is a `policies.scaling.PoolView`.
+
+    cold_start_s: from the order of a replica until it takes requests; it is paid for from the order on.
+    on_start is told of every replica that was ordered. goes_on: whether the run does.
+    """
+
+    def __init__(
+        self,
+        policy: Scaling,
+        *,
+        pool_index: int,
+        cold_start_s: float,
+        clock: Clock,
+        fleet: Fleet,
+        on_start: Callable[[Member], None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self._policy = policy
+        self._pool_index = pool_index
+        self.cold_start_s = cold_start_s
+        self._clock = clock
+        self._fleet = fleet
+        self._on_start = on_start
+        self._goes_on = goes_on
+        self._num_askings = 0
+        self._busy_s: dict[int, float] = {}  # by replica: until it was last asked
+        self._called: Member | None = None  # ordered last because a request had come
+        if policy.min_replicas == 0:
+            fleet.on_call[pool_index] = self._on_call
+        self._wait()
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self._members(State.serving))
+
+    @property
+    def num_starting(self) -> int:
+        return len(self._members(State.starting))
+
+    @property
+    def num_draining(self) -> int:
+        return len(self._members(State.draining))
+
+    @property
+    def max_concurrency(self) -> int | None:
+        return next((m.replica.core.max_num_seqs for m in self._members(*State)), None)
+
+    @property
+    def num_outstanding(self) -> int:
+        return self._sum("num_outstanding")
+
+    @property
+    def num_outstanding_tokens(self) -> int:
+        return self._sum("num_outstanding_tokens")
+
+    @property
+    def num_running(self) -> int:
+        return self._sum("num_running")
+
+    @property
+    def num_waiting(self) -> int:
+        return self._sum("num_waiting") + self._sum("num_unseen")
+
+    @property
+    def kv_usage(self) -> float:
+        serving = [member.replica for member in self._members(State.serving)]
+        num_all = sum(replica.num_kv_tokens for replica in serving)
+        num_free = sum(replica.num_free_kv_tokens for replica in serving)
+        return (num_all - num_free) / num_all if num_all else 0.0
+
+    @property
+    def busy_share(self) -> float:
+        now, period_s = self._clock.now, self._policy.interval_s
+        serving = [member.replica for member in self._members(State.serving)]
+        busy_s = sum(replica.busy_s(now) - self._busy_s.get(replica.index, 0.0) for replica in serving)
+        return busy_s / (period_s * len(serving)) if serving else 0.0
+
+    @property
+    def num_arrivals(self) -> int:
+        return self._fleet.counts[self._pool_index].num_sent
+
+    @property
+    def num_arrived_tokens(self) -> int:
+        return self._fleet.counts[self._pool_index].num_sent_tokens
+
+    @property
+    def num_ended(self) -> int:
+        return self._fleet.counts[self._pool_index].num_ended
+
+    @property
+    def num_met(self) -> int:
+        return self._fleet.counts[self._pool_index].num_met
+
+    def _members(self, *states: State) -> list[Member]:
+        return self._fleet.of_pool(self._pool_index, *states)
+
+    def _sum(self, name: str) -> int:
+        """Over the replicas that have requests."""
+        return sum(getattr(m.replica, name) for m in self._members(State.serving, State.draining))
+
+    def _wait(self) -> None:
+        self._num_askings += 1
+        self._clock.at(self._num_askings * self._policy.interval_s, Phase.control, self._ask)
+
+    def _ask(self, event: Event) -> None:
+        if not self._goes_on():
+            return
+        now = self._clock.now
+        wanted = self._policy.target(self, now)
+        present = self._members(State.starting, State.serving, State.down)
+        self._busy_s = {member.replica.index: member.replica.busy_s(now) for member in present}
+        if wanted == 0 and self._is_needed():
+            wanted = 1
+        for _ in range(wanted - len(present)):
+            self._start()
+        for member in sorted(present, key=_last_to_go, reverse=True)[: max(0, len(present) - wanted)]:
+            self._fleet.drain(member, now)
+        self._wait()
+
+    def _is_needed(self) -> bool:
+        """Whether the last replica has something to do, or will have: what it was called for."""
+        is_coming = self._called is not None and self._called.state is State.starting
+        return is_coming or any(member.replica.num_outstanding for member in self._members(State.serving))
+
+    def _on_call(self) -> bool:
+        """A request has come, and nobody serves: order a replica, unless there is one that will be back."""
+        if self._members(State.starting, State.serving, State.down):
+            return False
+        self._called = self._start()
+        return True
+
+    def _start(self) -> Member:
+        now = self._clock.now
+        member = self._fleet.start(self._pool_index, now)
+        self._clock.at(now + self.cold_start_s, Phase.control, partial(self._ready, member))
+        self._on_start(member)
+        return member
+
+    def _ready(self, member: Member, event: Event) -> None:
+        self._fleet.ready(member, self._clock.now)
+
+
+def _last_to_go(member: Member) -> tuple[bool, int, int]:
+    """Those that do not serve yet, or again, go first, then those with the least to do, then the newest."""
+    return member.state is not State.serving, -member.replica.num_outstanding, member.replica.index

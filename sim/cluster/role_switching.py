@@ -1,0 +1,71 @@
+"""Replicas that change between a prefill and a decode pool.
+
+A replica that is to change is drained. When it is empty, it leaves its pool, and its devices come to the
+other pool at once: as a replica of that pool, with a number of its own. Weights stay where they are, a cache
+is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simpy import Event
+
+from policies.roles import ReplicaLoad, Roles
+from sim.cluster.fleet import Fleet, Member, State
+from sim.engine.clock import Clock, Phase
+from sim.engine.replica import Replica
+
+
+class RoleSwitching:
+    """Asks a policy at its interval, for as long as the run goes on."""
+
+    def __init__(self, *, roles: Roles, fleet: Fleet, clock: Clock, goes_on: Callable[[], bool]) -> None:
+        self._roles = roles
+        self._fleet = fleet
+        self._clock = clock
+        self._goes_on = goes_on
+        self._changing: dict[int, int] = {}  # by replica: the pool that its devices will come to
+        self._pools = {pool.role: index for index, pool in enumerate(fleet.pools) if pool.role != "mixed"}
+        fleet.on_gone = self._on_gone
+        self._wait()
+
+    def _wait(self) -> None:
+        interval_s = self._roles.interval_s
+        if interval_s is not None:
+            self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
+
+    def _look(self, event: Event) -> None:
+        if not self._goes_on():
+            return
+        members = [
+            member
+            for pool_index in self._pools.values()
+            for member in self._fleet.of_pool(pool_index, State.serving, State.draining)
+        ]
+        loads = [self._load(member) for member in sorted(members, key=lambda member: member.replica.index)]
+        change = self._roles.switch(loads, self._clock.now)
+        if change is not None:
+            self._changing[change.name] = self._pools[change.role]
+            self._fleet.drain(self._fleet.members[change.name], self._clock.now)
+        self._wait()
+
+    def _load(self, member: Member) -> ReplicaLoad:
+        replica: Replica = member.replica
+        pool = self._changing.get(replica.index, member.pool_index)
+        return ReplicaLoad(
+            name=replica.index,
+            role=self._fleet.pools[pool].role,
+            is_changing=member.state is State.draining,
+            num_outstanding=replica.num_outstanding,
+            num_queued_tokens=replica.num_queued_tokens,
+            kv_use_share=1 - (replica.num_free_kv_tokens - replica.num_unseen_tokens) / replica.num_kv_tokens,
+        )
+
+    def _on_gone(self, member: Member) -> None:
+        """A replica has left its pool."""
+        pool_index = self._changing.pop(member.replica.index, None)
+        if pool_index is not None:
+            self._fleet.ready(
+                self._fleet.start(pool_index, self._clock.now, instead_of=member), self._clock.now
+            )

@@ -1,0 +1,1 @@
+"""One replica in simulated time, its clock and its signals."""

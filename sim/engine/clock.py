@@ -1,0 +1,72 @@
+"""Simulated time: a SimPy environment with events at absolute times, in phases within one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from heapq import heappop, heappush
+
+from simpy import Environment, Event
+
+from sim.engine.interrupt import Interrupt
+
+
+class Phase(IntEnum):
+    """The order of what happens at one instant; within a phase, replicas go by index.
+
+    Iterations end, then what they have computed is mirrored, then requests arrive or are given up, then
+    replicas crash, come and go, then those that are there plan. So a request that arrives at
+    the very end of an iteration is seen by the plan made there, whether the replica had leapt to that
+    boundary or stepped to it. What engines that plan ahead see one plan late comes after that plan.
+    """
+
+    commit = 0
+    mirror = 500_000
+    arrive = 1_000_000
+    control = 1_500_000
+    plan = 2_000_000
+    late = 3_000_000
+
+
+class Moment(Event):
+    """An event that is bound to happen, with one callback."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[Event], None]) -> None:
+        self.callback = callback
+
+
+class Clock(Environment):
+    """SimPy's environment plus `at`.
+
+    SimPy schedules by delay, and now + (t - now) may miss t by a bit. Leaping must reach the very same
+    times as stepping, so `at` puts the absolute time into SimPy's queue (its private names are used here
+    and nowhere else). All events are made by `at`, so `run_some` needs none of what SimPy's own `step` does
+    for events that may fail, are waited for by several, or belong to processes.
+    """
+
+    now = 0.0
+    """Simulated time; an attribute, as nothing is read more often."""
+
+    def at(self, time_s: float, priority: int, callback: Callable[[Event], None]) -> Event:
+        """Call `callback` at time_s >= now; smaller priorities go first, then those set earlier."""
+        moment = Moment(callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), moment))  # type: ignore[misc]
+        return moment
+
+    is_stopped = False
+
+    def stop(self) -> None:
+        """Let `run_some` process no more events."""
+        self.is_stopped = True
+
+    def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
+        """Process up to max_events events that are due by until_s; False if it stops earlier."""
+        queue = self._queue
+        for _ in range(max_events):
+            if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:
+                return False
+            self.now, _, _, moment = heappop(queue)
+            moment.callback(moment)  # type: ignore[attr-defined]
+        return True

@@ -1,0 +1,1 @@
+"""Records what a run did as columns: requests, iterations, gaps and events."""

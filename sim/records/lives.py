@@ -1,0 +1,110 @@
+"""A request's life as phases, one behind the other: waiting, loading, prefill, decode, paused, preempted.
+
+What a crash or a timeout has undone is one phase, in vain: prefill and decode of an attempt that was lost.
+Read from its rows of `sim.records.events.events_table`. A phase that took no time is left out, unless it is
+a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sim.records.events import WAIT_COLUMNS, WAITS
+
+QUEUED = ("waiting", "preempted")
+"""Phases in which a request stands in the queue."""
+
+# What a request does after an event. Those that are not here change nothing.
+_PHASE_AFTER = {
+    "arrive": "waiting",
+    "load": "loading",
+    "swap_in": "loading",
+    "admit": "prefill",
+    "resume": "prefill",
+    "resume_swapped": "prefill",
+    "first_token": "decode",
+    "prefilled": "decode",
+    "preempt": "preempted",
+    "preempt_swap": "preempted",
+    "pause": "paused",
+    "unpause": "decode",
+    "unserved": None,
+    "lost": "waiting",
+    "timed_out": "waiting",
+    "hand_over": "waiting",
+    "adopt": "decode",
+    "end": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """What a request did from start_s to end_s.
+
+    waited_s: of a phase in the queue or of loading, seconds by cause. began, ended: the events, as rows with
+    the columns of `events_table`; ended is None where the run was over first.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    waited_s: dict[str, float]
+    began: Any
+    ended: Any
+
+    @property
+    def cause(self) -> str:
+        """The cause of most of a wait; empty of what is no wait."""
+        return max(self.waited_s, key=lambda cause: self.waited_s[cause]) if self.waited_s else ""
+
+
+def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
+    """The phases of one request, from its events in order of time; end_s: when the run was over."""
+    found: list[Phase] = []
+    name: str | None = None
+    began: Any = None
+    num_prompt_tokens = 0
+    for row in rows:
+        if row.event not in _PHASE_AFTER:
+            continue
+        if name is not None:
+            is_in_vain = row.event in ("lost", "timed_out") and name not in QUEUED
+            found.append(_phase("in vain" if is_in_vain else name, began, row, row.time_s))
+        if row.event == "arrive":
+            num_prompt_tokens = row.tokens
+        after = _PHASE_AFTER[row.event]
+        if after == "prefill" and name == "loading":  # as EngineCore.loaded decides it
+            all_there = row.of_tokens - row.tokens == 1 and row.of_tokens > num_prompt_tokens
+            after = "decode" if all_there else after
+        name, began = after, row
+    if name is not None:
+        found.append(_phase(name, began, None, max(end_s, began.time_s)))
+    return [phase for phase in found if phase.end_s > phase.start_s or phase.name in QUEUED]
+
+
+def lives(events: pd.DataFrame, end_s: float) -> Iterator[tuple[int, list[Phase]]]:
+    """Every request of an events table and its phases, by request id."""
+    mine = events[events["request_id"] >= 0].sort_values("request_id", kind="stable")
+    rows: list[Any] = []
+    for row in mine.itertuples(index=False):
+        if rows and row.request_id != rows[0].request_id:
+            yield rows[0].request_id, phases(rows, end_s)
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows[0].request_id, phases(rows, end_s)
+
+
+def _phase(name: str, began: Any, ended: Any, end_s: float) -> Phase:
+    waited_s: dict[str, float] = {}
+    if ended is not None and (name in QUEUED or name == "loading"):
+        parts = zip(WAITS, (getattr(ended, column) for column in WAIT_COLUMNS), strict=True)
+        waited_s = {cause: part_s for cause, part_s in parts if part_s > 0}
+        held_s = end_s - began.time_s - sum(waited_s.values())
+        if name == "waiting" and held_s > 1e-9 * max(1.0, end_s):
+            waited_s["gateway"] = held_s  # no replica had it
+    return Phase(name=name, start_s=began.time_s, end_s=end_s, waited_s=waited_s, began=began, ended=ended)

@@ -1,0 +1,58 @@
+"""What a simulated run leaves: its records, and the figures computed from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.fleet import down_s_by_replica
+from sim.metrics.slo import Slo
+from sim.records.records import RunRecords, Status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """A run's records, the figures computed from them, and what is needed to draw them."""
+
+    records: RunRecords
+    requests: pd.DataFrame
+    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
+    summary: dict[str, Any]
+    models: tuple[IterationModel, ...]
+    """By pool."""
+    slo: Slo | None
+
+    @property
+    def replicas(self) -> pd.DataFrame:
+        """One row a replica: what it was sent, what it did, and for how long it was busy.
+
+        A request that a prefill replica has handed over counts for both in `requests`, and its prompt for
+        that which computed it; how it ended and its answer, for the other.
+        """
+        iterations = self.records.iterations.groupby("replica")
+        requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
+        computed_by = self.requests["prefill_replica"]
+        handed_over = self.requests[computed_by >= 0].groupby("prefill_replica")
+        prompts = self.requests.assign(by=computed_by.where(computed_by >= 0, self.requests["replica"]))
+        table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
+        names = [self.records.pools[replica.pool].name for replica in self.records.replicas]
+        table["requests"] = requests.size().add(handed_over.size(), fill_value=0)
+        for status in Status:
+            mine = self.requests[self.requests["status"] == status.name]
+            table[status.name] = mine.groupby("replica").size()
+        table["prompt_tokens"] = prompts[prompts["by"] >= 0].groupby("by")["prompt_tokens"].sum()
+        table["output_tokens"] = requests["output_tokens"].sum()
+        table["preemptions"] = requests["preemptions"].sum()
+        table["iterations"] = iterations.size()
+        table = table.fillna(0).astype("int64")
+        table["busy_s"] = iterations["duration_s"].sum()
+        table["start_s"] = [replica.start_s for replica in self.records.replicas]
+        table["end_s"] = [replica.end_s for replica in self.records.replicas]
+        table["crashes"] = [len(replica.down) for replica in self.records.replicas]
+        table["down_s"] = down_s_by_replica(self.records)
+        table["busy_share"] = table["busy_s"] / (table["end_s"] - table["start_s"])
+        table.insert(0, "pool", names)
+        return table.fillna(0.0).reset_index()

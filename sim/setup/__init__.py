@@ -1,0 +1,1 @@
+"""Turns settings into objects: scenarios, deployments and pools."""

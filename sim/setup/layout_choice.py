@@ -1,0 +1,110 @@
+"""A layout policy asked about a deployment: facts and prices go in, sizes and reasons come out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
+from hwmodels.iterations.operating_point import decode_shape, largest_batch, prefill_shape
+from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.roofline import Roofline
+from hwmodels.model.attention import LatentAttention, LinearAttention
+from hwmodels.model.mlp import MixtureOfExperts
+from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
+from sim.setup.deployment import Deployment
+
+
+def chosen_layout(
+    policy: LayoutPolicy, deployment: Deployment, limits_s: Mapping[str, float] | None = None
+) -> LayoutChoice:
+    """What the policy makes of it, checked. limits_s: of the run's SLO. Raises ValueError."""
+
+    def estimate(sizes: Sizes, load: Load) -> Figures:
+        return figures_of(replace(deployment, **sizes._asdict()), load)
+
+    choice = policy.choose(facts_of(deployment, limits_s or {}), estimate)
+    replace(deployment, **choice.sizes._asdict())
+    return choice
+
+
+def facts_of(deployment: Deployment, limits_s: Mapping[str, float]) -> Facts:
+    """What a policy may know."""
+    model, device = deployment.model, deployment.hardware
+    attentions = [block.attention for block in model.blocks]
+    heads = [a.num_value_heads if isinstance(a, LinearAttention) else a.num_heads for a in attentions]
+    kv_heads = [getattr(attention, "num_kv_heads", 1) for attention in attentions]
+    experts = [block.mlp.num_experts for block in model.blocks if isinstance(block.mlp, MixtureOfExperts)]
+    return Facts(
+        model=model.name,
+        gpu=device.name,
+        num_heads=min(heads),
+        num_kv_heads=min(kv_heads),
+        num_layers=model.num_layers,
+        num_experts=max(experts, default=0),
+        shares_kv=any(isinstance(attention, LatentAttention) for attention in attentions),
+        weight_bytes=model.weight_bytes_per_rank(),
+        gpu_memory_bytes=device.memory_bytes,
+        gpus_per_node=device.gpus_per_node,
+        given=Sizes(*(getattr(deployment, name) for name in Sizes._fields)),
+        limits_s=limits_s,
+    )
+
+
+def figures_of(deployment: Deployment, load: Load) -> Figures:
+    """Prices of a deployment as it is laid out. Raises ValueError where it cannot be, or does not fit."""
+    tokens = load.prompt_tokens + load.output_tokens
+    if tokens > deployment.max_model_len:
+        raise ValueError(
+            f"layout.prompt_tokens={load.prompt_tokens}: with {load.output_tokens} of the answer more than "
+            f"{deployment.max_model_len}, the longest sequence that is served"
+        )
+    memory = deployment.plan_memory()
+    model = deployment.iteration_model()
+    context = load.prompt_tokens + load.output_tokens // 2
+
+    def bounds(num_seqs: int) -> dict[str, float]:
+        shares: dict[str, float] = defaultdict(float)
+        for line in model.explain(decode_shape(num_seqs, context)):
+            shares[line.bound] += line.share
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    return Figures(
+        max_num_seqs=largest_batch(memory, tokens, deployment.engine.max_num_seqs).num_seqs,
+        prefill_s=prefill_seconds(model, load.prompt_tokens, deployment.max_num_batched_tokens),
+        prompt_s=prompt_seconds(model, load.prompt_tokens, deployment.max_num_batched_tokens),
+        decode_s=lambda num_seqs: float(model.seconds(decode_shape(num_seqs, context))),
+        bounds=bounds,
+        usd_per_hour=deployment.hardware.price_usd_per_hour * deployment.layout.num_devices,
+    )
+
+
+def prefill_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
+    """One prompt alone, in chunks of the token budget where it is longer.
+
+    Through an empty pipeline, the way of its last piece to the last stage included, which a round leaves out.
+    """
+    shapes = list(_chunks(prompt_tokens, budget))
+    seconds = sum(float(model.seconds(shape)) for shape in shapes)
+    if not isinstance(model, Roofline) or model.stages is None:
+        return seconds
+    stages, rounds = model.stages, [model.round(shape) for shape in shapes]
+    pipeline = Pipeline(len(stages.all), waits_for_tokens=False)
+    ends_s = [float(pipeline.play(*stages.to_play(*one)).end_s.max()) for one in rounds]
+    return seconds + max(0.0, ends_s[-1] - sum(float(stages.seconds(*one)) for one in rounds))
+
+
+def prompt_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
+    """What a prompt adds where iterations are full of them."""
+    at_once = budget // prompt_tokens
+    if at_once:
+        return float(model.seconds(prefill_shape(at_once, prompt_tokens))) / at_once
+    return sum(float(model.seconds(shape)) for shape in _chunks(prompt_tokens, budget))
+
+
+def _chunks(prompt_tokens: int, budget: int) -> Iterator[IterationShape]:
+    for cached in range(0, prompt_tokens, budget):
+        num_new = min(budget, prompt_tokens - cached)
+        end = cached + num_new
+        yield IterationShape(0, 0, 1, num_new, causal_pairs(num_new, cached), end, int(end == prompt_tokens))

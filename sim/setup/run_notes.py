@@ -1,0 +1,77 @@
+"""What a reader must know of a run's figures: what they rest on, and what its settings cannot reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
+from hwmodels.model.precision import precision_notes
+from policies.caching.eviction.future import FutureUses
+from policies.scheduling.longest_prefix import LongestPrefix
+from sim.metrics.slo import Slo
+from sim.setup.pool import PoolSettings
+from sim.workload.base import WorkloadNotes
+
+
+def pool_notes(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
+    """What a reader must know of a pool's figures."""
+    yield pool.latency.basis(pool.replica)
+    yield from pool.layout_notes
+    yield from pool.model.notes
+    yield from precision_notes(pool.model, pool.hardware)
+    yield from _limits(pool, model, slo)
+    if pool.caching.changes_outputs:
+        yield (
+            f"caching={type(pool.caching).__name__}: drops KV that the model would attend to, so answers "
+            "change; no figure here says how much worse they are."
+        )
+
+
+def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Iterator[str]:
+    """What these settings cannot reach: latencies, contexts, batches, hits in a cache."""
+    limits_s = slo.limits_s if slo else {}
+    for term, least_s in _lone_seconds(model).items():
+        if term in limits_s and limits_s[term] < least_s:
+            yield (
+                f"slo.{term}_ms={limits_s[term] * 1e3:g}: out of reach, "
+                f"a single short sequence alone takes {least_s * 1e3:.3g} ms"
+            )
+    limit = pool.engine.max_num_seqs
+    for name in ("batch_size", "n_parallel"):
+        asked = getattr(pool.batching, name, None)
+        if isinstance(asked, int) and asked > limit:
+            yield (
+                f"batching.{name}={asked}: no more than engine.max_num_seqs={limit} run at once; "
+                f"raise that for batches of {asked}."
+            )
+    kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+    if isinstance(pool.scheduling, LongestPrefix) and not kv_pool.finds_kv:
+        yield (
+            f"scheduling=LongestPrefix, caching={type(pool.caching).__name__}: nothing of a prompt is "
+            "ever found there, so the order is that of arrival; prefix, tiered and radix find prefixes."
+        )
+    num_tokens = kv_pool.max_tokens_per_seq
+    if num_tokens < pool.max_model_len:
+        yield (
+            f"The KV cache holds {num_tokens:,} tokens of one sequence, less than the context of "
+            f"{pool.max_model_len:,}: longer prompts are rejected, longer answers end there."
+        )
+
+
+def _lone_seconds(model: IterationModel) -> dict[str, float]:
+    """The least TTFT and TPOT; none from a model that only replays and has not seen such an iteration."""
+    try:
+        ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
+        return {"ttft": ttft_s, "tpot": model.decode_seconds(1, 2, 1)[0]}
+    except UnknownIterationError:
+        return {}
+
+
+def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
+    """What the traffic is not: rows left out, requests shortened."""
+    for reason, count in notes.skipped.items():
+        yield f"{count:,} skipped: {reason}."
+    if notes.num_clipped:
+        yield f"{notes.num_clipped:,} requests were clipped to the model's context."
+    if notes.num_conversations_cut:
+        yield f"{notes.num_conversations_cut:,} conversations ended early: the context was full."

@@ -1,0 +1,433 @@
+"""Everything that a simulated run consists of, put together: from settings to records and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import Any, Literal
+
+from hwmodels.energy import EnergySettings, PowerModel
+from hwmodels.tariff import Tariff
+from policies.adapters.registry import Adapter
+from policies.admission import Admission
+from policies.admission.none import AdmitAll
+from policies.caching.content import prompt_runs
+from policies.caching.eviction.future import FutureUses
+from policies.roles import Roles
+from policies.roles.fixed import Fixed
+from policies.routing import Routing
+from policies.routing.least_outstanding import LeastOutstanding
+from sim.cluster.recovery import Recovery
+from sim.cluster.simulation import Simulation, check_fleet
+from sim.cluster.troubles import Troubles
+from sim.engine.signals import check_age
+from sim.metrics.dialects import DIALECTS, in_dialects
+from sim.metrics.slo import Slo
+from sim.metrics.summary import plain_json, request_metrics, summarise
+from sim.metrics.token_times import known_token_times
+from sim.metrics.utilisation import PoolHardware
+from sim.metrics.window import Window
+from sim.records.records import RunRecords
+from sim.records.result import RunResult
+from sim.setup.pool import PoolSettings
+from sim.setup.role_check import check_kv, check_roles
+from sim.setup.run_notes import pool_notes, workload_notes
+from sim.transfer.handovers import Disaggregation, HandoverSettings
+from sim.transfer.topology import NetworkSettings
+from sim.workload.answers import Answers
+from sim.workload.base import Source, Workload
+from sim.workload.faster import FasterSource
+from sim.workload.longer import LongerSource
+from sim.workload.retries import Retries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimSettings:
+    """How the simulation is run."""
+
+    leap: bool = True
+    """Run iterations that repeat as one event; false steps through each, with the same result."""
+    until_s: float | None = None
+    """End at this simulated time, whatever is then unfinished."""
+    stop_overloaded: bool = False
+    """End once more arrives than is ever served: see `sim.cluster.overload`. For traffic that does not
+    change."""
+    stop_missed: bool = False
+    """End once so many requests have missed the SLO that its target is out of reach: see
+    `sim.cluster.missed`."""
+
+    def __post_init__(self) -> None:
+        if self.until_s is not None and not 0 < self.until_s < inf:
+            raise ValueError(f"until_s={self.until_s}: must be > 0 s; null for no limit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsSettings:
+    """Which part of the run is measured."""
+
+    warmup_s: float | Literal["auto"] = 0.0
+    """Simulated seconds at the start that no figure counts; auto: found by MSER-5, see `one_run`."""
+    cooldown_s: float = 0.0
+    """The same at the end."""
+    dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
+    """Whose definitions the figures are told in besides ours: `sim.metrics.dialects`."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_s", "cooldown_s"):
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value < inf:
+                or_auto = ", or auto" if name == "warmup_s" else ""
+                raise ValueError(f"{name}={value}: must be a finite number >= 0 s{or_auto}")
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """Those of other tools that are asked for."""
+        return (
+            tuple(DIALECTS) if self.dialect == "all" else (self.dialect,) if self.dialect in DIALECTS else ()
+        )
+
+    @property
+    def known_warmup_s(self) -> float:
+        """For what is not simulated. Raises ValueError where it would have to be found."""
+        if self.warmup_s == "auto":
+            raise ValueError("warmup_s=auto: is found in simulated runs; here it must be a number of seconds")
+        return float(self.warmup_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario(PoolSettings):
+    """One run's settings, as objects. Raises ValueError for settings that do not go together.
+
+    Without `pools`, what is inherited is the one pool there is; else it is what the pools have in common, and
+    a request must fit all of them.
+    """
+
+    workload: Workload
+    routing: Routing
+    slo: Slo | None = None
+    tariff: Tariff | None = None
+    """What clients pay; for the bill in the summary."""
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    """Replicas of different kinds behind the router, by name; none: `replicas` of one kind."""
+    admission: Admission = field(default_factory=AdmitAll)
+    """Who is let in."""
+    retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
+    """What clients do who are refused, or have waited too long."""
+    troubles: Troubles = field(default_factory=Troubles)
+    """What goes wrong."""
+    max_resends: int = 1
+    """How often the service sends a request again whose replica has crashed; then its client has to."""
+    recovery: Recovery = Recovery()
+    """With what it is sent again."""
+    signal_age_s: float = 0.05
+    """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
+    decode_routing: Routing = LeastOutstanding()
+    """Chooses the decode replica when a prefill replica has computed a prompt."""
+    handover: HandoverSettings = HandoverSettings()
+    network: NetworkSettings = NetworkSettings()
+    """Between replicas."""
+    roles: Roles = Fixed()
+    """Which replicas change between prefill and decode pools."""
+    energy: EnergySettings = EnergySettings()
+    load: float = 1.0
+    """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
+    prompt_scale: float = 1.0
+    """Prompts are so many times as long: see `sim.workload.longer`."""
+    output_scale: float = 1.0
+    """Answers are so many times as long."""
+    seed: int = 0
+    sim: SimSettings = SimSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be >= 0")
+        if not 0 < self.load < inf:
+            raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
+        for name in ("prompt_scale", "output_scale"):
+            if not 1e-6 <= getattr(self, name) <= 1e6:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
+        if self.max_resends < 0:
+            raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
+        check_age(self.signal_age_s)
+        if self.sim.stop_missed:
+            self._check_stop_missed()
+        self._check_troubles()
+        has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
+        for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
+            try:
+                if has_roles or key == "routing":
+                    check_fleet(routing, self.num_replicas)
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
+            if getattr(routing, "needs_predictor", False) and self.prediction is None:
+                raise ValueError(
+                    f"prediction=none: {key}={type(routing).__name__} needs predicted output lengths; choose "
+                    "one, such as prediction=histogram"
+                )
+        PoolSettings.__post_init__(self)  # super() does not know classes with slots
+        check_roles(self.pools_by_name, self.network, self.roles)
+        self._check_recovery()
+        self._check_adapters()
+        self._check_models()
+        self._check_branching()
+
+    def _check_stop_missed(self) -> None:
+        """Raise ValueError where the requests that miss cannot be counted as the summary counts them."""
+        if self.slo is None:
+            raise ValueError(
+                "sim.stop_missed=true, slo=none: nothing can be missed; choose one, say slo=chat"
+            )
+        for name in ("warmup_s", "cooldown_s"):
+            if getattr(self.metrics, name):
+                raise ValueError(
+                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as "
+                    "all requests are counted; or set sim.stop_missed=false"
+                )
+
+    def _check_troubles(self) -> None:
+        """Raise ValueError for troubles of replicas that there are not."""
+        indices, pools = iter(range(self.num_replicas)), {}
+        for name, pool in self.pools_by_name.items():
+            pools[name] = [next(indices) for _ in range(pool.replicas)]
+        try:
+            self.troubles.check(self.num_replicas, pools)
+        except ValueError as error:
+            raise ValueError(f"troubles.{error}") from None
+
+    def _check_recovery(self) -> None:
+        """Raise ValueError where requests could not go on as they should after a crash."""
+        key = f"recovery.way={self.recovery.way}"
+        if self.recovery.way == "scratch":
+            return
+        answers = getattr(self.workload, "branching", None)
+        if isinstance(answers, Answers) and answers.width > 1:
+            raise ValueError(
+                f"{key}, workload.branching.width={answers.width}: a request with several answers cannot go "
+                "on elsewhere; choose recovery=scratch, or ask for one answer"
+            )
+        for name, pool in self.pools_by_name.items():
+            if pool.role == "prefill" and pool.adapters is not None:
+                raise ValueError(
+                    f"{key}, pools.{name}.role=prefill: a request with an adapter goes on in mixed replicas "
+                    f"only; choose recovery=scratch, or pools.{name}.adapters=none"
+                )
+        if self.recovery.way == "kv":
+            if self.num_replicas == 1 and all(pool.scaling is None for pool in self.pools_by_name.values()):
+                raise ValueError(f"{key}, replicas=1: must be >= 2, KV is copied to another replica's host")
+            try:
+                check_kv(self.pools_by_name)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}; or choose recovery=tokens") from None
+            for pool in self.pools_by_name.values():
+                self.network.check(pool.hardware)
+
+    def _check_adapters(self) -> None:
+        """Raise ValueError where the traffic's adapters cannot be served."""
+        for name, pool in self.pools_by_name.items():
+            where = f"pools.{name}." if name else ""
+            if pool.adapters is None:
+                if self.served_adapters:
+                    raise ValueError(
+                        f"{where}adapters=none: the workload's requests name {len(self.served_adapters)} "
+                        "LoRA adapters; choose how they are served, such as adapters=fixed_slots"
+                    )
+                continue
+            kv_pool = pool.caching.pool(pool.kv_memory(1, FutureUses(())))
+            try:
+                pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
+            except ValueError as error:
+                told = str(error)
+                is_of_traffic = "base_model=" in told
+                own = "" if told.startswith("caching=") else "workload." if is_of_traffic else "adapters."
+                raise ValueError(f"{where}{own}{error}") from None
+
+    def _check_models(self) -> None:
+        """Raise ValueError where requests name a model that no pool serves."""
+        served = {pool.model.name for pool in self.pools_by_name.values()}
+        asked: Mapping[str, float] = getattr(self.workload, "models", {})
+        for model in asked:
+            if model not in served:
+                raise ValueError(
+                    f"workload.models.{model}: no pool serves it; served: {', '.join(sorted(served))}; "
+                    "give it a pool in `pools`"
+                )
+        if len(served) > 1 and not asked:
+            raise ValueError(
+                f"pools: they serve {', '.join(sorted(served))}, and the workload's requests name no model; "
+                "choose workload=callers and give workload.models its shares"
+            )
+
+    @property
+    def served_adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that the traffic names."""
+        served: tuple[Adapter, ...] = getattr(self.workload, "adapters", ())
+        return served
+
+    def _check_branching(self) -> None:
+        """Raise ValueError where no request with several answers could ever be served."""
+        answers = getattr(self.workload, "branching", None)
+        if not isinstance(answers, Answers) or answers.width == 1:
+            return
+        asked = f"workload.branching.width={answers.width}"
+        for pool in self.pools_by_name.values():
+            if pool.role != "mixed":
+                raise ValueError(
+                    f"{asked}, role={pool.role}: a request with several answers cannot go on in another "
+                    "replica; serve it by role=mixed, or ask for one answer"
+                )
+            kv_pool = pool.caching.pool(pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+            if not kv_pool.can_fork:
+                raise ValueError(
+                    f"{asked}, caching={type(pool.caching).__name__}: it cannot share KV between branches; "
+                    "choose caching=paged, prefix or radix, or workload.branching.width=1"
+                )
+            for name, limit in (
+                ("engine.max_num_seqs", pool.engine.max_num_seqs),
+                ("max_num_batched_tokens", pool.max_num_batched_tokens),
+            ):
+                if answers.width > limit:
+                    raise ValueError(
+                        f"{asked}, {name}={limit}: all branches decode together; raise {name} or ask for "
+                        "fewer"
+                    )
+
+    @property
+    def pools_by_name(self) -> Mapping[str, PoolSettings]:
+        """Of all replicas; the only pool of a run without `pools` is called ""."""
+        return self.pools or {"": self}
+
+    @property
+    def num_replicas(self) -> int:
+        """Of all pools."""
+        return sum(pool.replicas for pool in self.pools_by_name.values())
+
+    def source(self) -> Source:
+        """The run's traffic. Raises ValueError for a trace that cannot be read."""
+        longest = min(pool.max_model_len for pool in self.pools_by_name.values())
+        source: Source
+        if self.prompt_scale == self.output_scale == 1:
+            source = self.workload.source(seed=self.seed, max_model_len=longest)
+        else:
+            source = LongerSource(
+                self.workload,
+                seed=self.seed,
+                max_model_len=longest,
+                prompt_scale=self.prompt_scale,
+                output_scale=self.output_scale,
+            )
+        return source if self.load == 1 else FasterSource(source, self.load)
+
+    def future(self) -> FutureUses | None:
+        """The traffic to come, for a cache that is an offline bound; None for all others."""
+        if not any(pool.caching.needs_future for pool in self.pools_by_name.values()):
+            return None
+        source = self.source()
+        prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
+        if self.num_replicas > 1 or len(prompts) != source.num_requests:
+            raise ValueError(
+                "caching.eviction=belady: is told all requests beforehand, which works for a trace or an "
+                "open loop on replicas=1"
+            )
+        return FutureUses(prompts)
+
+    def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
+        """Simulate only; `report`: see `Simulation.run`."""
+        future = self.future()
+        simulation = Simulation(
+            source=source,
+            pools=[
+                pool.pool(name, future, self.served_adapters) for name, pool in self.pools_by_name.items()
+            ],
+            routing=deepcopy(self.routing),
+            admission=deepcopy(self.admission),
+            retries=deepcopy(self.retries),
+            troubles=self.troubles,
+            max_resends=self.max_resends,
+            recovery=self.recovery,
+            slo=self.slo,
+            leap=self.sim.leap,
+            until_s=self.sim.until_s,
+            stop_overloaded=self.sim.stop_overloaded,
+            stop_missed=self.sim.stop_missed,
+            seed=self.seed,
+            signal_age_s=self.signal_age_s,
+            disaggregation=self.disaggregation(),
+            predictor=deepcopy(self.prediction),
+            network=self.network,
+        )
+        return simulation.run(report)
+
+    def disaggregation(self) -> Disaggregation | None:
+        """For a run whose pools have roles; None if all are mixed."""
+        if all(pool.role == "mixed" for pool in self.pools_by_name.values()):
+            return None
+        return Disaggregation(
+            routing=deepcopy(self.decode_routing),
+            handover=self.handover,
+            roles=deepcopy(self.roles),
+        )
+
+    def run(
+        self, source: Source | None = None, report: Callable[[float, int], None] | None = None
+    ) -> RunResult:
+        """Simulate and measure. `source`: the traffic, if already made."""
+        source = source or self.source()
+        records = self.simulate(source, report)
+        pools = list(self.pools_by_name.values())
+        models = tuple(pool.iteration_model() for pool in pools)
+        summary = summarise(
+            records,
+            pools=[
+                PoolHardware(
+                    model=model,
+                    price_usd_per_hour=pool.price_usd_per_hour,
+                    power=PowerModel.of(pool.hardware),
+                    num_devices=pool.layout.num_devices,
+                )
+                for pool, model in zip(pools, models, strict=True)
+            ],
+            slo=self.slo,
+            energy=self.energy,
+            tariff=self.tariff,
+            warmup_s=self.metrics.warmup_s,
+            cooldown_s=self.metrics.cooldown_s,
+        )
+        summary["memory"] = asdict(pools[0].plan_memory())
+        if self.metrics.dialects:
+            trimmed = summary["trimmed"]
+            window = Window(trimmed["start_s"], trimmed["end_s"])
+            times = known_token_times(records.requests, records.iterations, records.own_gaps)
+            told = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
+            summary["dialects"] = plain_json(told)
+        if self.pools:
+            summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
+        if summary["kv_transfer"] is not None:
+            summary["kv_transfer"] |= asdict(self.handover)
+        summary["workload"] = asdict(source.notes)
+        notes = (
+            note
+            for pool, model in zip(pools, models, strict=True)
+            for note in pool_notes(pool, model, self.slo)
+        )
+        summary["notes"] = [*dict.fromkeys(notes), *workload_notes(source.notes)]
+        return RunResult(
+            records=records,
+            requests=request_metrics(records.requests, self.slo),
+            summary=summary,
+            models=models,
+            slo=self.slo,
+        )
+
+
+def _described(pool: PoolSettings) -> dict[str, Any]:
+    """A pool, for the summary."""
+    return {
+        "replicas": pool.replicas,
+        "model": pool.model.name,
+        "hardware": pool.hardware.name,
+        "devices_per_replica": pool.layout.num_devices,
+        "memory": asdict(pool.plan_memory()),
+    }

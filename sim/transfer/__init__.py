@@ -1,0 +1,1 @@
+"""Moves KV between replicas: network, links, prefill-to-decode transfer and replication."""

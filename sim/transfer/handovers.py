@@ -1,0 +1,281 @@
+"""From one replica to another in the middle of a request: prompts are computed here, answers decoded there.
+
+    prompt done        chosen      slot and blocks there      KV is there      first token from there
+    |-- same instant --|-- queue of that replica --|-- network --|-- next iteration --|
+    source: |---------------- keeps slot and KV ----------------|
+
+So a decode replica that is full holds up the prefill replicas, and nothing is copied that has no place. KV
+that the decode replica finds in its cache is not copied at all.
+
+Layer-wise, KV is sent while the prompt is still being computed, each layer as it is done: a copy for which
+there was room at once has had the time of the prefill (Splitwise, Patel et al., ISCA 2024, section IV-C). At
+least the last layer is left then, and what the link could not carry in that time. Prompts of one iteration
+share its time by their tokens; what else is on the link then is not reckoned with. A copy that had to wait
+for room is sent whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import isnan
+from typing import TYPE_CHECKING
+
+from simpy import Event
+
+from policies.core.limits import RejectedError, StopAfter
+from policies.core.plan import Migrant
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+from policies.roles import Roles
+from policies.routing import Routing, chosen
+from sim.engine.clock import Clock, Phase
+from sim.records.records import RequestLog
+from sim.transfer.interconnect import Interconnect
+from sim.transfer.network import Flow
+
+if TYPE_CHECKING:
+    from sim.cluster.front_door import FrontDoor
+    from sim.engine.replica import Replica
+
+TRANSFERS = ("layerwise", "at_end")
+FIRST_TOKENS = ("prefill", "decode")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandoverSettings:
+    """How requests pass from prefill to decode replicas."""
+
+    transfer: str = "layerwise"
+    """When KV is sent: layerwise, while the prompt is computed; at_end, all of it afterwards."""
+    first_token_at: str = "prefill"
+    """Where the first token goes out: prefill, as soon as it is computed; decode, when the KV is there."""
+    overflow_tokens: int = 8192
+    """Prompt tokens in the queue of every prefill replica from which on mixed replicas take prompts, too."""
+
+    def __post_init__(self) -> None:
+        if self.transfer not in TRANSFERS:
+            raise ValueError(f"transfer={self.transfer}: must be one of {', '.join(TRANSFERS)}")
+        if self.first_token_at not in FIRST_TOKENS:
+            raise ValueError(
+                f"first_token_at={self.first_token_at}: must be one of {', '.join(FIRST_TOKENS)}"
+            )
+        if self.overflow_tokens < 0:
+            raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disaggregation:
+    """What a service with prefill and decode pools has besides them."""
+
+    routing: Routing
+    """Chooses the decode replica."""
+    handover: HandoverSettings
+    roles: Roles
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """A request between two replicas."""
+
+    migrant: Migrant
+    stop_after: StopAfter
+    source: Replica
+    prefill_s: float
+    """Of its prompt's share in iterations: when KV could be sent layer by layer."""
+    target: Replica | None = None
+    flow: Flow | None = None
+    began_s: float = 0.0
+    """The copy."""
+    num_bytes: float = 0.0
+    """All of it, also what was sent during the prefill."""
+
+
+class Handovers:
+    """Those under way."""
+
+    def __init__(
+        self,
+        *,
+        settings: Disaggregation,
+        clock: Clock,
+        requests: RequestLog,
+        door: FrontDoor,
+        interconnect: Interconnect,
+    ) -> None:
+        self.overflow_tokens = settings.handover.overflow_tokens
+        self._settings = settings.handover
+        self._routing = settings.routing
+        self._on_routed_end: Callable[[Request, float], None] | None = getattr(
+            settings.routing, "on_end", None
+        )
+        self._clock = clock
+        self._requests = requests
+        self._door = door
+        self._interconnect = interconnect
+        self._under_way: dict[int, Handover] = {}
+        self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
+        self._routed: set[int] = set()  # request ids: the decode router waits for their end
+
+    def check(self, request: Request, num_known: int) -> None:
+        """Raise RejectedError if nobody could decode a sequence of so many tokens and the next."""
+        if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
+            return
+        refusal = None
+        for replica in self._door.fleet.decoding_all:
+            try:
+                replica.core.check_migrant(request, num_known + 1)
+            except RejectedError as error:
+                refusal = error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
+
+    def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
+        """A prompt has been computed, and its first token."""
+        request_id = migrant.request.request_id
+        stop_after = self._door.stop_after(request_id)
+        handover = Handover(migrant, stop_after, source, prefill_s)
+        self._under_way[request_id] = handover
+        self._requests.prefill_replica[request_id] = source.index
+        if self._settings.first_token_at == "prefill":
+            self._emit(handover, now)
+        else:
+            self._requests.held_back.add(request_id)
+        self._clock.at(now, Phase.arrive, partial(self._on_begun, handover))
+
+    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
+        """A decode replica has slot and blocks for a sequence: copy the KV of so many of its tokens."""
+        handover = self._under_way[request_id]
+        source, target = handover.source, handover.target
+        assert target is not None
+        route = self._interconnect.route(source.index, target.index)
+        handover.began_s = self._clock.now
+        handover.num_bytes = num_tokens * target.kv_bytes_per_token
+        ahead_bytes = 0.0
+        if self._settings.transfer == "layerwise" and had_room_at_once:
+            all_but_last = handover.num_bytes * (1 - 1 / source.pool.num_layers)
+            ahead_bytes = min(all_but_last, route.bytes_per_s * handover.prefill_s)
+            self._interconnect.network.note_carried(route, ahead_bytes)
+        handover.flow = self._interconnect.network.send(
+            route, handover.num_bytes - ahead_bytes, partial(self._on_copied, handover)
+        )
+
+    def found(self, request_id: int) -> None:
+        """A decode replica goes on with a sequence all of whose KV was in its cache."""
+        handover = self._under_way.pop(request_id)
+        handover.began_s = self._clock.now
+        self._arrive(handover)
+
+    def departed(self, source: Replica, seq: Sequence) -> None:
+        """A prefill replica has freed what it held."""
+        self._door.departed(source, seq.request)
+
+    def withdraw(self, request_id: int) -> None:
+        """A request is about to end: no decode replica is to be chosen for it any more."""
+        self._held.pop(request_id, None)
+
+    def ended(self, request: Request, now: float) -> None:
+        """A request has ended, wherever it was."""
+        if request.request_id in self._routed:
+            self._routed.remove(request.request_id)
+            if self._on_routed_end is not None:
+                self._on_routed_end(request, now)
+        self._requests.held_back.discard(request.request_id)
+        handover = self._under_way.pop(request.request_id, None)
+        if handover is None:
+            return
+        self._held.pop(request.request_id, None)
+        if handover.flow is not None:
+            self._interconnect.network.cancel(handover.flow)
+        handover.source.let_go(request.request_id)
+
+    def lost(self, request: Request) -> bool:
+        """A crash has lost a request; whether it goes on all the same, or will begin again by itself.
+
+        If its decode replica crashed and its prefill replica has its KV, it goes to another one. If that
+        crashed, the decode replica, which still waits for the rest, first lets it go.
+        """
+        request_id, now = request.request_id, self._clock.now
+        if request_id in self._routed:
+            self._routed.remove(request_id)
+            if self._on_routed_end is not None:
+                self._on_routed_end(request, now)
+        handover = self._under_way.get(request_id)
+        if handover is None:
+            return False
+        target = handover.target
+        if handover.flow is not None:
+            self._interconnect.network.cancel(handover.flow)
+        if handover.source.core.find(request_id) is not None:
+            handover.target = handover.flow = None
+            self._door.stays(request_id, handover.source)
+            self._choose(handover)
+            return True
+        del self._under_way[request_id]
+        self._held.pop(request_id, None)
+        if target is None:
+            return False
+        target.drop(request_id, partial(self._door.begin_again, request_id))
+        return True
+
+    def ready(self) -> None:
+        """A decode replica has come: choose for those that wait for one."""
+        held, self._held = self._held, {}
+        for handover in held.values():
+            self._choose(handover)
+
+    def _emit(self, handover: Handover, now: float) -> None:
+        """The token of the prefill goes out: the first, or that with which a resumed request goes on."""
+        request_id = handover.migrant.request.request_id
+        self._requests.held_back.discard(request_id)
+        if isnan(self._requests.first_token_s[request_id]):
+            self._requests.first_token(request_id, now)
+        else:
+            since_s = self._requests.next_token(request_id, now)
+            handover.source.iterations.add_gap(request_id, since_s, now)
+        self._door.first_token_of(request_id)
+
+    def _on_begun(self, handover: Handover, event: Event) -> None:
+        if self._is_on(handover):
+            self._choose(handover)
+
+    def _is_on(self, handover: Handover) -> bool:
+        return self._under_way.get(handover.migrant.request.request_id) is handover
+
+    def _choose(self, handover: Handover) -> None:
+        """Send a sequence on to a decode replica."""
+        request, now = handover.migrant.request, self._clock.now
+        targets = self._door.fleet.for_decode(request)
+        if not targets:
+            self._held[request.request_id] = handover
+            return
+        self._door.tell_length(self._routing, request)
+        target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
+        self._routed.add(request.request_id)
+        try:
+            target.adopt(handover.migrant, handover.stop_after)
+        except RejectedError as error:
+            self._door.refuse(request, str(error))
+            return
+        handover.target = target
+        self._requests.replica[request.request_id] = target.index
+        self._door.moved(request, target)
+
+    def _on_copied(self, handover: Handover) -> None:
+        request_id = handover.migrant.request.request_id
+        del self._under_way[request_id]
+        assert handover.target is not None
+        self._arrive(handover)
+        handover.target.receive(request_id)
+
+    def _arrive(self, handover: Handover) -> None:
+        """A sequence has its KV in the decode replica."""
+        request_id, now = handover.migrant.request.request_id, self._clock.now
+        self._requests.kv_transfer_s[request_id] = now - handover.began_s
+        self._requests.kv_transfer_bytes[request_id] = handover.num_bytes
+        if self._settings.first_token_at == "decode":
+            self._emit(handover, now)
+        handover.source.let_go(request_id)

@@ -1,0 +1,322 @@
+"""windtunnel dashboard: its state is an address and a command line, its callbacks are functions."""
+
+import json
+import shlex
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from experiments.app.cli import main
+from experiments.dashboard.command import HOST, check_port
+from experiments.dashboard.controls import board_of
+from experiments.dashboard.figures import (
+    caveats,
+    curve_figure,
+    latency_figure,
+    limit_sentence,
+    roofline_figure,
+)
+from experiments.dashboard.kitchen import Curve, Kitchen, RatePoint, Superseded, rate_point
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload.num_requests=60")
+RATE = "workload.arrivals.rate_per_s"
+
+
+@pytest.fixture(scope="module")
+def board():
+    return board_of(SOURCE, SMALL)
+
+
+@pytest.fixture
+def kitchen(board):
+    with Kitchen(board, curves=False) as kitchen:
+        yield kitchen
+
+
+@pytest.fixture(scope="module")
+def answer(board):
+    with Kitchen(board, curves=False) as kitchen:
+        return kitchen.answer("page", {**board.defaults, RATE: 20, "seed": 3})
+
+
+def states():
+    return st.fixed_dictionaries(
+        {
+            "model": st.sampled_from(["smollm2_135m", "llama3_1_8b"]),
+            "hardware": st.sampled_from(["l4", "h100_sxm"]),
+            "engine": st.sampled_from(["vllm", "sglang"]),
+            "replicas": st.integers(1, 9),
+            "tensor_parallel_size": st.integers(1, 8),
+            RATE: st.floats(0.01, 100) | st.integers(1, 100),
+            "workload.lengths.prompt_tokens.mean": st.floats(1, 5000),
+            "workload.lengths.output_tokens.mean": st.integers(1, 500),
+            "slo.ttft_ms": st.none() | st.floats(1, 5000),
+            "slo.tpot_ms": st.none() | st.integers(1, 500),
+            "slo.attainment_target": st.floats(0.01, 1),
+            "seed": st.integers(0, 99),
+        }
+    )
+
+
+@given(states())
+def test_an_address_brings_its_state_back(board, state):
+    again, problems = board.state_of(board.query(state))
+    assert problems == []
+    assert again == state
+    assert board.state_of("") == (board.defaults, [])
+    assert board.query(board.defaults) == ""
+
+
+def test_a_page_of_changes_is_what_its_command_line_composes(board, kitchen):
+    state = {
+        **board.defaults,
+        "hardware": "h100_sxm",
+        "engine": "sglang",
+        RATE: 2.5,
+        "replicas": 2,
+        "slo.tpot_ms": None,
+        "seed": 7,
+    }
+    words = shlex.split(board.command_line(state))
+    assert words[:2] == ["windtunnel", "simulate"]
+    typed = composed(SOURCE, words[2:])
+    assert OmegaConf.to_container(kitchen.config(state)) == OmegaConf.to_container(typed)
+    assert words[-5:] == ["engine=sglang", "replicas=2", f"{RATE}=2.5", "slo.tpot_ms=null", "seed=7"]
+
+
+def test_the_command_line_gives_the_same_figures(board, answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state, _ = board.state_of(answer.query)
+    words = shlex.split(board.command_line(state))[2:]
+    assert main(["simulate", *words, "output.report=false", "output.tables=false", "hydra.run.dir=out"]) == 0
+    written = json.loads((tmp_path / "out/summary.json").read_text())
+    assert written == json.loads(json.dumps(answer.result.summary))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?model=smolm2_135m", "model=smolm2_135m: no such choice; nearest: smollm2_135m"),
+        ("?replicas=two", "replicas=two: must be a whole number"),
+        ("?hardware=nope", "hardware=nope: no such choice; allowed: a100_40gb_sxm, "),
+        ("?replicas=1.5", "replicas=1.5: must be a whole number from 1 to 64"),
+        ("?replicas=0", "replicas=0: must be a whole number from 1 to 64"),
+        ("?replicas=65", "replicas=65: must be a whole number from 1 to 64"),
+        ("?replicas=1000000", "replicas=1000000: must be a whole number from 1 to 64"),
+        ("?replicas=", "replicas: must be a whole number from 1 to 64, such as 1"),
+        ("?seed=-1", "seed=-1: must be a whole number from 0 to 4,294,967,295"),
+        ("?slo.ttft_ms=0", "slo.ttft_ms=0: must be a number >= 0.001"),
+        ("?slo.attainment_target=2", "slo.attainment_target=2: must be a number from 0.01 to 1"),
+        (f"?{RATE}=", f"{RATE}: must be a number from 0.001 to 10,000, such as 4"),
+        (f"?{RATE}=1e400", f"{RATE}=1e400: must be a number from 0.001 to 10,000"),
+        (f"?{RATE}=nan", f"{RATE}=nan: must be a number"),
+        ("?replica=2", "replica: no such control; nearest: replicas"),
+    ],
+)
+def test_what_is_wrong_in_an_address_is_told_and_the_default_stays(board, query, message):
+    state, problems = board.state_of(query)
+    assert len(problems) == 1
+    assert problems[0].startswith(message)
+    assert state == board.defaults
+
+
+@pytest.mark.parametrize("most", [64, 64.0, "64"])
+def test_the_most_that_a_control_names_is_taken(board, most):
+    control = next(control for control in board.controls if control.key == "replicas")
+    assert control.parse(most) == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("replicas=65", "^replicas=65: must be a whole number from 1 to 64$"),
+        ("replicas=null", "^replicas=null: must be a whole number from 1 to 64$"),
+        ("seed=2.5", "^seed=2.5: must be a whole number from 0 to "),
+        ("load=true", "^load=true: must be a number from 0.001 to 1,000$"),
+        ("slo.ttft_ms=.inf", "^slo.ttft_ms=.inf: must be a number >= 0.001$"),
+    ],
+)
+def test_what_the_page_would_not_take_is_not_its_default_either(override, message):
+    workload = ["workload=azure_conv_like"] if override.startswith("load") else []
+    with pytest.raises(ConfigError, match=message):
+        board_of(SOURCE, [*SMALL[:2], *workload, override])
+
+
+def test_controls_offer_every_choice_of_the_groups_that_needs_no_file(board):
+    options = {c.key: [option.name for option in c.options] for c in board.controls if c.kind == "choice"}
+    assert {"h100_sxm", "l4", "mi300x"} <= set(options["hardware"])
+    assert "hf" not in options["model"]
+    assert {"vllm", "sglang", "tensorrt_llm"} <= set(options["engine"])
+
+
+def test_a_long_workload_is_cut_and_one_without_a_rate_is_scaled():
+    board = board_of(SOURCE, ["model=smollm2_135m", "hardware=l4", "workload=azure_conv_like"])
+    assert board.base[-1] == "workload.num_requests=2000"
+    assert {"load", "prompt_scale", "output_scale"} <= set(board.defaults)
+    assert board_of(SOURCE, ["slo=none"]).base == ("workload=synthetic", "slo=none")
+
+
+def test_a_newer_question_ends_an_older_run(board, kitchen, monkeypatch):
+    """The first run waits in its first report until the second question has been asked."""
+    begun, asked = threading.Event(), threading.Event()
+    run = kitchen._simulated
+
+    def slow(query, state, check):
+        def wait(simulated_s, num_ended):
+            begun.set()
+            asked.wait(30)
+            check(simulated_s, num_ended)
+
+        return run(query, state, wait if state["seed"] == 1 else check)
+
+    monkeypatch.setattr(kitchen, "_simulated", slow)
+    outcome = []
+
+    def first():
+        try:
+            outcome.append(kitchen.answer("page", {**board.defaults, "seed": 1}))
+        except Superseded as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(30)
+    second = kitchen.answer("page", {**board.defaults, "seed": 2})
+    asked.set()
+    thread.join()
+    assert isinstance(outcome[0], Superseded)
+    assert kitchen.curve("page").answer is second
+    other = kitchen.answer("another page", {**board.defaults, "seed": 2})
+    assert other is second  # remembered
+    assert kitchen.curve("page").answer is second
+
+
+def test_a_point_of_the_curve_is_the_run_at_that_rate(board, answer, kitchen):
+    state, _ = board.state_of(answer.query)
+    config = OmegaConf.to_container(kitchen.config(state))
+    assert rate_point(config, 1.0) == answer.point
+    twice = rate_point(config, 2.0)
+    assert twice.load == 2.0
+    assert twice.usd_per_million_output_tokens < answer.point.usd_per_million_output_tokens
+
+
+def test_figures_show_the_answer(answer):
+    points = {load: RatePoint(load, share, 1.0) for load, share in ((2.0, 0.1), (0.5, 1.0), (1.0, 0.95))}
+    figure = curve_figure(Curve(answer=answer, points=points))
+    assert list(figure.data[0].x) == pytest.approx([load * answer.rate_per_s for load in (0.5, 1, 2)])
+    assert list(figure.data[0].y) == pytest.approx([100, 95, 10])
+    assert [trace.name for trace in latency_figure(answer).data] == ["TTFT", "TPOT", "ITL", "E2E"]
+    assert {"decode, by batch size", "prefill, by batch size"} <= {
+        t.name for t in roofline_figure(answer).data
+    }
+    assert limit_sentence(answer).startswith("Where the requests' time goes: ")
+    assert not any("Overloaded" in text for text in caveats(answer))
+
+
+def test_overload_comes_before_all_other_caveats():
+    board = board_of(SOURCE, [*SMALL, "workload.num_requests=400", "engine.max_num_seqs=2"])
+    with Kitchen(board, curves=False) as kitchen:
+        found = kitchen.answer("page", {**board.defaults, RATE: 10})
+    assert caveats(found)[0].startswith("Overloaded: since ")
+
+
+class TestCallbacks:
+    """As Dash calls them, without a server."""
+
+    dash = pytest.importorskip("dash", reason="dash is not installed: pip install 'windtunnel[dashboard]'")
+
+    @pytest.fixture
+    def callbacks(self, kitchen):
+        from experiments.dashboard.app import Callbacks  # noqa: PLC0415 (needs dash)
+
+        return Callbacks(kitchen)
+
+    def test_a_page_begins_with_its_address(self, callbacks, board):
+        given = list(board.defaults.values())
+        state, problems, query, *fields = callbacks.synchronise(None, "?seed=5&replicas=x", given)
+        assert (state["seed"], state["replicas"]) == (5, 1)
+        assert problems == ["replicas=x: must be a whole number from 1 to 64"]
+        assert query is self.dash.no_update
+        assert [field for field in fields if field is not self.dash.no_update] == [5]
+
+    def test_a_control_changes_the_address(self, callbacks, board):
+        given = list({**board.defaults, "seed": 6}.values())
+        state, problems, query, *_ = callbacks.synchronise("control-seed", "", given)
+        assert (state["seed"], problems, query) == (6, [], "?seed=6")
+        given = list({**board.defaults, "seed": None}.values())
+        state, problems, *_ = callbacks.synchronise("control-seed", "", given)
+        assert state is self.dash.no_update
+        assert problems == ["seed: must be a whole number from 0 to 4,294,967,295, such as 0"]
+
+    def test_an_answer_fills_the_page_and_an_error_keeps_it_stale(self, callbacks, board):
+        told, style, shown, figure, _, off, command = callbacks.answer("page", board.defaults, [])
+        assert (told, style, off) == ("", "", False)
+        assert shown[0].children.startswith("SLO chat")
+        assert len(figure.data) == 4
+        assert command.startswith("windtunnel simulate model=smollm2_135m hardware=l4")
+        large = {**board.defaults, "model": "llama3_1_405b"}
+        told, style, shown, figure, _, off, command = callbacks.answer("page", large, [])
+        assert "llama-3.1-405b" in told
+        assert style == "stale"
+        assert shown is self.dash.no_update
+        assert figure is self.dash.no_update
+        assert command.endswith("model=llama3_1_405b")
+
+    def test_details_and_curve_are_of_the_last_answer(self, callbacks, board):
+        callbacks.answer("page", board.defaults, [])
+        figure, told = callbacks.details("page")
+        assert figure.data
+        assert told
+        curve, note, shown, off = callbacks.grow("page", None)
+        assert list(curve.data[0].x) == pytest.approx([callbacks.kitchen.curve("page").answer.rate_per_s])
+        assert (note, off) == ("", False)
+        nothing = self.dash.no_update
+        assert callbacks.grow("page", shown) == (nothing, nothing, nothing, True)
+        callbacks.answer("page", board.defaults, [])  # the same again is another question
+        assert callbacks.grow("page", shown)[2] != shown
+
+    def test_a_page_that_nobody_knows_is_left_as_it_is(self, callbacks):
+        for call in (callbacks.details, lambda client: callbacks.grow(client, None)):
+            with pytest.raises(self.dash.exceptions.PreventUpdate):
+                call("unheard of")
+
+
+def test_a_taken_port_is_told_with_the_next_free_one():
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"^--port={port}: another program listens there; free: --port \d+"
+        ):
+            check_port(port)
+    check_port(port)
+    with pytest.raises(ConfigError, match=r"^--port=70000: must be 1 to 65535"):
+        check_port(70000)
+
+
+def test_bad_settings_and_a_missing_dash_end_the_command_with_a_message(monkeypatch, capsys):
+    assert main(["dashboard", "hardware=h10"]) == 2
+    assert "hardware=h10: no such choice" in capsys.readouterr().err
+    assert main(["dashboard", "model=llama3_1_405b"]) == 2
+    assert "llama-3.1-405b" in capsys.readouterr().err
+    nothing = SimpleNamespace(find_spec=lambda name: None)
+    monkeypatch.setattr("experiments.dashboard.command.importlib.util", nothing)
+    with pytest.raises(ConfigError, match=r"^dash is not installed: pip install 'windtunnel\[dashboard\]'"):
+        from_command()
+
+
+def from_command():
+    from experiments.dashboard.command import main as dashboard  # noqa: PLC0415 (after the patch)
+
+    dashboard([])

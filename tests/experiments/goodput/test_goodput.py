@@ -1,0 +1,329 @@
+"""windtunnel goodput: the search finds where the SLO is lost, and says what cannot be searched."""
+
+import json
+import signal
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.app.cli import main
+from experiments.goodput import search
+from experiments.goodput.arms import build_arms
+from experiments.goodput.command import Outcome
+from experiments.goodput.page import rate_figure, scale_figure
+from experiments.goodput.results import curve, goodput_curve, highest_of, scale_curve
+from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, rate_of, scaled
+from experiments.goodput.settings import GoodputSettings
+from experiments.goodput.tables import rows, sentences
+from policies.batching.static import Static
+from sim.cluster.front_door import FrontDoor
+from sim.metrics.slo import Slo
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.scenario import run
+
+SOURCE = ConfigSource(config_name="goodput", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=300")
+SLO = Slo(name="toy", ttft_ms=500, tpot_ms=50)
+
+
+def arms_of(*overrides):
+    given_all = [*SMALL, *overrides]
+    return build_arms(SOURCE.compose(given_all), SOURCE, given_all)
+
+
+def arm(name, num_devices=1):
+    return Arm(
+        name=name,
+        scenarios={},
+        workload={},
+        slo=SLO,
+        target=0.9,
+        base_rate=1.0,
+        num_devices=num_devices,
+        warmup_share=0.0,
+        slo_scales=(1.0, 2.0),
+        limit_key=None,
+        num_requests=100,
+    )
+
+
+def measured(rate, share, *, overloaded=False, ttft=1.0, tpot=1.0):
+    return Measured(
+        rate=rate,
+        share=share,
+        is_overloaded=overloaded,
+        term_shares={"ttft": ttft, "tpot": tpot},
+        scale_shares={1.0: share, 2.0: min(1.0, share + 0.2)},
+        figures={
+            "ttft.p90_s": 0.4,
+            "tpot.p90_s": 0.04,
+            "e2e.p90_s": 3.0,
+            "throughput.output_tokens_per_s": 100.0,
+            "cost.usd_per_million_output_tokens": None,
+            "cost.usd_per_1000_requests": 0.5,
+        },
+        notes=("a note",),
+    )
+
+
+def found(highest, above, *more):
+    return Found(at_rates=[*more], at_scale_rate=measured(1.0, 0.7), highest=highest, above=above)
+
+
+@given(st.floats(1e-2, 1e2), st.floats(1e-2, 1e2), st.sampled_from([0.001, 0.02, 0.3]))
+def test_the_search_encloses_the_capacity_wherever_it_starts(capacity, start, precision):
+    bracket = bisected(lambda r: r <= capacity, bracketed(lambda r: r <= capacity, start), precision)
+    assert bracket.low <= capacity < bracket.high <= bracket.low * (1 + precision)
+
+
+def test_a_search_without_another_side_says_so():
+    assert bracketed(lambda rate: False, 8.0).low == 0
+    assert bracketed(lambda rate: True, 8.0).high == float("inf")
+    assert bisected(lambda rate: True, Bracket(0.0, 3.0), 0.1) == (0.0, 3.0)
+
+
+def test_an_overloaded_run_never_keeps_the_slo():
+    assert arm("a").keeps(measured(1.0, 0.95))
+    assert not arm("a").keeps(measured(1.0, 0.95, overloaded=True))
+    assert not arm("a").keeps(measured(1.0, 0.85))
+
+
+def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
+    arms = [arm("slow"), arm("fast", num_devices=2), arm("never")]
+    runs = {
+        "slow": [found(measured(r, 0.9), measured(1.01 * r, 0.8, ttft=0.8)) for r in (5.0, 6.0, 7.0)],
+        "fast": [
+            found(measured(r, 0.9), measured(1.01 * r, 0.5, overloaded=True)) for r in (10.0, 12.0, 14.0)
+        ],
+        "never": [found(None, measured(0.001, 0.0, tpot=0.0)) for _ in range(3)],
+    }
+    highest = highest_of(arms, runs)
+    assert [one.arm.name for one in highest] == ["fast", "slow", "never"]
+    assert [one.rate.mean for one in highest] == [12.0, 6.0, 0.0]
+    assert highest[0].rate_per_device == 6.0
+    assert [one.limiting for one in highest] == ["overload", "ttft", "tpot"]
+    assert highest[1].best.ratio.mean == pytest.approx(0.5)
+    told = sentences(highest)
+    assert told[0].startswith(
+        "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % within TTFT 500 ms"
+    )
+    assert told[0].endswith("above, the backlog grows without bound")
+    assert "0.50 times that" in told[1]
+    assert told[1].endswith("above, TTFT is missed first")
+    assert "keeps it at no rate that was tried" in told[2]
+    # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
+    assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
+    assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
+
+
+def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():
+    kept = found(None, None, measured(2.0, 0.9), measured(4.0, 0.5, overloaded=True))
+    both = [kept, found(None, None, measured(2.0, 0.7), measured(4.0, 0.3))]
+    rates, shares, is_overloaded = zip(*curve(both), strict=True)
+    assert (rates, is_overloaded) == ((2.0, 4.0), (False, True))
+    assert [share.mean for share in shares] == pytest.approx([0.8, 0.4])
+    assert [value.mean for _, value in goodput_curve(both)] == pytest.approx([1.6])
+    by_scale = scale_curve(both, (2.0, 1.0))
+    assert [scale for scale, _ in by_scale] == [1.0, 2.0]
+    assert [share.mean for _, share in by_scale] == pytest.approx([0.7, 0.9])
+
+
+def test_a_scaled_slo_has_all_its_limits_scaled():
+    twice = scaled(SLO, 2.0)
+    assert (twice.ttft_ms, twice.tpot_ms, twice.e2e_ms) == (1000, 100, None)
+
+
+def test_arms_have_names_or_are_called_by_what_they_override():
+    settings = GoodputSettings(arms=("engine=vllm", "still: batching=static engine=vllm", "plain:"))
+    assert settings.overrides_by_arm == {
+        "engine=vllm": ("engine=vllm",),
+        "still": ("batching=static", "engine=vllm"),
+        "plain": (),
+    }
+    assert GoodputSettings().overrides_by_arm == {"as set": ()}
+
+
+def test_each_seed_has_its_own_draws_in_routers_and_predictors_too():
+    """Else the intervals over seeds would leave out what these draw."""
+    _, (one,) = arms_of("routing=random", "replicas=2", "prediction=oracle", "goodput.seeds=[3,8]")
+    drawn = {seed: (s.seed, s.routing.seed, s.prediction.seed) for seed, s in one.scenarios.items()}
+    assert drawn == {3: (3, 3, 3), 8: (8, 8, 8)}
+
+
+def test_arms_take_the_settings_of_the_command_line_and_their_own():
+    _, arms = arms_of("replicas=2", "goodput.arms=['one: replicas=1','batching=static']")
+    assert [one.scenarios[0].replicas for one in arms] == [1, 2]
+    assert [one.num_devices for one in arms] == [1, 2]
+    assert isinstance(arms[1].scenarios[0].batching, Static)
+    assert {one.limit_key for one in arms} == {"num_requests"}
+    assert arms[0].base_rate == pytest.approx(8.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["slo=none"], "^slo=none: goodput is what keeps an SLO; choose one"),
+        (["workload=closed_loop"], "^workload: its requests have no rate that could be varied"),
+        (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must name a seed"),
+        (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be different"),
+        (["goodput.rates=[0]"], r"^goodput.rates=0: must be finite and > 0"),
+        (["goodput.target=1.5"], "^goodput.target=1.5: must be in"),
+        (["goodput.precision=0"], "^goodput.precision=0: must be in"),
+        (["goodput.arms=['batching']"], r"^goodput.arms\[0\]=batching: must be key=value"),
+        (["goodput.arms=['a: replicas=1','a: replicas=2']"], "^goodput.arms=.*must have different names"),
+        (["goodput.arms=['batching=statik']"], r"^goodput.arms\[0\]: .*statik"),
+        (["load=2"], "^load=2: must not be set here; the search varies it"),
+        (["seed=5"], "^seed=5: must not be set here; goodput.seeds names the seeds"),
+        (["goodput.arms=['a: seed=3']"], r"^goodput.arms\[0\]=seed: must not be set here; goodput.seeds"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_key_value_and_rule(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        arms_of(*overrides)
+
+
+def test_a_search_writes_its_verdict_its_runs_and_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    overrides = [
+        *SMALL,
+        "goodput.arms=['one: replicas=1','two: replicas=2 routing=least_outstanding']",
+        "goodput.seeds=[0]",
+        "engine.max_num_seqs=4",
+        "goodput.rates=[4,400]",
+        "goodput.requests=100",
+        "goodput.precision=0.3",
+        "goodput.jobs=1",
+        "hydra.run.dir=out",
+    ]
+    assert main(["goodput", *overrides]) == 0
+    printed = capsys.readouterr().out
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert printed.splitlines()[0] == summary["verdicts"][0]
+    assert [one["arm"] for one in summary["arms"]] == ["two", "one"]
+    two, one = (arm["highest_rate_per_s"]["mean"] for arm in summary["arms"])
+    assert 1.2 < two / one < 3  # twice the GPUs
+    runs = pd.read_parquet(tmp_path / "out/runs.parquet")
+    of_curve = runs[runs.part == "curve"]
+    assert sorted(of_curve.rate.unique()) == [4, 400]
+    assert of_curve[of_curve.rate == 400].share.max() < 0.9
+    kept = runs[runs.part == "highest"]
+    assert (kept.share >= 0.9).all()
+    assert (runs[runs.part == "above"].share < 0.9).all()
+    page = (tmp_path / "out/goodput.html").read_text()
+    assert "Against the rate" in page
+    assert "Highest rates" in page
+
+
+QUICK = (
+    *SMALL,
+    "engine.max_num_seqs=4",
+    "goodput.rates=[4,400]",
+    "goodput.requests=30",
+    "goodput.precision=0.5",
+)
+
+
+def test_processes_find_what_one_finds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for jobs in (1, 2):
+        own = ("goodput.seeds=[0,1]", f"goodput.jobs={jobs}", "goodput.report=false", f"hydra.run.dir={jobs}")
+        assert main(["goodput", *QUICK, *own]) == 0
+    one, two = (pd.read_parquet(tmp_path / f"{jobs}/runs.parquet") for jobs in (1, 2))
+    assert one.equals(two)
+
+
+def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arrive = FrontDoor.arrive
+    seeds = []
+
+    def interrupted(door, arrival):
+        if arrival.request.request_id == 0:
+            seeds.append(1)
+        if len(seeds) == stop_at and arrival.request.request_id == 10:
+            signal.raise_signal(signal.SIGINT)
+        arrive(door, arrival)
+
+    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
+    own = ("goodput.seeds=[0,1]", "goodput.jobs=1", "goodput.report=false")
+    stop_at = 0
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=whole"]) == 0
+    stop_at, seeds[:] = len(seeds), []
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=part"]) == 130
+    assert json.loads((tmp_path / "part/summary.json").read_text())["interrupted"]
+    whole, part = (pd.read_parquet(tmp_path / f"{name}/runs.parquet") for name in ("whole", "part"))
+    assert part.equals(whole[whole.seed == 0])
+    assert "interrupted" in capsys.readouterr().err
+    stop_at, seeds[:] = 1, []
+    assert main(["goodput", *QUICK, *own, "hydra.run.dir=none"]) == 130
+    assert not (tmp_path / "none/summary.json").exists()
+
+
+def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = ("workload.num_requests=60", "goodput.seeds=[0]", "goodput.jobs=1", "goodput.report=false")
+    assert (
+        main(
+            [
+                "goodput",
+                *QUICK,
+                "engine.max_num_seqs=256",
+                "goodput.rates=null",
+                "goodput.num_rates=2",
+                *short,
+            ]
+        )
+        == 0
+    )
+    assert "The traffic of as set is over in less than 10 answers' time" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_rates_are_those_of_the_requests_that_were_flown():
+    """A day's first requests come at another rate than its mean: what is told is what arrived."""
+    overrides = ["model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload/arrivals=diurnal"]
+    _, (one,) = build_arms(SOURCE.compose(overrides), SOURCE, overrides)
+    assert rate_of(one.scenarios[0].source()) == pytest.approx(one.base_rate)
+    runs = []
+
+    def noted(scenario, source):
+        runs.append(rate_of(source))
+        return run(scenario, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "run", noted)
+        assert one.measure(0, 20.0, 100).rate == 20.0
+    assert runs == [pytest.approx(20.0)]
+
+
+def test_where_nothing_misses_the_slo_no_highest_rate_is_claimed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = ("workload.num_requests=20", "goodput.seeds=[0]", "goodput.jobs=1", "goodput.num_rates=3")
+    assert main(["goodput", *SMALL[:3], *own, "hydra.run.dir=out"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "keeps the SLO at every rate that was tried, up to 34.9" in printed
+    assert "> 34.9" in printed
+    assert "requests are too few to overload it" in (tmp_path / "out/goodput.html").read_text()
+
+
+def test_figures_have_a_line_an_arm_and_the_target():
+    arms = (arm("a"), arm("b"))
+    runs = {name: [found(measured(2.0, 0.9), None, measured(2.0, 0.9))] for name in "ab"}
+    outcome = Outcome(
+        settings=GoodputSettings(slo_scales=(1.0, 2.0)),
+        arms=arms,
+        found=runs,
+        scale_rate=1.0,
+        highest=highest_of(arms, runs),
+        interrupted=False,
+        short=(),
+    )
+    names = [trace.name for trace in rate_figure(outcome).data if trace.mode == "lines+markers"]
+    assert names == ["a", "a", "b", "b"]
+    assert {shape.y0 for shape in rate_figure(outcome).layout.shapes if shape.y0 == shape.y1} == {0.9}
+    assert list(scale_figure(outcome).data[1].y) == [0.7, pytest.approx(0.9)]

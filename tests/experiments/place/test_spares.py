@@ -1,0 +1,65 @@
+"""`windtunnel spares`: N + 1 in theory and counted, and what is refused."""
+
+import re
+
+import pytest
+
+from experiments.app.cli import main
+
+
+def spares(capsys, *overrides):
+    assert main(["spares", *overrides]) == 0
+    return "\n".join(line.strip() for line in capsys.readouterr().out.splitlines())
+
+
+def test_one_spare_is_enough_where_theory_says_so(capsys):
+    """a = 36000 / 36300; 8 of 8: a^8 = 93.58 %; 8 of 9: 99.77 %; 8 of 10: 99.994 %."""
+    out = spares(capsys, "replications=500", "most_spares=2")
+    theory = [float(share) for share in re.findall(r"(\d+\.\d{4})%", out)]
+    a = 36000 / 36300
+    assert theory == pytest.approx([100 * a**8, 100 * (a**9 + 9 * a**8 * (1 - a)), 99.9934], abs=1e-3)
+    assert "10 are enough for 0.999 of the time: 2 to spare, in theory" in out
+
+
+def test_the_interval_holds_the_theory(capsys):
+    out = spares(capsys, "needed=2", "most_spares=0", "troubles.events.0.mttr_s=9000", "replications=1000")
+    row = next(line for line in out.splitlines() if line.startswith("2 "))
+    _, _, theory, low, high, _ = row.replace("%", "").split()
+    assert float(low) <= float(theory) <= float(high)
+    assert float(high) - float(low) < 7
+
+
+def test_spares_in_one_rack_do_not_help(capsys):
+    """All are down together, for 300 of 36,300 s."""
+    out = spares(capsys, "troubles=rack", "replications=1000")
+    counted = {line.split("%")[0].split()[-1] for line in out.splitlines() if re.match(r"8( \+ \d)? ", line)}
+    assert len(counted) == 1, "a spare changes nothing"
+    assert "not even 11 are up often enough" in out
+
+
+@pytest.mark.parametrize(("troubles", "share"), [("random_crashes", "100.000%"), ("rack", "0.000%")])
+def test_mirrored_kv_is_left_unless_all_crash_together(capsys, troubles, share):
+    out = spares(capsys, f"troubles={troubles}", "recovery=kv", "replications=20", "most_spares=1")
+    assert f"a copy was left at {share} of" in out
+    assert "mirrored" not in spares(capsys, f"troubles={troubles}", "replications=20", "recovery=tokens")
+
+
+def test_a_scripted_trouble_is_asked_at_a_moment(capsys):
+    out = spares(capsys, "troubles=crash", "at_s=100", "needed=2", "most_spares=1", "replications=5")
+    rows = [line.split() for line in out.splitlines() if line.startswith("2 ")]
+    assert [row[-5:-3] for row in rows] == [["0.000%", "–"], ["100.000%", "–"]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("troubles=none", "troubles=none: nothing goes wrong; choose some, say troubles=random_crashes"),
+        ("troubles=crash", "at_s=null: scripted troubles and releases have no long run; say when"),
+        ("needed=0", "needed=0: must be >= 1"),
+        ("wanted_share=1", "wanted_share=1: must be > 0 and < 1"),
+        ("troubles.events.0.mtbf_s=-1", "troubles.events[0].mtbf_s=-1: must be a finite number > 0 s"),
+    ],
+)
+def test_what_means_nothing_is_refused(capsys, override, message):
+    assert main(["spares", override]) == 2
+    assert message in capsys.readouterr().err

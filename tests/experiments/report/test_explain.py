@@ -1,0 +1,175 @@
+"""`windtunnel explain`: one request's life, and what it says when there is none to tell."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.app.cli import main
+
+SMALL = ("workload=poisson", "output.progress=false", "output.report=false")
+
+
+def simulate(folder: Path, *arguments: str) -> pd.DataFrame:
+    """Run, and give the requests back."""
+    assert main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments]) == 0
+    return pd.read_parquet(folder / "requests.parquet").set_index("request_id")
+
+
+@pytest.fixture(scope="module")
+def pressed(tmp_path_factory):
+    """A run with preemptions: its folder and its requests."""
+    folder = tmp_path_factory.mktemp("pressed")
+    requests = simulate(
+        folder,
+        *("workload.num_requests=60", "workload.arrivals.rate_per_s=30", "engine.num_kv_blocks=400"),
+        *("caching=prefix", "slo.ttft_ms=30"),
+    )
+    return folder, requests
+
+
+@pytest.fixture
+def explain(capsys):
+    """What the command prints for a request of a run."""
+
+    def run(folder, request_id):
+        capsys.readouterr()
+        assert main(["explain", f"run={folder}", f"request={request_id}"]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_an_undisturbed_life(pressed, explain):
+    folder, _ = pressed
+    lines = [line.split() for line in explain(folder, 0).splitlines()]
+    assert " ".join(lines[0]).startswith(
+        "Request 0 on replica 0: finished. 512 prompt tokens, 256 output tokens"
+    )
+    text = explain(folder, 0)
+    assert "arrived with 512 prompt tokens" in text
+    assert "waiting: frontend" in text
+    assert "admitted: 0 of 512 tokens found in the cache" in text
+    assert "prefill in 1 iteration\n" in text.replace(" \n", "\n").replace("  ", "")
+    assert "first token" in text
+    assert "ms to spare (limit 50.0 ms); 100.0 % of it decoding" in text
+
+
+def test_a_preemption_says_why_and_for_whom(pressed, explain):
+    folder, requests = pressed
+    request_id = requests.index[requests["preemptions"] > 0][0]
+    events = pd.read_parquet(folder / "events.parquet")
+    lost = events[(events["request_id"] == request_id) & (events["event"] == "preempt")].iloc[0]
+    text = explain(folder, request_id)
+    by = "no KV memory for its own next tokens" if lost["by"] == request_id else f"request {lost['by']}"
+    assert by in text
+    assert f"KV of {lost['tokens']:,} tokens given up" in text
+    assert "waiting to come back: no KV memory" in text
+    assert "first token after its preemption" in text
+    assert "tokens of it a second time" in text
+
+
+def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
+    folder, requests = pressed
+    late = requests[requests["ttft_s"] > 0.1]
+    ttft_ms = late["ttft_s"].iloc[0] * 1e3
+    text = explain(folder, late.index[0])
+    assert f"ms, missed by {ttft_ms - 30:,.0f} ms (limit 30.0 ms);" in text
+    assert "% of it waiting (no KV memory)" in text
+
+
+def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_path, explain):
+    """Copies of the whole KV at the end, and another iteration under way when it comes."""
+    slow = ("handover.transfer=at_end", "workload.num_requests=20", "workload.arrivals.rate_per_s=10")
+    requests = simulate(tmp_path, "pools=disaggregated", *slow)
+    request_id = requests.index[requests["kv_transfer_s"] > 0][5]
+    mine = requests.loc[request_id]
+    events = pd.read_parquet(tmp_path / "events.parquet").query("request_id == @request_id")
+    time_s = events.drop_duplicates("event").set_index("event")["time_s"]
+    sent_ms, waited_ms = ((b - a) * 1e3 for a, b in pairwise(time_s[["load", "loaded", "adopt"]]))
+    assert sent_ms == pytest.approx(mine["kv_transfer_s"] * 1e3) != 0
+    text = " ".join(explain(tmp_path, request_id).split())
+    source, target = mine["prefill_replica"], mine["replica"]
+    in_order = [
+        f"Request {request_id}, its prompt on replica {source}, its answer on replica {target}: finished",
+        f"admitted on replica {source}: 0 of 512 tokens",
+        "prefill in 1 iteration",
+        f"prompt computed on replica {source}; KV of 512 of 513 tokens is kept until it is handed over",
+        f"waiting for replica {target}: ",
+        f"got a slot on replica {target}; KV of 512 of 513 tokens is sent there from replica {source}",
+        f"KV being sent {sent_ms:.3g} ms, then iteration under way {waited_ms:.3g} ms",
+        f"goes on on replica {target}: KV of 512 of 513 tokens is there",
+        "decoding",
+    ]
+    places = [text.find(line) for line in in_order]
+    assert places == sorted(places), text
+    assert places[0] >= 0, text
+
+
+def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain):
+    requests = simulate(
+        tmp_path,
+        *("workload=azure_conv_like", "workload.arrivals.rate_scale=4", "workload.patience_s=4"),
+        *("engine.num_kv_blocks=150", "sim.until_s=15"),
+    )
+    by_status = requests.reset_index().groupby("status")["request_id"].first()
+    assert {"rejected", "unfinished", "finished", "aborted"} <= set(by_status.index)
+    assert "the run was over" in explain(tmp_path, by_status["unfinished"])
+    assert "rejected: prompt of" in explain(tmp_path, by_status["rejected"])
+    assert "TTFT: missed, there is none (limit" in explain(tmp_path, by_status["rejected"])
+    unserved = requests[(requests["status"] == "aborted") & requests["scheduled_s"].isna()]
+    text = explain(tmp_path, unserved.index[0])
+    assert "left the queue unserved" in text
+    assert "no KV memory" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run=nowhere", "request=1"], "run=nowhere: no such folder"),
+        (["request=1"], "run: is missing; say run=outputs/simulate/..."),
+        (["run=x"], "request: is missing; say request=0"),
+        (["run=x", "request=two"], "request=two: must be an integer >= 0"),
+        (["run=x", "requests=2"], "requests: no such setting; nearest: request; allowed: run, request"),
+    ],
+)
+def test_rejects_what_cannot_be_told(arguments, message, capsys):
+    assert main(["explain", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_request_is_told_the_range(pressed, capsys):
+    assert main(["explain", f"run={pressed[0]}", "request=60"]) == 2
+    assert "request=60: no such request; that run has 0 to 59" in capsys.readouterr().err
+
+
+def test_a_run_without_tables_says_how_to_get_them(tmp_path, capsys):
+    assert (
+        main(
+            [
+                "simulate",
+                *SMALL,
+                "workload.num_requests=2",
+                "output.tables=false",
+                f"hydra.run.dir={tmp_path}",
+            ]
+        )
+        == 0
+    )
+    assert main(["explain", f"run={tmp_path}", "request=0"]) == 2
+    assert "no requests.parquet in it; run with output.tables=true" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_sweep_names_a_run_in_it(tmp_path, capsys):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "requests.parquet").touch()
+    assert main(["explain", f"run={tmp_path}", "request=0"]) == 2
+    assert f"holds several runs; name one, such as run={tmp_path}/0" in capsys.readouterr().err
+
+
+def test_without_arguments_it_says_what_it_needs(capsys):
+    assert main(["explain"]) == 0
+    assert "windtunnel explain run=DIR request=ID" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""Small flights that are the same every time: our engine as a scenario has it, on a clock of uneven steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.validate.engine.drive import Drive, PromptTokens
+from experiments.validate.engine.flight import Stopwatch, settings_of
+from experiments.validate.engine.recording import Recorder, Recording
+from hwmodels.devices.host import HostOverhead
+from hwmodels.model.model_spec import ModelSpec
+from policies.caching.prefix import PrefixCaching
+from policies.core.request import Segment
+from realengine.build import Model, assemble, build_executor
+from realengine.model.architecture import Architecture
+from realengine.runner.parallel import Group
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.scenario import build_scenario
+from sim.setup.scenario import Scenario
+from sim.workload.base import Source, WorkloadNotes
+from sim.workload.table import TableSource
+from tests.realengine.test_engine import LLAMA
+
+CPU = torch.device("cpu")
+
+
+class UnevenClock:
+    """Time that passes with every look at it, by 20 to 180 microseconds; begins somewhere."""
+
+    def __init__(self, seed: int = 0, begin_s: float = 1000.0) -> None:
+        self._random = np.random.Generator(np.random.Philox(key=seed))
+        self._now_s = begin_s
+
+    def now(self) -> float:
+        self._now_s += float(self._random.uniform(20e-6, 180e-6))
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+@cache
+def _base() -> Scenario:
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    return build_scenario(source.compose(["model=random_8m", "model.dtype=fp32", "latency=spec"]))
+
+
+def scenario_of(
+    *,
+    num_kv_blocks: int = 200,
+    overlap: bool = False,
+    host_s: float = 0.0,
+    frontend_s: float = 0.0,
+    **changes: Any,
+) -> Scenario:
+    """Eight slots and contexts of 128 tokens; changes: policies, or any other field of a scenario."""
+    host = HostOverhead(
+        iteration_s=host_s, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0, overlapped=overlap
+    )
+    engine = replace(
+        _base().engine,
+        max_num_seqs=8,
+        max_model_len=128,
+        num_kv_blocks=num_kv_blocks,
+        host=host,
+        frontend_s=frontend_s,
+    )
+    model = ModelSpec.from_hf_fields(name="tiny", source="windtunnel/tiny", dtype="fp32", config=LLAMA)
+    settled = {"model": model, "engine": engine, "caching": PrefixCaching()} | deepcopy(changes)
+    return replace(_base(), **settled)
+
+
+def traffic(
+    num: int = 24, *, seed: int = 0, gap_s: float = 1e-3, priorities: Sequence[int] = (0,), **changes: Any
+) -> TableSource:
+    """Prompts of 17 to 46 tokens, every other of which begins alike, and answers of 1 to 24."""
+    random = np.random.Generator(np.random.Philox(key=seed))
+    return TableSource(
+        **{
+            "arrival_s": np.cumsum(random.exponential(gap_s, num)),
+            "prompt_tokens": random.integers(17, 47, num),
+            "output_tokens": random.integers(1, 25, num),
+            "priorities": random.choice(priorities, num),
+            "notes": WorkloadNotes(),
+            "max_tokens": "exact",
+            "segments": lambda row, tokens: (Segment(row % 2, 16), Segment(10 + row, tokens - 16)),
+        }
+        | changes
+    )
+
+
+def flown(
+    scenario: Scenario, source: Source, *, max_iterations: int = 1, clock: UnevenClock | None = None
+) -> Recording:
+    """The scenario's engine, and what was recorded of it; of what the executor took unless it overlaps."""
+    model = Model.of(Architecture.from_hf(LLAMA))
+    settings = replace(settings_of(scenario, CPU), max_iterations=max_iterations)
+    clock = clock or UnevenClock()
+    executor, memory = build_executor(model, settings, CPU, Group())
+    stopwatch = Stopwatch(executor.run, clock)
+    engine = assemble(model, settings, executor, memory, stopwatch.execute, clock)
+    recorder = Recorder(engine.core) if settings.overlap else Recorder(engine.core, stopwatch.take)
+    engine.observer = recorder
+    start_s = Drive(engine, source, PromptTokens(model.architecture.vocab_size)).run()
+    about = {
+        "start_s": start_s,
+        "num_kv_blocks": engine.core.pool.num_blocks,
+        "block_size": engine.core.pool.block_size,
+    }
+    return recorder.recording(about)

@@ -1,0 +1,76 @@
+"""The engine's adapters are those that the simulator's policies decide: plans, slots and all."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from experiments.validate.engine.drive import Drive, PromptTokens  # noqa: E402
+from experiments.validate.engine.flight import settings_of  # noqa: E402
+from experiments.validate.engine.recording import Recorder  # noqa: E402
+from experiments.validate.engine.replay import replay  # noqa: E402
+from policies.adapters.exchange import Exchange  # noqa: E402
+from policies.adapters.fixed_slots import FixedSlots  # noqa: E402
+from realengine.build import Model, assemble, build_executor  # noqa: E402
+from realengine.model.architecture import Architecture  # noqa: E402
+from realengine.model.lora_adapter import random_adapter  # noqa: E402
+from realengine.runner.parallel import Group  # noqa: E402
+from sim.workload.adapters import WithAdapters  # noqa: E402
+from tests.experiments.validate.engine.flights import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
+from tests.realengine.test_engine import LLAMA  # noqa: E402
+
+SERVINGS = {
+    "lru": FixedSlots(max_loras=2, max_lora_rank=8),
+    "lfu, loaded ahead": FixedSlots(max_loras=3, max_lora_rank=8, eviction="lfu", prefetch=2),
+    "turns": Exchange(max_loras=2, max_lora_rank=8, max_active_adapters=1, cycle_time_s=2e-3),
+}
+
+
+class Flights:
+    """The traffic of these tests, as a workload."""
+
+    def source(self, *, seed, max_model_len):
+        return traffic()
+
+
+def flown_with(scenario, source, adapters, *, overlap):
+    """A recording of the scenario's engine, its adapters drawn at random, and the bank at its end."""
+    architecture = Architecture.from_hf(LLAMA)
+    weights = {a.name: random_adapter(architecture, a.rank, seed=i) for i, a in enumerate(adapters)}
+    served, plain = scenario.adapters, replace(scenario, adapters=None)
+    settings = replace(settings_of(plain, CPU), adapters=served, lora_adapters=weights, overlap=overlap)
+    model = Model.of(architecture)
+    executor, memory = build_executor(model, settings, CPU, Group())
+    engine = assemble(model, settings, executor, memory, clock=UnevenClock())
+    recorder = engine.observer = Recorder(engine.core)
+    Drive(engine, source, PromptTokens(architecture.vocab_size)).run()
+    engine.core.check_integrity()
+    return recorder.recording({}), engine.core, executor.adapters
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("serving", SERVINGS.values(), ids=SERVINGS)
+def test_a_recording_is_decided_again_and_the_bank_holds_what_the_policy_says(serving, overlap):
+    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8), base_share=0.2)
+    scenario = scenario_of(num_kv_blocks=30, overlap=overlap, adapters=serving)
+    source = workload.source(seed=0, max_model_len=scenario.max_model_len)
+    recording, core, bank = flown_with(scenario, source, workload.adapters, overlap=overlap)
+    fresh = scenario.core(30, served=workload.adapters)
+    equivalence = replay(recording, fresh)
+    assert equivalence.difference is None
+    assert equivalence.num_equal == len(recording.steps) > 0
+    assert core.residents.counts.num_loads == fresh.residents.counts.num_loads > 6
+    assert core.residents.counts.num_evicted > 3
+    held = {name: core.residents.slot_of(name) for name in core.residents.resident}
+    assert held == {name: fresh.residents.slot_of(name) for name in fresh.residents.resident}
+    assert held.items() <= bank.resident.items()
+
+
+def test_another_policy_is_found_out():
+    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8))
+    scenario = scenario_of(num_kv_blocks=30, adapters=SERVINGS["lru"])
+    source = workload.source(seed=0, max_model_len=scenario.max_model_len)
+    recording, _, _ = flown_with(scenario, source, workload.adapters, overlap=False)
+    other = replace(scenario, adapters=FixedSlots(max_loras=3, max_lora_rank=8))
+    assert replay(recording, other.core(30, served=workload.adapters)).difference is not None

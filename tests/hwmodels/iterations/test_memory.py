@@ -1,0 +1,268 @@
+"""The memory planner: where the bytes go, and what it says when they do not suffice."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwmodels.assembly.site import Lora
+from hwmodels.devices.host import CudaGraphs
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.memory import (
+    GIB,
+    activation_bytes,
+    adapter_bytes,
+    kv_split,
+    plan_memory,
+    weight_bytes,
+)
+from hwmodels.model.model_spec import (
+    Block,
+    DenseMlp,
+    DraftHeads,
+    GroupedQueryAttention,
+    LinearAttention,
+    MixtureOfExperts,
+    ModelSpec,
+)
+
+
+def tp(size, **given):
+    return ParallelLayout(tensor_parallel_size=size, **given)
+
+
+def make_model(*attentions, mlp=None):
+    """One layer of each kind of attention; 4 KV heads of 16 in bf16: 256 bytes a token and layer."""
+    mlp = mlp or DenseMlp(intermediate_size=160)
+    return ModelSpec(
+        name="tiny",
+        hidden_size=64,
+        vocab_size=1000,
+        max_position_embeddings=4096,
+        blocks=tuple(Block(count=1, attention=attention, mlp=mlp) for attention in attentions),
+    )
+
+
+def grouped(window=None):
+    return GroupedQueryAttention(num_heads=8, num_kv_heads=4, head_dim=16, window=window)
+
+
+def test_llama_3_1_8b_on_an_rtx_4090_gets_the_blocks_that_vllm_found(models, devices):
+    """vLLM 0.19, bf16, gpu_memory_utilization 0.9, 2,048 batched tokens, 256 sequences: 2,588 blocks."""
+    plan = plan_memory(model=models["llama3_1_8b"], device=devices["rtx_4090"])
+    assert plan.num_blocks == 2602
+    assert plan.num_blocks == pytest.approx(2588, rel=0.01)
+
+
+def test_the_parts_fill_what_may_be_used_up_to_less_than_a_block(models, devices):
+    plan = plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"], layout=tp(4), block_size=32)
+    rest = plan.usable_bytes - plan.fixed_bytes - plan.kv_bytes
+    assert plan.usable_bytes == pytest.approx(0.9 * devices["h100_sxm"].memory_bytes)
+    assert 0 <= rest < 32 * plan.kv_bytes_per_token
+    assert plan.kv_bytes == 32 * plan.num_blocks * plan.kv_bytes_per_token
+
+
+def test_activations_by_hand(models):
+    """In the MLP 4,096 tokens x (2 x 4,096 + 3 x 14,336) x 2 bytes; after it 64 rows x 128,256 x 18 bytes."""
+    model = models["llama3_1_8b"]
+    assert activation_bytes(model, tp(1), 4096, 64) == 4096 * 51_200 * 2
+    assert activation_bytes(model, tp(1), 16, 64) == 64 * 128_256 * 18
+    assert activation_bytes(model, tp(4), 4096, 64) == 4096 * (2 * 4096 + 3 * 14_336 / 4) * 2
+
+
+def test_activations_of_experts_by_hand():
+    """100 tokens x (2 x 64 + 2 experts x 3 x 40) x 2 bytes. On 4 attention groups each of 25 tokens, and what
+    a group's experts get from all 4: with a slice of each expert (4 x 2 x (3 x 10 + 64)), with whole ones
+    (2 / 4 of the copies)."""
+    mlp = MixtureOfExperts(num_experts=8, top_k=2, intermediate_size=40)
+    model = make_model(grouped(), mlp=mlp)
+    assert activation_bytes(model, tp(1), 100, 1) == 100 * (2 * 64 + 2 * 120 + 2 * 64) * 2
+    sliced = ParallelLayout(attention_data_parallel_size=4)
+    assert activation_bytes(model, sliced, 100, 1) == 25 * (2 * 64 + 4 * 2 * (30 + 64)) * 2
+    whole = ParallelLayout(attention_data_parallel_size=4, expert_parallel_size=4)
+    assert activation_bytes(model, whole, 100, 1) == 25 * (2 * 64 + 4 * 0.5 * (120 + 64)) * 2
+
+
+def test_graphs_take_memory_that_goes_to_kv_without_them(models, devices):
+    asked = {"model": models["llama3_1_8b"], "device": devices["h100_sxm"]}
+    without = plan_memory(**asked, cuda_graphs=CudaGraphs(enabled=False))
+    assert without.cuda_graph_bytes == 0
+    assert without.num_blocks > plan_memory(**asked).num_blocks
+
+
+def test_the_user_may_fix_the_number_of_blocks(models, devices):
+    assert plan_memory(model=models["smollm2_135m"], device=devices["t4"], num_kv_blocks=7).num_blocks == 7
+
+
+def test_rejects_a_model_that_does_not_fit_with_the_gib_missing_and_the_ranks_that_do(models, devices):
+    with pytest.raises(ValueError, match=r"llama-3\.1-70b needs") as error:
+        plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"])
+    assert "61.3 GiB more than the 71.7 GiB it may use; smallest that fits: 2" in str(error.value)
+    assert plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"], layout=tp(2)).num_blocks
+
+
+def test_says_so_where_no_node_is_large_enough(models, devices):
+    with pytest.raises(ValueError, match="none up to 8 fits"):
+        plan_memory(model=models["llama3_1_70b"], device=devices["t4"])
+
+
+def test_rejects_more_blocks_than_the_device_holds(models, devices):
+    with pytest.raises(
+        ValueError, match=r"llama-3\.1-8b with 100000 KV blocks needs .* smallest that fits: 4"
+    ):
+        plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], num_kv_blocks=100_000)
+
+
+def test_rejects_ranks_that_do_not_divide_the_heads(models, devices):
+    with pytest.raises(ValueError, match="tensor_parallel_size=3: must divide"):
+        plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], layout=tp(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization=1.2: must be a share"),
+        ({"block_size": 0}, "block_size=0: must be a whole number >= 1"),
+        ({"num_kv_blocks": 0}, "num_kv_blocks=0: must be a whole number >= 1"),
+    ],
+)
+def test_rejects_impossible_settings(models, devices, given, message):
+    with pytest.raises(ValueError, match=message):
+        plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], **given)
+
+
+@given(
+    share=st.floats(0.5, 1),
+    extra_gib=st.integers(0, 100),
+    ranks=st.sampled_from([1, 2, 4]),
+    name=st.sampled_from(["llama3_1_8b", "gemma3_27b", "gpt_oss_20b", "deepseek_v2_lite"]),
+)
+def test_more_memory_or_more_ranks_never_mean_fewer_blocks(models, devices, share, extra_gib, ranks, name):
+    device = replace(devices["h200_sxm"], gpus_per_node=16)
+    larger = replace(device, memory_bytes=device.memory_bytes + extra_gib * GIB)
+
+    def num_blocks(device, ranks):
+        return plan_memory(
+            model=models[name], device=device, layout=tp(ranks), gpu_memory_utilization=share
+        ).num_blocks
+
+    assert num_blocks(larger, ranks) >= num_blocks(device, ranks)
+    assert num_blocks(device, 2 * ranks) >= num_blocks(device, ranks)
+
+
+# Layouts
+
+
+def test_stages_share_weights_and_kv(models, devices):
+    model, device = models["llama3_1_70b"], devices["h200_sxm"]
+    stages = plan_memory(model=model, device=device, layout=ParallelLayout(pipeline_parallel_size=4))
+    table = 128_256 * 8192 * 2
+    layers = weight_bytes(model, tp(1)) - 2 * table
+    assert stages.weights_bytes == layers / 4 + table, "the first stage has the embedding, the last the head"
+    assert stages.kv_bytes_per_token == model.kv_bytes_per_token() / 4
+
+
+def test_the_stage_with_the_most_layers_counts(models, devices):
+    """DeepSeek-R1: 31 of 61 layers; 80 layers in 3 stages: 27. A tied table is on both ends all the same."""
+    r1 = models["deepseek_r1"]
+    halves = tp(8, pipeline_parallel_size=2)
+    plan = plan_memory(model=r1, device=devices["h200_sxm"], layout=halves)
+    assert plan.kv_bytes_per_token == pytest.approx(r1.kv_bytes_per_token(8) * 31 / 61)
+    thirds = plan_memory(
+        model=models["llama3_1_70b"], device=devices["h200_sxm"], layout=tp(1, pipeline_parallel_size=3)
+    )
+    assert thirds.kv_bytes_per_token == models["llama3_1_70b"].kv_bytes_per_token() * 27 / 80
+    tied = replace(make_model(grouped(), grouped()), tie_word_embeddings=True)
+    table = 1000 * 64 * 2
+    assert weight_bytes(tied, tp(1, pipeline_parallel_size=2)) == (weight_bytes(tied, tp(1)) + table) / 2
+
+
+def test_attention_groups_and_rings_have_blocks_of_their_own(models, devices):
+    """Each of 4 groups holds other sequences, each of 2 devices of a ring another part of them."""
+    model, device = models["llama3_1_8b"], devices["h100_sxm"]
+    layout = ParallelLayout(attention_data_parallel_size=4, context_parallel_size=2)
+    plan = plan_memory(model=model, device=device, layout=layout)
+    assert (plan.num_pools, plan.num_blocks % 8) == (8, 0)
+    rest = plan.usable_bytes - plan.fixed_bytes - plan.kv_bytes
+    assert 0 <= rest < 16 * plan.kv_bytes_per_token
+    alone = plan_memory(model=model, device=device)
+    assert plan.num_blocks == pytest.approx(8 * alone.num_blocks, rel=0.05)
+
+
+def test_expert_parallel_devices_hold_their_experts_only():
+    """8 experts of 7,680 weights: 2 on each of 4 devices."""
+    mlp = MixtureOfExperts(num_experts=8, top_k=2, intermediate_size=40)
+    model = make_model(grouped(), mlp=mlp)
+    layout = ParallelLayout(attention_data_parallel_size=4, expert_parallel_size=4)
+    assert weight_bytes(model, tp(1)) - weight_bytes(model, layout) == 6 * 7680 * 2
+
+
+# Adapters and draft heads
+
+
+def test_adapters_by_hand():
+    """Rank 4, 3 adapters: 4 (k + n) weights a matrix; 64 x 256, 128 x 64, 64 x 320, 160 x 64; two layers."""
+    model, lora = make_model(grouped(), grouped()), Lora(rank=4, num_active=3)
+    both_sides = (64 + 256) + (128 + 64) + (64 + 320) + (160 + 64)
+    assert adapter_bytes(model, tp(1), lora) == 3 * 4 * 2 * both_sides * 2
+    cut = (64 + 128) + (64 + 64) + (64 + 160) + (80 + 64)
+    assert adapter_bytes(model, tp(2), lora) == 3 * 4 * 2 * cut * 2
+    assert adapter_bytes(model, tp(1, pipeline_parallel_size=2), lora) == 3 * 4 * both_sides * 2
+
+
+def test_experts_and_routers_have_no_adapters():
+    mlp = MixtureOfExperts(num_experts=8, top_k=2, intermediate_size=40)
+    both_sides = (64 + 256) + (128 + 64)
+    assert adapter_bytes(make_model(grouped(), mlp=mlp), tp(1), Lora(rank=4)) == 4 * both_sides * 2
+
+
+def test_adapters_take_memory_from_kv(models, devices):
+    """Llama-3.1-8B, rank 16: 68 MiB each; a block of 16 tokens takes 2 MiB."""
+    asked = {"model": models["llama3_1_8b"], "device": devices["h100_sxm"]}
+    without, plan = plan_memory(**asked), plan_memory(**asked, lora=Lora(rank=16, num_active=10))
+    assert plan.adapter_bytes == 680 * 2**20
+    assert plan.fixed_bytes - without.fixed_bytes == plan.adapter_bytes
+    assert without.num_blocks - plan.num_blocks == 340
+
+
+def test_draft_heads_take_memory_where_they_run():
+    """MTP: 128 x 64, a layer, its norms; on the last stage of a pipeline, whole."""
+    draft = DraftHeads(kind="mtp", num_heads=1)
+    model = replace(make_model(grouped(), grouped()), draft=draft)
+    added = model.weight_bytes_per_rank(with_draft=True) - model.weight_bytes_per_rank()
+    assert added > 2 * model.num_draft_parameters * 0.999
+    for layout in (tp(1), tp(1, pipeline_parallel_size=2)):
+        assert weight_bytes(model, layout, with_draft=True) - weight_bytes(model, layout) == added
+
+
+# Windows and states
+
+
+def test_a_window_may_have_places_of_its_own_in_every_slot():
+    """10 slots, a window of 8 tokens of 256 bytes; a context of 5 needs no more than 5."""
+    model = make_model(grouped(), grouped(window=8))
+    assert kv_split(model, 1, 10, 0) == (512, 0)
+    assert kv_split(model, 1, 10, 4096) == (256, 10 * 8 * 256)
+    assert kv_split(model, 1, 10, 5) == (256, 10 * 5 * 256)
+    assert kv_split(model, 2, 10, 4096) == (128, 10 * 8 * 128)
+
+
+def test_blocks_hold_the_window_where_every_layer_has_one():
+    assert kv_split(make_model(grouped(window=8)), 1, 10, 4096) == (256, 0)
+
+
+def test_states_of_linear_attention_are_set_aside():
+    """4 value heads of 8 x 16 in fp32, and 3 x 96 inputs of the convolution in bf16, for each slot."""
+    linear = LinearAttention(num_key_heads=2, key_head_dim=8, num_value_heads=4, value_head_dim=16)
+    assert kv_split(make_model(grouped(), linear), 1, 10, 0) == (256, 10 * (4 * 8 * 16 * 4 + 3 * 96 * 2))
+
+
+def test_windows_get_places_of_their_own_where_that_leaves_more_blocks(models, devices):
+    """Gemma 3: 5 of 6 layers see 1,024 tokens. Few slots set little aside; thousands would set aside all."""
+    asked = {"model": models["gemma3_27b"], "device": devices["h200_sxm"]}
+    few = plan_memory(**asked, max_num_seqs=8)
+    many = plan_memory(**asked, max_num_seqs=8192, gpu_memory_utilization=0.95)
+    assert few.window_and_state_bytes > 0
+    assert few.kv_bytes_per_token < many.kv_bytes_per_token == models["gemma3_27b"].kv_bytes_per_token()
+    assert many.window_and_state_bytes == 0

@@ -1,0 +1,219 @@
+"""The models of configs/model: against published figures, and what each says about itself."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hwmodels.model.model_spec import (
+    GroupedQueryAttention,
+    LatentAttention,
+    LinearAttention,
+    MixtureOfExperts,
+)
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR, first_comment
+from sim.settings.errors import ConfigError
+
+PRESETS = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
+FIGURES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "models" / "models.csv"
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    {
+        "codellama_34b": 33_743_970_304,
+        "deepseek_r1": 671_026_419_200,
+        "deepseek_v2_lite": 15_706_484_224,
+        "gemma3_27b": 27_009_346_304,
+        "gpt_oss_120b": 116_829_156_672,
+        "gpt_oss_20b": 20_914_757_184,
+        "llama2_13b": 13_015_864_320,
+        "llama2_70b": 68_976_648_192,
+        "llama2_7b": 6_738_415_616,
+        "llama3_1_405b": 405_853_388_800,
+        "llama3_1_70b": 70_553_706_496,
+        "llama3_1_8b": 8_030_261_248,
+        "mistral_7b": 7_248_023_552,
+        "mistral_nemo_12b": 12_247_782_400,
+        "mixtral_8x22b": 140_620_634_112,
+        "mixtral_8x7b": 46_702_792_704,
+        "phi3_mini": 3_821_079_552,
+        "qwen2_5_72b": 72_706_203_648,
+        "qwen2_5_7b": 7_615_616_512,
+        "qwen3_14b": 14_768_307_200,
+        "qwen3_235b_a22b": 235_093_634_560,
+        "qwen3_30b_a3b": 30_532_122_624,
+        "qwen3_32b": 32_762_123_264,
+        "qwen3_8b": 8_190_735_360,
+        "smollm2_135m": 134_515_008,
+        "yi_34b": 34_388_917_248,
+    }.items(),
+)
+def test_has_exactly_the_parameters_of_the_checkpoint(models, name, num_parameters):
+    assert models[name].num_parameters == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("deepseek_r1", 671e9, 37e9),
+        ("glm_5", 744e9, 40e9),
+        ("gpt_oss_120b", 117e9, 5.1e9),
+        ("kimi_k2_5", 1.03e12, 32e9),
+        ("llama4_scout", 109e9, 17e9),
+        ("minimax_m2_5", 229e9, 10e9),
+        ("mixtral_8x7b", 46.7e9, 12.9e9),
+        ("qwen3_235b_a22b", 235e9, 22e9),
+        ("qwen3_30b_a3b", 30.5e9, 3.3e9),
+        ("qwen3_5_397b_a17b", 397e9, 17e9),
+    ],
+)
+def test_has_about_the_parameters_that_its_makers_state(models, name, total, active):
+    """Makers count towers, or leave the tables out (gpt-oss), so active ones agree within 15 %."""
+    assert models[name].num_parameters == pytest.approx(total, rel=0.02)
+    assert models[name].num_active_parameters == pytest.approx(active, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("gpt_oss_120b", 65.2), ("gpt_oss_20b", 13.8), ("minimax_m2_5", 230)]
+)
+def test_weighs_what_the_checkpoint_weighs(models, name, gigabytes):
+    assert models[name].weight_bytes_per_rank() / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_first_line_says_what_the_numbers_say(models, file):
+    model, line = models[file.stem], first_comment(file)
+    assert line == described(model)
+
+
+def described(model):
+    total, unit = (
+        (model.num_parameters / 1e9, "B")
+        if model.num_parameters < 1e12
+        else (
+            model.num_parameters / 1e12,
+            "T",
+        )
+    )
+    windowed = [block for block in model.blocks if block.attention.window]
+    return ", ".join(
+        [
+            f"{total:.3g} {unit} parameters",
+            *([f"{model.num_active_parameters / 1e9:.3g} B active"] if model.has_experts else []),
+            " + ".join(dict.fromkeys(kind_of(block.attention) for block in model.blocks)),
+            f"{model.kv_bytes_per_token() / 1024:.3g} KiB of KV a token",
+            *(
+                f"window {block.attention.window:,} in {block.count} of {model.num_layers} layers"
+                for block in windowed
+            ),
+            f"context {model.max_position_embeddings:,}",
+        ]
+    )
+
+
+def kind_of(attention):
+    if isinstance(attention, LinearAttention):
+        return "linear"
+    if isinstance(attention, LatentAttention):
+        return "MLA, sparse" if attention.sparse_top_k else "MLA"
+    return "MHA" if attention.num_heads == attention.num_kv_heads else "GQA"
+
+
+def figures():
+    if not FIGURES.exists():
+        return []
+    with FIGURES.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.mark.skipif(not FIGURES.exists(), reason="the measured data is not beside this checkout")
+def test_agrees_with_the_figures_that_come_with_the_measurements(models):
+    """A model there is a preset here, by its name; every figure that both have is the same."""
+    by_name = {model.name: model for model in models.values()}
+    rows = figures()
+    assert len(rows) == 22
+    for row in rows:
+        model, attention = by_name[row["model"]], by_name[row["model"]].blocks[-1].attention
+        mlp = model.blocks[-1].mlp
+        has_experts = isinstance(mlp, MixtureOfExperts)
+        ours = {
+            "num_hidden_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "max_position_embeddings": model.max_position_embeddings,
+            "num_attention_heads": attention.num_heads,
+            "experts": mlp.num_experts if has_experts else "",
+            "num_experts_per_tok": mlp.top_k if has_experts else "",
+        }
+        if isinstance(attention, GroupedQueryAttention):
+            ours["num_key_value_heads"] = attention.num_kv_heads
+            ours["head_dim"] = attention.head_dim if row["head_dim"] else ""
+        else:
+            names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+            ours |= {name: getattr(attention, name) for name in names}
+        width = row["moe_intermediate_size"] if has_experts else ""
+        ours["moe_intermediate_size" if width else "intermediate_size"] = mlp.intermediate_size
+        assert {name: row[name] for name in ours} == {name: str(value) for name, value in ours.items()}
+
+
+def test_every_setting_can_be_overridden_on_the_command_line():
+    overrides = ["model=gpt_oss_20b", "model.weights=fp8", "model.moe_weights=bf16", "model.dtype=fp16"]
+    more = ["model.kv_cache_dtype=fp8", "model.config.num_hidden_layers=16"]
+    model = build(SOURCE.compose([*overrides, *more]).model, "model")
+    assert (model.weights, model.moe_weights, model.dtype) == ("fp8", "bf16", "fp16")
+    assert (model.kv_dtype, model.num_layers) == ("fp8", 16)
+
+
+def built(name, **changes):
+    """A preset with other values, by dotted key."""
+    node = OmegaConf.load(CONFIG_DIR / "model" / f"{name}.yaml")
+    for key, value in changes.items():
+        OmegaConf.update(node, key, value)
+    return build(node, "model")
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_half_the_layers_of_any_preset_is_a_model(models, file):
+    layers = models[file.stem].num_layers // 2
+    assert built(file.stem, **{"config.num_hidden_layers": layers}).num_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("weights", "int3", "model.weights=int3: must be one of fp32, bf16"),
+        ("moe_weights", "fp8", "model.moe_weights=fp8: qwen3-8b has no experts"),
+        ("kv_cache_dtype", "fp4", "model.kv_cache_dtype=fp4: must be auto or one of"),
+        ("config.num_key_value_heads", 3, "model.config.num_key_value_heads=3: must divide"),
+        ("config.vocab_size", None, "model.config.vocab_size: missing; Qwen3ForCausalLM needs"),
+        ("config.num_local_experts", 8, "model.config.num_local_experts=8: not understood"),
+    ],
+)
+def test_rejects_a_wrong_setting_where_it_stands(key, value, message):
+    with pytest.raises(ConfigError) as error:
+        built("qwen3_8b", **{key: value})
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_names_its_source_and_leaves_the_choice_of_formats_open(file):
+    preset = OmegaConf.load(file)
+    assert preset.source.count("/") == 1
+    open_choices = (preset.dtype, preset.weights, preset.moe_weights, preset.kv_cache_dtype)
+    assert open_choices == ("auto", None, None, "auto")
+
+
+def test_pruned_weights_are_a_setting_of_every_preset():
+    """2:4 of bf16: half of the values and two bits for each, 0.5625 of the matrices' bytes."""
+    models = [
+        build(SOURCE.compose(["model=llama3_1_8b", *more]).model, "model")
+        for more in ([], ["model.sparsity='2:4'"])
+    ]
+    dense, sparse = (model.weight_bytes_per_rank() for model in models)
+    matrices = 32 * (4096 * (4096 + 2048) + 4096 * 4096 + 3 * 4096 * 14336) * 2
+    assert dense - sparse == matrices * (1 - 0.5625)

@@ -1,0 +1,476 @@
+"""Transfers that name their blocks, run on a memory that knows what it holds: KV is where it is read.
+
+A machine copies what `take_transfers` names and writes what a plan computes, block by block; what it writes
+is a label of the token and of all tokens before it. Who computes must find the labels of its own tokens.
+"""
+
+import random
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.batching.chunked import Chunked
+from policies.batching.prefill_first import PrefillFirst
+from policies.caching.contiguous import Contiguous
+from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from policies.caching.tiered import GIB, Tiered
+from policies.core.engine import EngineCore
+from policies.core.limits import RejectedError
+from policies.core.plan import StepOutcome
+from policies.core.request import Branching, Prompt, Request, Segment
+from policies.core.sequence import SequenceState
+from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.mlfq import Mlfq
+from policies.scheduling.priority import Priority
+
+BLOCK_SIZE = 4
+POISON = -1
+
+
+class Whim:
+    """Does whatever a random generator says, and something sensible if that was nothing.
+
+    swaps: whom it preempts goes to host memory. It preempts before it admits and behind that, when who was
+    admitted may have found blocks that others were to compute in the same step.
+    """
+
+    def __init__(self, seed, swaps):
+        self._rng = random.Random(seed)
+        self._swaps = swaps
+
+    def fill(self, view, step, now):
+        rng = self._rng
+        if rng.random() < 0.3:
+            step.budget(rng.randint(1, 20))
+        for seq in view.paused:
+            if rng.random() < 0.7:
+                step.resume(seq)
+        if rng.random() < 0.15 and view.decoding:
+            step.pause(rng.choice(list(view.decoding)))
+        for seq in view.prefilling:
+            if seq.state is SequenceState.prefilling and rng.random() < 0.8:
+                step.prefill(seq, rng.randint(1, 9))
+        if rng.random() < 0.6:
+            step.decode_all()
+        running = [*view.decoding, *view.prefilling]
+        if running and rng.random() < 0.2:
+            step.preempt(rng.choice(running), swap=self._swaps and rng.random() < 0.8)
+        for seq in view.waiting:
+            if rng.random() < 0.6 and not step.admit(seq, rng.randint(1, 9)):
+                break
+        running = [*view.decoding, *view.prefilling]
+        if running and rng.random() < 0.3:
+            step.preempt(rng.choice(running), swap=self._swaps and rng.random() < 0.8)
+        if not step.num_tokens:
+            step.budget(99)
+            for seq in view.paused:
+                step.resume(seq)
+            step.decode_all()
+        if not step.num_tokens:
+            for seq in [*view.prefilling, *view.waiting][:1]:
+                verb = step.admit if seq.state is SequenceState.waiting else step.prefill
+                verb(seq, seq.num_uncomputed)
+        step.repeat(rng.randint(1, 6))
+
+
+class Labels:
+    """A number for each token that stands behind given others."""
+
+    def __init__(self):
+        self._numbers = {}
+        self._known = {}  # request -> labels so far
+
+    def after(self, label, token):
+        return self._numbers.setdefault((label, token), len(self._numbers) + 1)
+
+    def of(self, request, num_tokens):
+        """Labels of the first num_tokens tokens of a request: the prompt, then its one answer."""
+        labels = self._known.setdefault(request, [])
+        if len(labels) < num_tokens:
+            tokens = [(content, i) for content, n in request.prompt.segments for i in range(n)]
+            num_tail = request.prompt.num_tokens - len(tokens)
+            tokens += [("tail", request.request_id, i) for i in range(num_tail)]
+            answer = ("answer", request.request_id) if request.answer_id is None else request.answer_id
+            tokens += [(answer, i) for i in range(num_tokens - len(tokens))]
+            for token in tokens[len(labels) : num_tokens]:
+                labels.append(self.after(labels[-1] if labels else 0, token))
+        return labels[:num_tokens]
+
+
+class Host:
+    """Memory in places that are used again as soon as they are given up; None: no such memory."""
+
+    def __init__(self, num_places, num_spare=0):
+        self.data = np.full((num_places + num_spare, BLOCK_SIZE), POISON)
+        self.place_of = {}
+        self.most = num_places
+        self._free = list(range(num_places + num_spare))
+
+    def take(self, content):
+        assert content not in self.place_of, "stored twice"
+        self.place_of[content] = self._free.pop()
+        return self.place_of[content]
+
+    def give_up(self, content):
+        self._free.append(self.place_of.pop(content))
+
+
+class Machine:
+    """GPU memory and the tiers below it, which hold labels."""
+
+    def __init__(self, core, num_host_blocks=0, num_disk_blocks=0, num_swap_blocks=0):
+        self.core = core
+        self.gpu = np.full((core.pool.num_blocks + 1, BLOCK_SIZE), POISON)
+        self.tiers = {"host": Host(num_host_blocks, core.pool.num_blocks), "disk": Host(num_disk_blocks, 99)}
+        self.swapped = Host(num_swap_blocks)
+        self.labels = Labels()
+        self.branches = {}  # request id -> the labels of each branch
+        self.coming = []  # (request id, blocks, what will be in them)
+
+    def move(self, transfers):
+        """As an engine would: choose places in order, then copy all out of the GPU, then all into it."""
+        stores, loads = [], []
+        for transfer in transfers:
+            seq, source, target, num_tokens, blocks, contents = transfer
+            assert len(set(contents)) == len(contents) > 0
+            assert len(blocks) == (len(contents) if "gpu" in (source, target) else 0)
+            assert len(contents) == -(-num_tokens // BLOCK_SIZE) or seq is None or seq.request.branching
+            assert all(0 < block <= self.core.pool.num_blocks for block in blocks)
+            memory = self._memory(source, contents) if source != "gpu" else None
+            if target == "nowhere":
+                for content in contents:
+                    memory.give_up(content)
+            elif target == "gpu":
+                loads.append((seq.request_id, blocks, memory, [memory.place_of[c] for c in contents]))
+            else:
+                goal = self._memory(target, contents)
+                places = [goal.take(content) for content in contents]
+                if source == "gpu":
+                    stores.append((list(blocks), goal, places))
+                else:
+                    goal.data[places] = memory.data[[memory.place_of[c] for c in contents]]
+            self._check_sizes(transfers)
+        for blocks, goal, places in stores:
+            goal.data[places] = self.gpu[blocks]
+        for request_id, blocks, memory, places in loads:
+            self.coming.append((request_id, list(blocks), memory.data[places]))
+            self.gpu[list(blocks)] = POISON
+        self._check_sizes([])
+
+    def arrive(self, coming):
+        """A load is done."""
+        request_id, blocks, data = coming
+        self.coming.remove(coming)
+        if request_id in self.core.loading:
+            self.gpu[blocks] = data
+
+    def compute(self, plan, num_iterations=1):
+        """Write what a plan computes, then read it back as attention does."""
+        core = self.core
+        pairs = core.branched.copies(plan)
+        if pairs:
+            sources, targets = zip(*pairs, strict=True)
+            self.gpu[list(targets)] = self.gpu[list(sources)]
+        writes, reads = {}, []
+        for seq in plan.decodes:
+            if seq.request.branching is not None:
+                for table, labels in zip(
+                    core.branched.block_ids(seq), self.branches[seq.request_id], strict=True
+                ):
+                    self._write(writes, table, labels, len(labels) - 1)
+                    reads.append((table, labels))
+            else:
+                self._serve(writes, reads, seq, seq.num_computed, num_iterations)
+        for seq, num_cached, num_tokens, _ in plan.chunks:
+            self._serve(writes, reads, seq, num_cached, num_tokens * num_iterations)
+        for (block, place), label in writes.items():
+            self.gpu[block, place] = label
+        for ids, labels in reads:
+            found = self.gpu[ids].reshape(-1)[: len(labels)].tolist()
+            assert found == labels, "it reads what is not its own KV"
+
+    def check_those_at_rest(self):
+        """Everybody's KV is still there, also of those that did not compute."""
+        core = self.core
+        for seq in core.running.values():
+            if seq.request.branching is None and seq.state is not SequenceState.loading:
+                ids = core.block_ids(seq, seq.num_computed)
+                labels = self.labels.of(seq.request, seq.num_computed)
+                assert self.gpu[ids].reshape(-1)[: len(labels)].tolist() == labels
+
+    def branch(self, seq, parents, is_again):
+        """The branches of a sequence have got a token each; parents: whom each continues.
+
+        is_again: after a prefill of all that they had stored. How that is done is not said here: it is done.
+        """
+        request_id = seq.request_id
+        prompt = self.labels.of(seq.request, seq.num_prompt_tokens)
+        old = self.branches.get(request_id, [prompt] * seq.request.branching.width)
+        self.branches[request_id] = [
+            [*old[parent], self.labels.after(old[parent][-1], (request_id, place, len(old[parent])))]
+            for place, parent in enumerate(parents)
+        ]
+        if is_again and parents:
+            tables = self.core.branched.block_ids(seq)
+            for table, labels in zip(tables, self.branches[request_id], strict=True):
+                for position in range(seq.num_prompt_tokens // BLOCK_SIZE * BLOCK_SIZE, len(labels) - 1):
+                    self.gpu[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = labels[position]
+
+    def _serve(self, writes, reads, seq, first, num_tokens):
+        end = first + num_tokens
+        if seq.request.branching is not None:
+            end = min(end, seq.num_prompt_tokens)  # how branches are computed again is not said here
+        if end <= first:
+            return
+        labels = self.labels.of(seq.request, end)
+        ids = self.core.block_ids(seq, end)
+        for position in range(first, end):
+            self._write(writes, ids, labels, position)
+        reads.append((ids, labels))
+
+    @staticmethod
+    def _write(writes, ids, labels, position):
+        block, label = ids[position // BLOCK_SIZE], labels[position]
+        assert writes.setdefault((block, position % BLOCK_SIZE), label) == label, "two write into one place"
+
+    def _memory(self, name, contents):
+        if contents[0][0] < 0:
+            assert name == "host"
+            return self.swapped
+        return self.tiers[name]
+
+    def _check_sizes(self, transfers):
+        """No memory holds more than its size, but for what a load reads before it is given up."""
+        assert len(self.swapped.place_of) <= self.swapped.most
+        for name, memory in self.tiers.items():
+            read, gone = (
+                {c for t in transfers if (t.source, t.target) == way for c in t.contents}
+                for way in ((name, "gpu"), (name, "nowhere"))
+            )
+            assert len(memory.place_of) <= memory.most + len(read & gone)
+
+
+def branch_ends(seq):
+    """Output tokens at which each branch of a sequence ends."""
+    return seq._ends if seq._branches is None else seq._branches.ends
+
+
+def draw_parents(rng, seq):
+    """Whom the world lets go on, or None, and whom each branch that is left continues."""
+    every = seq.request.branching.every
+    ends, depth = branch_ends(seq), (0 if seq._branches is None else seq._branches.depth) + 1
+    chosen = None
+    if every is not None and depth % every == 0:
+        chosen = tuple(rng.randrange(len(ends)) for _ in range(rng.randint(1, len(ends))))
+    kept = [parent for parent in (range(len(ends)) if chosen is None else chosen) if ends[parent] > depth]
+    return chosen, kept
+
+
+def shown(transfers):
+    """What both kinds of engines say of their transfers."""
+    loads = [(t.seq.request_id, t.source, t.num_tokens) for t in transfers if t.seq is not None]
+    swaps = [t.num_tokens for t in transfers if (t.source, t.target) == ("gpu", "host")]
+    return loads, swaps
+
+
+def fly(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0, 0)):
+    """Serve requests on a machine, beside an engine that names nothing and reserves nothing.
+
+    make: an engine for names_blocks or not. Both must decide alike. Returns the machine.
+    """
+    rng = random.Random(seed)
+    core, plain = make(names_blocks=True), make(names_blocks=False)
+    machine = Machine(core, *tiers, num_swap_blocks)
+    now, to_come = 0.0, list(requests)
+    for _ in range(num_steps):
+        if to_come and rng.random() < 0.4:
+            request, stop_after = to_come.pop(0)
+            for one in (core, plain):
+                with suppress(RejectedError):
+                    one.add(request, stop_after)
+        if core.num_unfinished and rng.random() < 0.04:
+            request_id = rng.choice([seq.request_id for seq in core.unfinished])
+            core.abort(request_id)
+            plain.abort(request_id)
+            for coming in [coming for coming in machine.coming if coming[0] == request_id]:
+                machine.coming.remove(coming)
+        for coming in [coming for coming in machine.coming if rng.random() < 0.4]:
+            machine.arrive(coming)
+            core.loaded(coming[0])
+            plain.loaded(coming[0])
+        plan, other = core.plan(now), plain.plan(now)
+        transfers, others = core.take_transfers(), plain.take_transfers()
+        assert shown(transfers)[0] == shown(others)[0]
+        machine.move(transfers)
+        assert all(t.blocks == t.contents == () for t in others)
+        assert (plan is None) == (other is None)
+        if plan is None:
+            for coming in list(machine.coming):
+                machine.arrive(coming)
+                core.loaded(coming[0])
+                plain.loaded(coming[0])
+            continue
+        assert (plan.digest(), plan.horizon) == (other.digest(), other.horizon)
+        num_iterations = 1
+        if not plan.chunks and not plan.branched:
+            num_iterations = rng.randint(1, plan.horizon)
+            core.reserve(plan, num_iterations)
+        machine.compute(plan, num_iterations)
+        for coming in [coming for coming in machine.coming if rng.random() < 0.2]:
+            machine.arrive(coming)
+            core.loaded(coming[0])
+            plain.loaded(coming[0])
+        serving = [chunk.seq for chunk in plan.chunks if chunk.completes] + plan.decodes
+        branching = [seq for seq in serving if seq.request.branching is not None]
+        drawn = {seq: draw_parents(rng, seq) for seq in branching}
+        was_branched = {seq for seq in branching if seq._branches is not None}
+        parents = {seq.request_id: chosen for seq, (chosen, _) in drawn.items() if chosen is not None}
+        ended = [seq for seq in plan.decodes if seq.request.branching is None and rng.random() < 0.03]
+        outcome = StepOutcome(num_iterations, tuple(ended), parents)
+        core.commit(plan, outcome, now)
+        also_ended = tuple(plain.find(seq.request_id) for seq in ended)
+        plain.commit(other, outcome._replace(ended=also_ended), now)
+        chunked = {chunk.seq for chunk in plan.chunks}
+        for seq in branching:
+            machine.branch(seq, drawn[seq][1], is_again=seq in was_branched and seq in chunked)
+        core.check_integrity()
+        machine.check_those_at_rest()
+        assert core.pool.num_free == plain.pool.num_free
+        assert core.num_free_swap_blocks == plain.num_free_swap_blocks
+        now += rng.choice([0.0, 1.0])
+    return machine
+
+
+def draw_requests(rng, *, num_contents=0, branching=False):
+    """Requests, each with the output tokens after which it ends or None.
+
+    num_contents: prompts begin with some of so many texts, or quote an earlier prompt with its answer.
+    """
+    requests, past = [], []
+    for request_id in range(rng.randint(3, 30)):
+        segments, answer_id, branches = (), None, None
+        if num_contents:
+            segments = tuple(
+                Segment(rng.randrange(num_contents), rng.choice([3, 4, 8, 13]))
+                for _ in range(rng.randint(0, 3))
+            )
+            if past and rng.random() < 0.4:
+                segments = rng.choice(past)
+            answer_id = 1000 + request_id
+        num_named = sum(segment.num_tokens for segment in segments)
+        prompt = Prompt(max(1, num_named + rng.randint(0, 6)), segments, rng.choice([0, 0, 8]))
+        if branching and rng.random() < 0.6:
+            branches, answer_id = Branching(rng.randint(1, 4), rng.choice([None, 1, 3])), None
+        answer = rng.randint(1, 14)
+        if answer_id is not None and prompt.num_tokens == num_named < 40:
+            past.append((*segments, Segment(answer_id, answer)))
+        stop_after = answer if rng.random() < 0.8 else None
+        if branches is not None and rng.random() < 0.5:
+            stop_after = tuple(rng.randint(1, 14) for _ in range(branches.width))
+        request = Request(
+            request_id,
+            0.0,
+            prompt,
+            rng.choice([None, 20]),
+            priority=rng.randint(0, 2),
+            answer_id=answer_id,
+            branching=branches,
+        )
+        requests.append((request, stop_after))
+    return requests
+
+
+def draw_policies(rng, swaps):
+    """Makers of a batching and of a scheduling policy."""
+    mode = "swap" if swaps else "recompute"
+    seed, budget, max_active = rng.randrange(2**32), rng.randint(4, 30), rng.randint(1, 3)
+    if rng.random() < 0.4:
+        return lambda: Whim(seed, swaps), lambda: Fcfs(preemption_mode=mode)
+    batching = rng.choice([Chunked, PrefillFirst])
+    scheduling = rng.choice(
+        [
+            lambda: Fcfs(preemption_mode=mode),
+            lambda: Priority(preemption_mode=mode),
+            lambda: Mlfq(quantum_tokens=4, max_active=max_active, min_free_share=0.3, preemption_mode=mode),
+        ]
+    )
+    return lambda: batching(max_num_batched_tokens=budget), scheduling
+
+
+def maker(rng, caching, num_blocks, num_swap_blocks=0):
+    """Makes engines that are alike, with blocks for few sequences."""
+    batching, scheduling = draw_policies(rng, swaps=num_swap_blocks > 0)
+    max_num_seqs = rng.randint(4, 8)
+
+    def make(names_blocks):
+        return EngineCore(
+            batching=batching(),
+            scheduling=scheduling(),
+            pool=caching.pool(KvMemory(num_blocks, 1.0)),
+            max_num_seqs=max_num_seqs,
+            max_model_len=60,
+            num_swap_blocks=num_swap_blocks,
+            names_blocks=names_blocks,
+        )
+
+    return make
+
+
+SEEDS = st.integers(0, 2**32)
+CACHES = {
+    "paged": Paged(block_size=BLOCK_SIZE),
+    "prefix": PrefixCaching(block_size=BLOCK_SIZE, max_pinned_share=0.2, pin_s=9.0),
+    "radix": Radix(block_size=BLOCK_SIZE),
+    "contiguous": Contiguous(block_size=BLOCK_SIZE, reserve="max_tokens"),
+}
+
+
+def tiered(host_blocks, disk_blocks=0, write="back", min_load_tokens=1):
+    """A token is a byte."""
+    return Tiered(
+        block_size=BLOCK_SIZE,
+        host_gib=host_blocks * BLOCK_SIZE / GIB,
+        disk_gib=disk_blocks * BLOCK_SIZE / GIB,
+        write=write,
+        min_load_tokens=min_load_tokens,
+    )
+
+
+@settings(max_examples=30)
+@pytest.mark.parametrize("cache", CACHES)
+@given(SEEDS)
+def test_kv_survives_preemption_by_swap_and_by_recomputation(cache, seed):
+    rng = random.Random(seed)
+    num_swap_blocks = rng.choice([0, 3, 100])
+    make = maker(rng, CACHES[cache], rng.randint(16, 24), num_swap_blocks)
+    requests = draw_requests(rng, num_contents=0 if cache == "paged" else 3)
+    fly(make, requests, seed, num_swap_blocks=num_swap_blocks)
+
+
+@settings(max_examples=50)
+@pytest.mark.parametrize("write", ["back", "through"])
+@given(SEEDS)
+def test_kv_survives_in_the_tiers_below(write, seed):
+    rng = random.Random(seed)
+    tiers = rng.choice([1, 4, 12, 100]), rng.choice([0, 0, 3, 20])
+    num_swap_blocks = rng.choice([0, 0, 20])
+    caching = tiered(*tiers, write, min_load_tokens=rng.choice([1, 1, 9]))
+    make = maker(rng, caching, rng.randint(16, 24), num_swap_blocks)
+    fly(make, draw_requests(rng, num_contents=3), seed, num_swap_blocks=num_swap_blocks, tiers=tiers)
+
+
+@settings(max_examples=30)
+@pytest.mark.parametrize("cache", ["paged", "prefix", "radix"])
+@given(SEEDS)
+def test_kv_of_branches_survives_a_swap(cache, seed):
+    rng = random.Random(seed)
+    num_swap_blocks = rng.choice([6, 100, 100])
+    make = maker(rng, CACHES[cache], rng.randint(40, 60), num_swap_blocks)
+    requests = draw_requests(rng, num_contents=0 if cache == "paged" else 3, branching=True)
+    fly(make, requests, seed, num_swap_blocks=num_swap_blocks)

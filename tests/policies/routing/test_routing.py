@@ -1,0 +1,375 @@
+"""Routers, asked directly."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.core.request import Prompt, Request, Segment
+from policies.routing.cost_aware import CostAware
+from policies.routing.join_shortest_kv import JoinShortestKv
+from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.prefix_affinity import PrefixAffinity
+from policies.routing.prefix_index import PrefixIndex
+from policies.routing.prefix_tree import PrefixTree
+from policies.routing.random import Random
+from policies.routing.round_robin import RoundRobin
+from policies.routing.session_affinity import SessionAffinity
+from policies.routing.slo_aware import SloAware
+from policies.routing.weighted import Weighted
+from policies.routing.weighted_score import WeightedScore
+
+
+def replicas(*num_outstanding, **more):
+    """Replicas with these outstanding requests; `more` are lists of other counts."""
+    return [
+        SimpleNamespace(index=i, num_outstanding=count, **{name: values[i] for name, values in more.items()})
+        for i, count in enumerate(num_outstanding)
+    ]
+
+
+def idle(num_replicas):
+    return replicas(*[0] * num_replicas)
+
+
+def ask(request_id, *pieces, session_id=None):
+    """A request whose prompt is (content, tokens) pieces."""
+    prompt = Prompt(sum(n for _, n in pieces), tuple(Segment(*piece) for piece in pieces))
+    return Request(request_id, 0.0, prompt, session_id=session_id)
+
+
+def choices(routing, views, make_request, num_requests, **settings):
+    return [
+        routing.choose(make_request(request_id, **settings), views, 0.0) for request_id in range(num_requests)
+    ]
+
+
+def test_round_robin_goes_around_whatever_the_load(make_request):
+    assert choices(RoundRobin(), replicas(9, 0, 5), make_request, 7) == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_least_outstanding_takes_the_shortest_queue_and_the_first_of_equals(make_request):
+    choose = LeastOutstanding().choose
+    assert choose(make_request(), replicas(3, 2, 4), 0.0) == 1
+    assert choose(make_request(), replicas(3, 2, 2), 0.0) == 1
+    assert choose(make_request(), replicas(0, 0, 0), 0.0) == 0
+
+
+def test_least_outstanding_may_count_tokens(make_request):
+    views = replicas(1, 2, 3, num_outstanding_tokens=[900, 30, 31])
+    assert LeastOutstanding(count="tokens").choose(make_request(), views, 0.0) == 1
+
+
+def test_random_is_even_and_the_same_for_the_same_request(make_request):
+    chosen = choices(Random(seed=1), idle(4), make_request, 4000)
+    assert chosen == choices(Random(seed=1), idle(4), make_request, 4000)
+    assert chosen != choices(Random(seed=2), idle(4), make_request, 4000)
+    counts = Counter(chosen)
+    # chi-square with 3 degrees of freedom: 16.3 is exceeded once in a thousand
+    assert sum((counts[i] - 1000) ** 2 / 1000 for i in range(4)) < 16.3
+
+
+def test_weights_are_shares_in_turns(make_request):
+    assert choices(Weighted(weights=(2, 1)), idle(2), make_request, 6) == [0, 0, 1, 0, 0, 1]
+    assert choices(Weighted(), idle(3), make_request, 6) == [0, 1, 2, 0, 1, 2]
+
+
+@given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=8), num_requests=st.integers(1, 300))
+def test_weighted_replicas_get_their_shares_at_any_time(weights, num_requests):
+    """At virtual time V replica i was due floor(w_i V) times, so of m requests it has about w_i V, and
+    m / W <= V <= (m + n) / W; whoever is due at V itself may still be missing."""
+    routing, views = Weighted(weights=tuple(map(float, weights))), idle(len(weights))
+    counts = Counter(routing.choose(ask(i, (0, 4)), views, 0.0) for i in range(num_requests))
+    for index, weight in enumerate(weights):
+        share = num_requests * weight / sum(weights)
+        most = (num_requests + len(weights)) * weight / sum(weights)
+        assert share - 2 < counts[index] <= most + 1e-6
+
+
+def test_power_of_two_takes_the_less_loaded_of_those_drawn(make_request):
+    """Of three loads 0, 1, 2 drawn in pairs: 0 wins two of three pairs, 1 one, 2 none."""
+    counts = Counter(choices(PowerOfTwo(), replicas(1, 0, 2), make_request, 3000))
+    assert counts[2] == 0
+    assert counts[1] == pytest.approx(2000, abs=120)
+    views = replicas(0, 0, 0, num_outstanding_tokens=[5, 7, 6])
+    assert set(choices(PowerOfTwo(count="tokens"), views, make_request, 300)) == {0, 2}
+
+
+def test_all_choices_are_least_outstanding_and_one_is_random(make_request):
+    views = replicas(3, 2, 4, 2)
+    assert set(choices(PowerOfTwo(num_choices=4), views, make_request, 50)) <= {1, 3}
+    assert set(choices(PowerOfTwo(num_choices=1), views, make_request, 200)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("num_choices", [1, 2, 3, 5])
+def test_every_replica_is_drawn_alike_and_none_twice(num_choices):
+    routing, seen = PowerOfTwo(num_choices=num_choices), Counter()
+    for request_id in range(2000):
+        drawn = routing._drawn(ask(request_id, (0, 4)), 5)
+        assert len(set(drawn)) == num_choices
+        seen.update(drawn)
+    expected = 2000 * num_choices / 5
+    assert all(count == pytest.approx(expected, abs=5 * expected**0.5) for count in seen.values())
+
+
+def test_join_shortest_kv_takes_off_what_was_sent_since(make_request):
+    views = replicas(5, 6, 1, num_free_kv_tokens=[100, 120, 90], num_unseen_tokens=[0, 0, 0])
+    choose = JoinShortestKv().choose
+    assert choose(make_request(), views, 0.0) == 1
+    views[1].num_unseen_tokens = 25
+    assert choose(make_request(), views, 0.0) == 0
+    views[2].num_free_kv_tokens = 100
+    assert choose(make_request(), views, 0.0) == 2  # as much, and fewer requests
+
+
+def test_a_session_stays_and_sessions_spread():
+    routing, views = SessionAffinity(), idle(8)
+
+    def homes(first_id):
+        return [routing.choose(ask(first_id + i, (0, 4), session_id=i), views, 0.0) for i in range(800)]
+
+    assert homes(0) == homes(900)
+    counts = Counter(homes(0))
+    assert min(counts.values()) > 50  # 100 on average; a ring of 100 points each is uneven by about 10 %
+
+
+def test_one_replica_more_moves_few_sessions_and_only_to_itself():
+    eight, nine = SessionAffinity(), SessionAffinity()
+    asks = [ask(session, (0, 4), session_id=session) for session in range(900)]
+    moves = [(eight.choose(a, idle(8), 0.0), nine.choose(a, idle(9), 0.0)) for a in asks]
+    moved = [new for old, new in moves if old != new]
+    assert set(moved) == {8}
+    assert len(moved) == pytest.approx(100, abs=50)
+
+
+@given(loads=st.lists(st.integers(0, 30), min_size=1, max_size=6), session=st.integers(0, 50))
+def test_no_replica_above_its_bound_is_chosen_and_the_first_below_it_is(loads, session):
+    """The order on the ring, by brute force: the replicas as they are reached with everybody before full."""
+    request, views = ask(0, (0, 4), session_id=session), replicas(*loads)
+    bound = -(-5 * (sum(loads) + 1) // (4 * len(loads)))  # ceil(1.25 * (total + 1) / replicas)
+    chosen = SessionAffinity(max_load=1.25).choose(request, views, 0.0)
+    assert loads[chosen] < bound
+    full, order = set(), []
+    while len(full) < len(loads):
+        low = [10**6 if i in full else 0 for i in range(len(loads))]
+        order.append(SessionAffinity(max_load=1.0001).choose(request, replicas(*low), 0.0))
+        full.add(order[-1])
+    assert chosen == next(index for index in order if loads[index] < bound)
+    assert order[0] == SessionAffinity(max_load=float("inf")).choose(request, views, 0.0)
+
+
+def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
+    routing, views = PrefixAffinity(balance_abs_threshold=2), idle(3)
+
+    def choose(*pieces):
+        return routing.choose(ask(0, *pieces), views, 0.0)
+
+    assert choose((1, 100), (2, 10)) == 0  # nothing known: the smallest tree, the first of equals
+    assert choose((3, 100)) == 1
+    assert choose((1, 100), (4, 10)) == 0  # 100 of 110 match
+    assert choose((1, 31), (5, 69)) == 0  # 31 of 100
+    assert choose((1, 30), (6, 70)) == 2  # 30 of 100 are not more than 0.3: the smallest tree
+    views[0].num_outstanding = 3
+    assert choose((1, 100)) == 1  # out of balance: the fewest, the first of equals
+    views[1].num_outstanding = views[2].num_outstanding = 2
+    assert choose((1, 100)) == 0  # 3 - 2 is in balance; of 0 and 1, which hold it alike, the one before
+    views[0].num_outstanding, views[1].num_outstanding, views[2].num_outstanding = 9, 7, 6
+    assert choose((1, 100)) == 0  # 3 ahead, but no more than 1.5 times as many
+
+
+def test_prefix_affinity_forgets_what_was_sent_longest_ago():
+    routing, views = PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5), idle(2)
+    chosen = [routing.choose(ask(i, (content, 20)), views, 0.0) for i, content in enumerate([1, 2, 3, 1, 2])]
+    # 1 to 0, 2 to 1, 3 to 0 (forgets 1), 1 is new and goes to the smallest, 0 (forgets 3); 2 is known
+    assert chosen == [0, 1, 0, 0, 1]
+
+
+pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=4)
+
+
+def tokens_of(prompt):
+    """A prompt as tokens: what a token is, is its whole past and itself."""
+    path, past = [], ()
+    for content, num_tokens in prompt:
+        for place in range(num_tokens):
+            path.append((past, content, place))
+        past = (*past, (content, num_tokens))
+    return path
+
+
+def longest_prefix(prompt, known):
+    """Of tokens; two pieces of one content share the tokens of the shorter."""
+    path = tokens_of(prompt)
+    return next((n for n in range(len(path), 0, -1) if path[n - 1] in known), 0)
+
+
+@settings(max_examples=300)
+@given(sent=st.lists(st.tuples(pieces, st.integers(0, 2)), max_size=12), asked=pieces)
+def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
+    tree, known = PrefixTree(10**6), [set(), set(), set()]
+    tree.keep_only(range(3))
+    for prompt, replica in sent:
+        tree.insert([Segment(*piece) for piece in prompt], replica)
+        known[replica].update(tokens_of(prompt))
+    assert tree.num_tokens == {replica: len(tokens) for replica, tokens in enumerate(known)}
+    longest = [longest_prefix(asked, tokens) for tokens in known]
+    match = tree.match([Segment(*piece) for piece in asked])
+    assert match.num_tokens == max(longest)
+    if match.num_tokens:
+        assert longest[match.replica] == match.num_tokens
+    else:
+        assert match.replica is None or longest[match.replica] == 0
+
+
+@settings(max_examples=300)
+@given(
+    sent=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=20),
+    asked=pieces,
+    max_tokens=st.integers(1, 30),
+)
+def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked, max_tokens):
+    tree, known = PrefixTree(max_tokens), [set(), set()]
+    tree.keep_only(range(2))
+    for prompt, replica in sent:
+        tree.insert([Segment(*piece) for piece in prompt], replica)
+        known[replica].update(tokens_of(prompt))
+        assert max(tree.num_tokens.values()) <= max_tokens
+        tree.use(tree.match([Segment(*piece) for piece in asked]))
+    for replica in range(2):  # what the nodes say is what is counted, and every node hangs on its past
+        held = list(tree._used[replica])
+        assert sum(node.tokens_of(replica) for node in held) == tree.num_tokens[replica]
+        before = {node: node.key[0] for node in held}
+        assert all(tree._nodes[node.key] is node for node in held)
+        assert all(past.key is None or past in held for past in before.values())
+        assert all(
+            past.key is None or past.tokens_of(replica) >= node.key[1] for node, past in before.items()
+        )
+        assert all(held.index(node) < held.index(past) for node, past in before.items() if past in held)
+    match = tree.match([Segment(*piece) for piece in asked])
+    assert match.num_tokens <= max(longest_prefix(asked, tokens) for tokens in known)
+    if match.num_tokens:
+        assert match.num_tokens <= longest_prefix(asked, known[match.replica])
+    if sum(len(tokens) for tokens in known) <= max_tokens:
+        assert match.num_tokens == max(longest_prefix(asked, tokens) for tokens in known)
+
+
+def test_prefix_index_weighs_what_is_cached_against_what_is_there(make_request):
+    """Of 100 tokens: nothing cached and idle costs 0 - 0 + 0; 60 cached beside 50 outstanding costs -10."""
+    views = replicas(0, 1, 1, num_queued_tokens=[0, 0, 40], num_outstanding_tokens=[0, 50, 40])
+    for view, num_cached in zip(views, (0, 60, 100), strict=True):
+        view.num_cached = lambda request, found=num_cached: found
+    assert PrefixIndex().choose(make_request(0, 100), views, 0.0) == 2  # 40 - 100 + 40
+    views[2].num_cached = lambda request: 80
+    assert PrefixIndex().choose(make_request(0, 100), views, 0.0) == 1
+    assert PrefixIndex(overlap_weight=0).choose(make_request(0, 100), views, 0.0) == 0
+
+
+def test_weighted_score_adds_up_what_gateways_weigh(make_request):
+    """Queues 4, 0, 2: scores 0, 1, 0.5. Free KV 0.5, 0.1, 0.9. Cached of 100 tokens: 80, 0, 0."""
+    views = replicas(
+        5,
+        5,
+        5,
+        num_waiting=[4, 0, 1],
+        num_unseen=[0, 0, 1],
+        num_free_kv_tokens=[500, 100, 1000],
+        num_unseen_tokens=[0, 0, 100],
+        num_kv_tokens=[1000, 1000, 1000],
+    )
+    for view, num_cached in zip(views, (80, 0, 0), strict=True):
+        view.num_cached = lambda request, found=num_cached: found
+    request = make_request(0, 100)
+    assert WeightedScore().choose(request, views, 0.0) == 0  # 2.4 + 0 + 1 > 2 + 0.2, 1 + 1.8
+    assert WeightedScore(prefix_weight=1).choose(request, views, 0.0) == 2  # 1.8, 2.2, 2.8
+    assert WeightedScore(prefix_weight=0, kv_weight=0).choose(request, views, 0.0) == 1
+
+
+def test_weighted_score_does_not_look_up_what_has_no_weight(make_request):
+    views = replicas(
+        1,
+        0,
+        num_waiting=[0, 0],
+        num_unseen=[0, 0],
+        num_free_kv_tokens=[9, 9],
+        num_unseen_tokens=[0, 0],
+        num_kv_tokens=[9, 9],
+    )  # no num_cached
+    assert WeightedScore(prefix_weight=0).choose(make_request(0, 100), views, 0.0) == 1
+
+
+def queued(*tokens):
+    return replicas(*[0] * len(tokens), num_queued_tokens=list(tokens))
+
+
+def test_slo_aware_fills_the_fullest_that_is_in_time(make_request):
+    """100 tokens/s: 50 of its own and 60, 40, 10 in front take 1.1, 0.9 and 0.6 s."""
+    least = SloAware(ttft_s=1, initial_tokens_per_s=100)
+    assert least.choose(make_request(0, 50), queued(60, 40, 10), 0.0) == 1
+    most = SloAware(ttft_s=1, headroom="most", initial_tokens_per_s=100)
+    assert most.choose(make_request(0, 50), queued(60, 40, 10), 0.0) == 2
+    assert least.choose(make_request(1, 50), queued(60, 90, 70), 0.0) == 0  # nobody is in time: the first
+
+
+def test_slo_aware_learns_how_fast_each_replica_is(make_request):
+    routing = SloAware(ttft_s=1, initial_tokens_per_s=100)
+    request = make_request(0, 50)
+    assert routing.choose(request, queued(30), 5.0) == 0
+    routing.on_first_token(request, 7.0)  # 80 tokens in 2 s
+    routing.on_end(request, 9.0)
+    assert routing._estimates.estimate_s(0, 80) == 2.0
+    assert routing._estimates.estimate_s(1, 80) == 0.8
+    second = make_request(1, 100)
+    routing.choose(second, queued(0), 10.0)
+    routing.on_first_token(second, 11.0)  # 100 tokens/s: 40 + 0.1 * 60
+    assert routing._estimates.estimate_s(0, 46) == pytest.approx(1.0)
+
+
+def test_slo_aware_forgets_who_gave_up(make_request):
+    routing = SloAware()
+    routing.choose(make_request(0), queued(0), 0.0)
+    routing.on_end(make_request(0), 1.0)
+    assert not routing._estimates._awaited
+
+
+def test_cost_aware_takes_the_cheapest_in_time(make_request):
+    routing = CostAware(ttft_s=1, initial_tokens_per_s=100)
+
+    def priced(*num_queued_tokens):
+        views = queued(*num_queued_tokens)
+        for view, price in zip(views, (4, 2, 2), strict=True):
+            view.price_usd_per_hour = price
+        return views
+
+    assert routing.choose(make_request(0, 50), priced(0, 40, 30), 0.0) == 2  # of equals the faster
+    assert routing.choose(make_request(1, 50), priced(0, 60, 51), 0.0) == 0
+    assert routing.choose(make_request(2, 50), priced(80, 60, 70), 0.0) == 1  # nobody in time
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LeastOutstanding(count="bytes"), r"^count=bytes: must be one of requests, tokens$"),
+        (lambda: PowerOfTwo(count="kv"), r"^count=kv: must be one of requests, tokens$"),
+        (lambda: PowerOfTwo(num_choices=0), r"^num_choices=0: must be >= 1 replica$"),
+        (lambda: PowerOfTwo(num_choices=4).check(3), r"^num_choices=4: must be <= 3, the number"),
+        (lambda: Weighted(weights=(1, 0)), r"^weights\[1\]=0: must be a finite number > 0$"),
+        (lambda: Weighted(weights=(1, 2)).check(3), r"^weights=\[1, 2\]: must be one for each .* 2;"),
+        (lambda: CostAware(ttft_s=0), r"^ttft_s=0: must be a finite number > 0 s$"),
+        (lambda: SloAware(initial_tokens_per_s=float("nan")), r"^initial_tokens_per_s=nan: must be a finite"),
+        (lambda: SloAware(headroom="some"), r"^headroom=some: must be one of least, most$"),
+        (lambda: SessionAffinity(max_load=1), r"^max_load=1: must be > 1, the mean; inf for no bound$"),
+        (lambda: SessionAffinity(num_points=0), r"^num_points=0: must be >= 1$"),
+        (lambda: PrefixAffinity(cache_threshold=1.5), r"^cache_threshold=1.5: must be >= 0 and <= 1"),
+        (lambda: PrefixAffinity(balance_abs_threshold=-1), r"^balance_abs_threshold=-1: must be >= 0"),
+        (lambda: PrefixAffinity(balance_rel_threshold=0.5), r"^balance_rel_threshold=0.5: must be >= 1"),
+        (lambda: PrefixAffinity(max_tree_tokens=0), r"^max_tree_tokens=0: must be >= 1 token$"),
+        (lambda: PrefixIndex(overlap_weight=-1), r"^overlap_weight=-1: must be a finite number >= 0$"),
+        (lambda: WeightedScore(kv_weight=float("inf")), r"^kv_weight=inf: must be a finite number >= 0$"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

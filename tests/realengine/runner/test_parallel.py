@@ -1,0 +1,151 @@
+"""Two ranks over gloo compute what one does; steps reach the ranks that wait for them."""
+
+import queue
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from hwmodels.iterations.layout import ParallelLayout
+from realengine.model.architecture import Architecture
+from realengine.model.backend import TORCH
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.runner.parallel import Group, StepChannel, connect, disconnect, follow
+from realengine.settings import EngineSettings
+from realengine.weights.load import load_weights
+from tests.realengine.model.test_decoder import CONFIGS, CPU
+from tests.realengine.steps import all_logits, prompts
+
+torch.set_num_threads(1)
+
+MODELS = {
+    "llama": (CONFIGS["llama"] | {"vocab_size": 98}, None, torch.float32),
+    "qwen2_tied": (CONFIGS["qwen2"] | {"vocab_size": 98, "tie_word_embeddings": True}, None, torch.float32),
+    "qwen3_moe": (CONFIGS["qwen3_moe"] | {"vocab_size": 98}, None, torch.float32),
+    "llama_int8_kv": (CONFIGS["llama"] | {"vocab_size": 98}, None, torch.int8),
+}
+STEPS = [torch.arange(size, dtype=torch.int32) for size in (0, 3, 15, 16, 40)]
+TIMEOUT_S = 120
+
+
+def logits_of(config, quantization, cache_dtype, group):
+    """Of mixed batches; random weights are those of one device, shared among the ranks."""
+    spec = Architecture.from_hf(config)
+    weights = load_weights(
+        None,
+        spec,
+        torch.float32,
+        CPU,
+        quantization=quantization,
+        rank=group.rank,
+        world_size=group.world_size,
+        seed=1,
+    )
+    for name, weight in weights.items():
+        if not name.endswith("norm.weight") and not (name == "head.weight" and spec.tie_word_embeddings):
+            weight.mul_(10)
+    decoder = Decoder(spec, weights, TORCH, 128, group)
+    cache = KvCache(spec, 70, 4, cache_dtype, CPU, group.world_size)
+    return torch.cat(all_logits(decoder, cache, prompts(spec.vocab_size)))
+
+
+def rank_main(rank, address, results):
+    torch.set_num_threads(1)
+    group = connect(rank, 2, CPU, address)
+    results.put((rank, "logits", {name: logits_of(*model, group).numpy() for name, model in MODELS.items()}))
+    results.put((rank, "smallest", group.smallest(7 - rank)))
+    results.put((rank, "gathered", group.all_gather(torch.full((2, 3), float(rank))).tolist()))
+    channel = StepChannel(group, first_words=16)
+    if rank == 0:
+        for step in STEPS:
+            channel.send(step)
+        channel.stop()
+    else:
+        seen = []
+        follow(channel, seen.append)
+        results.put((rank, "steps", [step.tolist() for step in seen]))
+    disconnect()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What both ranks report, by (rank, what)."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    address = f"file://{tmp_path_factory.mktemp('ranks') / 'meeting'}"
+    ranks = [context.Process(target=rank_main, args=(rank, address, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    reported = {}
+    try:
+        while len(reported) < 7:
+            rank, what, value = results.get(timeout=TIMEOUT_S)
+            reported[rank, what] = value
+        for process in ranks:
+            process.join(TIMEOUT_S)
+    except queue.Empty:
+        pytest.fail(f"ranks ended with {[process.exitcode for process in ranks]}, reported {set(reported)}")
+    finally:
+        for process in ranks:
+            if process.is_alive():
+                process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    return reported
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_have_the_logits_of_one(found, name):
+    expected = logits_of(*MODELS[name], Group())
+    for rank in range(2):
+        logits = torch.from_numpy(found[rank, "logits"][name])
+        assert logits.shape == expected.shape  # all of the vocabulary, on each
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_collectives_see_all_ranks_in_order(found):
+    for rank in range(2):
+        assert found[rank, "smallest"] == 6
+        assert found[rank, "gathered"] == [[0.0] * 3 + [1.0] * 3] * 2
+
+
+def test_steps_of_any_length_reach_the_waiting_rank_in_order(found):
+    assert found[1, "steps"] == [step.tolist() for step in STEPS]
+
+
+def test_one_rank_is_a_group_of_its_own():
+    group, x = connect(0, 1, CPU, "file:///nowhere"), torch.ones(2, 3)
+    assert group.all_reduce(x) is x
+    assert group.all_gather(x) is x
+    assert group.broadcast(x) is x
+    assert group.smallest(3) == 3
+
+
+def test_a_rank_outside_the_world_is_refused():
+    with pytest.raises(ValueError, match=r"rank=2: must be in 0 \.\. world_size - 1, world_size=2"):
+        connect(2, 2, CPU, "file:///nowhere")
+
+
+def test_a_layout_is_launched_as_far_as_the_engine_cuts_models():
+    assert EngineSettings().with_layout(ParallelLayout(tensor_parallel_size=2)).tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: simulation only, .*; set it to 1"),
+        ({"context_parallel_size": 4}, "context_parallel_size=4: simulation only"),
+        (
+            {"attention_data_parallel_size": 2, "expert_parallel_size": 2},
+            "attention_data_parallel_size=2: sim",
+        ),
+        ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, "expert_parallel_size=2: simulation only"),
+        (
+            {"tensor_parallel_size": 2, "sequence_parallel": True},
+            "sequence_parallel=True: simulation only, .*; set it to False",
+        ),
+    ],
+)
+def test_rejects_cuts_that_are_only_simulated(layout, message):
+    with pytest.raises(ValueError, match=message):
+        EngineSettings().with_layout(ParallelLayout(**layout))

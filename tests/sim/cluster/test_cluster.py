@@ -1,0 +1,128 @@
+"""Fleets that change, clients that try again, troubles: nothing is lost, and leaping changes nothing."""
+
+import io
+from collections import Counter
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.conformance.clusters import draw_clusters
+from experiments.conformance.same_run import assert_leap_equals_step
+from policies.admission.outstanding import Outstanding
+from sim.cluster.fleet import State
+from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.metrics.summary import check_conservation
+
+NEVER_S = 1e6  # long after every world has ended
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    return draw_clusters()
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_leap_equals_step(data, clusters):
+    assert_leap_equals_step(data.draw(clusters))
+
+
+@pytest.mark.slow
+@settings(max_examples=5000)
+@given(data=st.data())
+def test_leap_equals_step_in_many_clusters(data, clusters):
+    assert_leap_equals_step(data.draw(clusters))
+
+
+def assert_nothing_is_lost(world):
+    flown = world.fly()
+    records, requests = flown.records, flown.records.requests
+    counts = check_conservation(records)
+    assert len(flown.source.ends) == counts["arrived"] - counts["unfinished"]
+    assert len({request_id for request_id, _, _ in flown.source.ends}) == len(flown.source.ends)
+    produced = requests.output_tokens.sum() + requests.lost_tokens.sum()
+    assert records.iterations.sampled_seqs.sum() == produced
+    if world.until_s is None:
+        assert requests.request_id.tolist() == list(range(len(world.asks)))
+        assert counts["unfinished"] == 0
+        for replica in flown.fleet.replicas:
+            assert (replica.core.pool.num_used, replica.core.num_unfinished) == (0, 0)
+            left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
+            assert left == (0, 0, 0)
+        for remembered in outstanding_of(flown.admission):
+            assert remembered == Outstanding()
+    return flown
+
+
+def outstanding_of(policy):
+    """The counts of what it has let in."""
+    if not is_dataclass(policy):
+        return []
+    return [value for f in fields(policy) if isinstance(value := getattr(policy, f.name), Outstanding)]
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
+    assert_nothing_is_lost(data.draw(clusters))
+
+
+@pytest.mark.slow
+@settings(max_examples=3000)
+@given(data=st.data())
+def test_no_request_and_no_token_is_lost_in_many_clusters(data, clusters):
+    assert_nothing_is_lost(data.draw(clusters))
+
+
+def check_what_is_sent(simulation):
+    """Assert, whenever a request is sent, that its replica serves and that no request is at two places."""
+    fleet, send = simulation.fleet, simulation.fleet.sent
+
+    def sent(replica, num_tokens):
+        member = fleet.members[replica.index]
+        assert member.state is State.serving
+        assert member.is_reached
+        places = Counter(
+            request_id
+            for replica in fleet.replicas
+            for request_id in (*(seq.request_id for seq in replica.core.unfinished), *replica._on_the_way)
+        )
+        assert all(num == 1 for num in places.values())
+        for replica_ in fleet.replicas:
+            assert replica_.num_outstanding == len([*replica_.core.unfinished]) + len(replica_._on_the_way)
+        send(replica, num_tokens)
+
+    fleet.sent = sent
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters):
+    replace(data.draw(clusters), watch=check_what_is_sent).fly()
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_the_same_cluster_gives_the_same_bytes(data, clusters):
+    world = data.draw(clusters)
+
+    def tables():
+        records = world.fly().records
+        for table in (records.requests, records.iterations, records.events):
+            table.to_parquet(out := io.BytesIO())
+            yield out.getvalue()
+
+    assert list(tables()) == list(tables())
+
+
+@settings(max_examples=50)
+@given(data=st.data(), kind=st.sampled_from(Kind))
+def test_a_trouble_that_never_happens_changes_nothing(data, kind, clusters, same_records):
+    world = data.draw(clusters)
+    never = Scripted(kind=kind, at_s=NEVER_S, duration_s=1.0, factor=2.0 if kind.has_factor else None)
+    more = replace(world, troubles=Troubles(events=(*world.troubles.events, never)))
+    one, other = world.fly(), more.fly()
+    same_records(one.records, other.records)
+    assert one.records.replicas == other.records.replicas

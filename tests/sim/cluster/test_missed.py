@@ -1,0 +1,104 @@
+"""A run is ended once its SLO is out of reach, and only then."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.cluster.missed import FINISHED, most_missed, num_missed
+from sim.metrics.slo import Slo
+from sim.records.records import RequestLog, Status
+from sim.report.wording import caveats
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_run, run
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=150")
+
+
+TRAFFIC = build_run(composed(SOURCE, SMALL))[0]
+
+
+def flown(*, rate=8.0, ttft_ms=500, slots=8, watched=True):
+    base = TRAFFIC
+    scenario = replace(
+        base,
+        workload=replace(base.workload, arrivals=replace(base.workload.arrivals, rate_per_s=rate)),
+        slo=Slo(ttft_ms=ttft_ms, tpot_ms=50),
+        engine=replace(base.engine, max_num_seqs=slots),
+        sim=replace(base.sim, stop_missed=watched),
+    )
+    return run(scenario, scenario.source())
+
+
+@given(st.integers(1, 10_000), st.floats(0.01, 1.0))
+def test_the_target_is_kept_by_as_many_as_may_miss_and_by_no_more(num_requests, target):
+    allowed = most_missed(num_requests, target)
+    assert (num_requests - allowed) / num_requests >= target * (1 - 1e-9)
+    assert (num_requests - allowed - 1) / num_requests < target
+
+
+def test_of_fifteen_one_may_miss_ninety_percent():
+    assert [most_missed(n, 0.9) for n in (9, 10, 15, 20)] == [0, 1, 1, 2]
+
+
+@settings(max_examples=8)
+@given(st.sampled_from([5, 40, 70, 400]), st.sampled_from([60, 150, 500]))
+def test_a_run_that_is_ended_early_would_have_missed_and_one_that_is_not_is_unchanged(rate, ttft_ms):
+    whole = flown(rate=rate, ttft_ms=ttft_ms, watched=False)
+    watched = flown(rate=rate, ttft_ms=ttft_ms)
+    if watched.records.missed is None:
+        assert watched.summary["goodput"] == whole.summary["goodput"]
+    else:
+        found = watched.records.missed
+        really = len(whole.requests) - int(whole.requests["slo_met"].sum())
+        assert found.allowed < found.missed <= really
+        assert watched.records.end_s < whole.records.end_s
+        assert not whole.summary["goodput"]["attained"]
+
+
+def test_what_is_certain_to_miss_is_counted_and_nothing_else():
+    log = RequestLog()
+    log.has_arrived = bytearray([1] * 6)
+    log._append_empty_rows(6)
+    log.has_arrived = bytearray([1] * 6)
+    nan = float("nan")
+    # waits too long; waits a little; first token late; slow tokens; all good; began, tokens still come
+    log.arrival_s[:6] = type(log.arrival_s)("d", [0.0, 9.8, 0.0, 0.0, 0.0, 0.0])
+    log.first_token_s[:6] = type(log.arrival_s)("d", [nan, nan, 0.6, 0.1, 0.1, 0.1])
+    log.last_token_s[:6] = type(log.arrival_s)("d", [nan, nan, 0.6, 2.1, 1.1, 9.0])
+    log.longest_tokens[:6] = type(log.longest_tokens)("q", [0, 0, 1, 11, 11, 3])
+    for request_id in (3, 4):
+        log.status[request_id] = Status.finished
+    for names in ("arrival_s", "first_token_s", "last_token_s", "longest_tokens", "status"):
+        del getattr(log, names)[6:]
+    assert num_missed(log, Slo(ttft_ms=500, tpot_ms=150), 10.0) == 3
+    assert num_missed(log, Slo(ttft_ms=500, tpot_ms=150, e2e_ms=5000), 10.0) == 4
+    assert int(Status.finished) == FINISHED
+    assert np.isnan(log.first_token_s[0])
+
+
+def test_an_early_end_is_told():
+    result = flown(rate=4000.0, slots=1)
+    told = caveats(result.summary)
+    assert told[0].startswith("Ended at")
+    assert "had missed the SLO" in told[0]
+    assert "still running or waiting at the early end" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["slo=none"], "^sim.stop_missed=true, slo=none: nothing can be missed"),
+        (["metrics.warmup_s=5"], "^sim.stop_missed=true, metrics.warmup_s=5: must be 0"),
+        (["metrics.cooldown_s=2"], "^sim.stop_missed=true, metrics.cooldown_s=2: must be 0"),
+    ],
+)
+def test_rejects_what_it_cannot_count(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build_run(composed(SOURCE, [*SMALL, "sim.stop_missed=true", *overrides]))

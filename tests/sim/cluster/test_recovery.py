@@ -1,0 +1,351 @@
+"""Requests whose replica crashes: what is kept, read back and computed again, by hand and at random."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments.conformance.clusters import draw_crashes
+from experiments.conformance.same_run import assert_same_decisions
+from experiments.conformance.services import Service
+from experiments.conformance.worlds import TICK_S, WorldPool, toy_network
+from policies.batching.chunked import Chunked
+from policies.caching.prefix import PrefixCaching
+from policies.core.request import Branching
+from sim.cluster.recovery import Recovery
+from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.engine.links import Links
+from sim.metrics.fleet import trouble_use
+from sim.metrics.summary import check_conservation
+from sim.transfer.handovers import HandoverSettings
+from sim.workload.retries import Retries
+
+random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TOKENS = Recovery(way="tokens")
+KV = Recovery(way="kv", every_tokens=2)
+
+
+class ToOther:
+    """The first request to the first replica, all others to the last."""
+
+    is_first = True
+
+    def choose(self, request, replicas, now):
+        is_first, self.is_first = self.is_first, False
+        return 0 if is_first else len(replicas) - 1
+
+
+THREE = {"num_replicas": 3, "routing": ToOther()}
+
+
+def crashes(*events):
+    """(tick, replica, duration in ticks)"""
+    return Troubles(
+        events=tuple(
+            Scripted(kind=Kind.crash, at_s=at * TICK_S, duration_s=lasts * TICK_S, replicas=(replica,))
+            for at, replica, lasts in events
+        )
+    )
+
+
+def byte_links(**ways):
+    """A token of KV is a byte."""
+    return lambda: Links(bytes_per_token=1.0, **ways)
+
+
+@pytest.fixture(params=[True, False], ids=["leap", "step"])
+def fly(request, make_world):
+    """The records of a world, leaping and stepping, in ticks of an iteration, links of 4 tokens a tick."""
+
+    def fly(*asks, **given):
+        usual = {"links": byte_links(), "network": toy_network(4), "max_resends": 1}
+        records = make_world(*asks, **(usual | given)).fly(leap=request.param).records
+        check_conservation(records)
+        return records
+
+    return fly
+
+
+def gaps(records):
+    pairs = zip(records.gap_s / TICK_S, records.gap_count, strict=True)
+    return sorted(gap for gap, count in pairs for _ in range(count))
+
+
+def test_from_scratch_the_client_waits_for_everything_again(fly, ask):
+    """4 prompt tokens, 3 out by 3.5: 6 have their KV. In replica 1 the prompt again until 4.5."""
+    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)))
+    (row,) = records.requests.itertuples()
+    assert (row.first_token_s, row.finished_s) == (4.5 * TICK_S, 13.5 * TICK_S)
+    assert (row.lost_tokens, row.output_tokens) == (3, 10)
+    assert records.recovery == (0, 6, 0, 0, 0)
+    assert gaps(records) == [1] * 11
+
+
+def test_with_its_tokens_a_request_goes_on_where_it_was(fly, ask):
+    """Replica 1 computes 4 + 3 tokens from 3.5 on: the fourth is out at 4.5, the tenth at 10.5."""
+    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+    (row,) = records.requests.itertuples()
+    assert (row.first_token_s, row.finished_s) == (TICK_S, 10.5 * TICK_S)
+    assert (row.lost_tokens, row.output_tokens, row.attempts, row.replica) == (0, 10, 2, 1)
+    assert gaps(records) == [1] * 8 + [1.5]
+    assert records.iterations.prefill_tokens.tolist() == [4, 0, 0, 7, *[0] * 6]
+    assert records.iterations.sampled_seqs.sum() == 10
+    assert records.recovery == (1, 6, 0, 0, 0)
+
+
+def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(fly, ask):
+    """Replica 1 has answered the same prompt, a block of 4: of 6 lost tokens 2 are computed again."""
+    text = ((7, 4),)
+    records = fly(
+        ask(0.0, 4, 10, contents=text),
+        ask(0.0, 5, 1, contents=text),
+        num_replicas=2,
+        routing=ToOther(),
+        troubles=crashes((3.5, 0, 10)),
+        recovery=TOKENS,
+        caching=PrefixCaching(block_size=4),
+    )
+    assert records.requests.replica.tolist() == [1, 1]
+    assert records.recovery.num_recomputed_tokens == 2
+
+
+def test_mirrored_kv_is_read_back_and_the_rest_computed_again(fly, ask):
+    """After 2 iterations, at tick 2, 5 tokens have their KV: with the host of replica 1 at 3.25.
+
+    Replica 2 has them at 3.5 + 1.25, and computes the other 2 of 7 by 5.75: the fourth token of the answer.
+    The tenth is out at 11.75. It sends on what it has after its iterations 2, 4 and 6, at 6.75, 8.75 and
+    10.75: 8 tokens, 2 and 2, to replica 1 again, the next that is up.
+    """
+    records = fly(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV)
+    row = records.requests.iloc[0]
+    assert (row.replica, row.first_token_s, row.finished_s) == (2, TICK_S, 11.75 * TICK_S)
+    assert (row.lost_tokens, row.wait_load_s) == (0, 1.25 * TICK_S)
+    assert gaps(records) == [1] * 8 + [2.75]
+    assert records.recovery[:2] == (1, 1)
+    assert records.recovery[3:] == (5, 5)
+    carried = {link.name.replace(", infiniband", ""): link.carried_bytes for link in records.links}
+    assert carried["replica 0 out"] == 5
+    assert carried["replica 1 in"] == records.recovery.mirrored_bytes == 5 + 8 + 2 + 2
+    assert carried["replica 1 out"] == carried["replica 2 in"] == 5
+
+
+def test_a_mirror_that_is_chosen_reads_its_own_host(fly, ask):
+    """5 tokens at 4 a tick over its PCIe: at 4.75, and the fourth token at 5.75."""
+    records = fly(
+        ask(0.0, 4, 10),
+        num_replicas=2,
+        troubles=crashes((3.5, 0, 100)),
+        recovery=KV,
+        links=byte_links(host_bytes_per_s=4 / TICK_S),
+        network=toy_network(100),
+    )
+    assert records.requests.finished_s.tolist() == [11.75 * TICK_S]
+    assert {link.name: link.carried_bytes for link in records.links}["replica 1 host in"] == 5
+    assert "replica 1 host out" not in [link.name for link in records.links]
+    assert records.recovery.num_restored_tokens == 5
+
+
+def test_what_was_on_its_way_to_the_mirror_is_lost(fly, ask):
+    """It would have been there at 3.25: as with tokens only."""
+    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.1, 0, 100)), recovery=KV)
+    assert records.requests.finished_s[0] / TICK_S == pytest.approx(10.1)
+    assert records.recovery.num_restored_tokens == 0
+    assert records.recovery.num_recomputed_tokens == 6
+
+
+def test_a_mirror_that_crashes_first_is_no_help(fly, ask):
+    """Replica 1, with the KV, at 3.4. Replica 2 computes all 7 tokens by 4.5."""
+    records = fly(
+        ask(0.0, 4, 10),
+        **THREE,
+        troubles=crashes((3.4, 1, 100), (3.5, 0, 100)),
+        recovery=KV,
+    )
+    assert records.requests.finished_s[0] == 10.5 * TICK_S
+    assert records.recovery.num_restored_tokens == 0
+
+
+def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no_resend(fly, ask):
+    """From 3.5 to 4.5; then all 7 tokens are computed, by 5.5."""
+    records = fly(
+        ask(0.0, 4, 10),
+        **THREE,
+        troubles=crashes((3.5, 0, 100), (4.5, 1, 100)),
+        recovery=KV,
+    )
+    row = records.requests.iloc[0]
+    assert (row.status, row.finished_s, row.attempts) == ("finished", 11.5 * TICK_S, 3)
+    assert records.num_resends == 1
+    assert records.recovery.num_restored_tokens == 0
+
+
+def test_a_mirror_out_of_reach_is_not_asked(fly, ask):
+    down = Scripted(kind=Kind.link_down, at_s=3.4 * TICK_S, duration_s=100.0, replicas=(1,))
+    troubles = Troubles(events=(down, *crashes((3.5, 0, 100)).events))
+    records = fly(ask(0.0, 4, 10), **THREE, troubles=troubles, recovery=KV)
+    assert records.requests.finished_s[0] == 10.5 * TICK_S
+
+
+def test_a_long_prompt_that_was_half_done_goes_on_from_its_mirror(fly, ask):
+    """Chunks of 8 of 40 tokens: 16 after 2 iterations, mirrored at once; 24 left: 3 more, from 3.5 on."""
+    records = fly(
+        ask(0.0, 40, 2),
+        num_replicas=2,
+        batching=Chunked(max_num_batched_tokens=8),
+        troubles=crashes((3.5, 0, 100)),
+        recovery=KV,
+        network=toy_network(1000),
+    )
+    assert records.requests.first_token_s[0] == 6.5 * TICK_S
+    assert records.recovery[:2] == (1, 8)
+
+
+def test_who_cannot_go_on_in_a_smaller_replica_begins_there(fly, ask):
+    """Known at 6.5: 10 tokens, replica 1 has room for 8, and ends the answer after 5."""
+    pools = (WorldPool(), WorldPool(num_blocks=2))
+    records = fly(
+        ask(0.0, 4, 10), pools=pools, num_replicas=2, troubles=crashes((6.5, 0, 100)), recovery=TOKENS
+    )
+    (row,) = records.requests.itertuples()
+    assert (row.status, row.reason, row.output_tokens, row.lost_tokens) == ("finished", "length", 5, 6)
+    assert records.recovery.num_resumed == 0
+
+
+def test_several_answers_begin_again(fly, ask):
+    records = fly(
+        ask(0.0, 4, 10, branching=Branching(2)),
+        num_replicas=2,
+        troubles=crashes((3.5, 0, 100)),
+        recovery=KV,
+    )
+    (row,) = records.requests.itertuples()
+    assert (row.output_tokens, row.lost_tokens, row.finished_s) == (20, 6, 13.5 * TICK_S)
+
+
+def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(fly, ask):
+    """The second crash comes when all resends are used; the client begins again, from scratch, at 6.5."""
+    records = fly(
+        ask(0.0, 4, 10),
+        **THREE,
+        troubles=crashes((3.5, 0, 100), (5.5, 2, 100)),
+        recovery=TOKENS,
+        retries=Retries(max_attempts=2, base_s=TICK_S, jitter="none"),
+    )
+    (row,) = records.requests.itertuples()
+    assert (row.status, row.first_token_s, row.finished_s) == ("finished", 7.5 * TICK_S, 16.5 * TICK_S)
+    assert (row.lost_tokens, row.tries, row.output_tokens) == (3 + 2, 2, 10)
+    assert records.num_crash_tokens == 5
+
+
+def test_without_another_replica_tokens_are_lost(fly, ask):
+    records = fly(ask(0.0, 4, 10), troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+    (row,) = records.requests.itertuples()
+    assert (row.status, row.reason) == ("rejected", "no replica takes requests")
+    assert (row.lost_tokens, row.output_tokens) == (3, 0)
+
+
+@pytest.mark.parametrize(("first_token_at", "fourth"), [("prefill", 6.5), ("decode", 9.25)])
+def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
+    ask, same_records, first_token_at, fourth
+):
+    """8 prompt tokens by tick 1, copied by 3; 3 tokens are out at 5.5. 11 tokens are computed by 6.5 and
+    copied by 9.25: the fifth is out at 10.25."""
+    late = first_token_at == "decode"
+    service = Service(
+        asks=(ask(0.0, 8, 6),),
+        num_decode=2,
+        handover=HandoverSettings(transfer="at_end", first_token_at=first_token_at),
+        troubles=crashes((5.5, 1, 100)),
+        recovery=TOKENS,
+    )
+    leapt, stepped = service.fly(leap=True).records, service.fly(leap=False).records
+    same_records(leapt, stepped)
+    check_conservation(leapt)
+    (row,) = leapt.requests.itertuples()
+    assert (row.first_token_s, row.last_token_s) == ((3 if late else 1) * TICK_S, 11.25 * TICK_S)
+    assert (row.replica, row.lost_tokens, row.output_tokens) == (2, 0, 6)
+    third = 5
+    assert gaps(leapt) == sorted([fourth - third, 10.25 - fourth, 1.0, 1.0] + ([1.0] if late else [3.0]))
+
+
+def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
+    """Computed by tick 1, on its way when the prefill replica crashes at 2: the mixed one makes all three."""
+    service = Service(
+        asks=(ask(0.0, 8, 3),),
+        num_mixed=1,
+        handover=HandoverSettings(transfer="at_end", first_token_at="decode"),
+        troubles=crashes((2, 0, 100)),
+        recovery=TOKENS,
+    )
+    (row,) = service.fly().records.requests.itertuples()
+    assert (row.first_token_s, row.finished_s) == (3 * TICK_S, 5 * TICK_S)
+    assert (row.replica, row.output_tokens, row.lost_tokens) == (2, 3, 0)
+
+
+def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
+    told = trouble_use(fly(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV))
+    names = ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes")
+    assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
+
+
+@settings(random_worlds, max_examples=40)
+@given(data=st.data())
+def test_leap_equals_step_and_nothing_is_lost_or_counted_twice(data, same_records):
+    assert_all_adds_up(data.draw(draw_crashes()), same_records)
+
+
+@pytest.mark.slow
+@settings(random_worlds, max_examples=3000)
+@given(data=st.data())
+def test_leap_equals_step_and_nothing_is_lost_in_many_worlds(data, same_records):
+    assert_all_adds_up(data.draw(draw_crashes()), same_records)
+
+
+def assert_all_adds_up(world, same_records):
+    leapt, stepped = world.fly(leap=True), world.fly(leap=False)
+    records, requests = leapt.records, leapt.records.requests
+    same_records(records, stepped.records)
+    assert_same_decisions(leapt, stepped)
+    assert (records.links, records.recovery) == (stepped.records.links, stepped.records.recovery)
+    check_conservation(records)
+    assert records.iterations.sampled_seqs.sum() == requests.output_tokens.sum() + requests.lost_tokens.sum()
+    if world.num_users is None:
+        by_id = sorted(world.asks, key=lambda ask: ask.arrival_s)
+        for row in requests[(requests.status == "finished") & (requests.reason == "")].itertuples():
+            asked = by_id[row.request_id]
+            if not asked.sample_tokens:
+                assert row.output_tokens == asked.num_output_tokens * row.samples
+    for replica in leapt.fleet.replicas if world.until_s is None else ():
+        left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
+        assert (*left, replica.core.pool.num_used) == (0, 0, 0, 0)
+
+
+@settings(random_worlds, max_examples=25)
+@given(data=st.data())
+def test_a_token_that_went_out_is_never_sampled_again(data):
+    """Nobody runs out of resends or patience: with its tokens kept, every request loses none."""
+    world = data.draw(draw_crashes().filter(lambda world: world.recovery.keeps_tokens))
+    alone = replace(
+        world,
+        retries=None,
+        patience_s=None,
+        max_resends=1000,
+        asks=tuple(ask._replace(branching=None, sample_tokens=()) for ask in world.asks),
+    )
+    requests = alone.fly().records.requests
+    assert not requests.lost_tokens[requests.status != "rejected"].any()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"way": "prayer"}, "way=prayer: must be one of scratch, tokens, kv"),
+        ({"way": "kv"}, "every_tokens=None: must be >= 1 with way=kv"),
+        ({"way": "kv", "every_tokens": 0}, "every_tokens=0: must be >= 1 with way=kv"),
+        ({"way": "tokens", "every_tokens": 4}, "every_tokens=4: must be null, way=tokens copies no KV; or"),
+    ],
+)
+def test_refuses_bad_settings(given, message):
+    with pytest.raises(ValueError, match=message):
+        Recovery(**given)

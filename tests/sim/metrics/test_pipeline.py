@@ -1,0 +1,114 @@
+"""Bubbles of a pipeline: how much of the stages' time nobody works, and why."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hwmodels.iterations.layout import InFlight, ParallelLayout
+from hwmodels.iterations.stages import MicroBatch, Stages
+from sim.metrics import pipeline
+from sim.metrics.pipeline import pipeline_use, pipeline_use_by_pool
+
+NAMES = (
+    "decode_seqs",
+    "decode_context_tokens",
+    "prefill_seqs",
+    "prefill_tokens",
+    "prefill_pairs",
+    "prefill_context_tokens",
+    "sampled_seqs",
+)
+
+
+class Told:
+    """In the place of a roofline: every micro-batch takes so long; a round has decode_seqs of them."""
+
+    def __init__(self, num_stages, num_layers, batch_s, last_s=0.0):
+        layout = ParallelLayout(pipeline_parallel_size=num_stages)
+        self.stages = Stages(layout, num_layers) if num_stages > 1 else None
+        self.batch = MicroBatch(batch_s, 0.0, 0.0, last_s)
+
+    def round(self, shape):
+        return self.batch, InFlight(shape.decode_seqs, 0), MicroBatch(0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def told_is_a_roofline(monkeypatch):
+    monkeypatch.setattr(pipeline, "Roofline", Told)
+
+
+def use(model, *rows):
+    """Rows of (duration_s, micro-batches)."""
+    duration, batches = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    table = pd.DataFrame(dict.fromkeys(NAMES, np.zeros(len(rows))))
+    return pipeline_use(table.assign(duration_s=duration, decode_seqs=batches), duration, model)
+
+
+def test_there_are_no_bubbles_without_stages():
+    assert use(Told(1, 4, 1.0), (1.0, 1)) is None
+
+
+def test_a_full_pipeline_of_equal_stages_has_no_bubbles():
+    found = use(Told(4, 8, 4.0), (4.0, 4))
+    assert found["bubble_share"] == pytest.approx(0)
+    assert found["busy_share_by_stage"] == pytest.approx([1] * 4)
+
+
+def test_too_few_micro_batches_leave_stages_empty():
+    """One of four: three quarters of all stages' time."""
+    found = use(Told(4, 8, 4.0), (4.0, 1))
+    assert found["few_micro_batches_share"] == pytest.approx(3 / 4)
+    assert found["unequal_stages_share"] == pytest.approx(0)
+    assert found["mean_micro_batches"] == 1
+
+
+def test_stages_wait_for_the_one_with_the_lm_head():
+    """2 s of layers in 2 stages, 1 s of LM head: rounds of 2 x 2 s, the first stage works for 2 s of 4."""
+    found = use(Told(2, 8, 3.0, last_s=1.0), (4.0, 2))
+    assert found["busy_share_by_stage"] == pytest.approx([0.5, 1.0])
+    assert found["unequal_stages_share"] == found["bubble_share"] == pytest.approx(0.25)
+
+
+def test_time_of_the_host_is_no_bubble():
+    found = use(Told(4, 8, 4.0), (5.0, 4))
+    assert found["host_share"] == pytest.approx(0.2)
+    assert found["bubble_share"] == pytest.approx(0)
+
+
+@given(
+    stages=st.integers(2, 8),
+    layers=st.integers(8, 40),
+    batch_s=st.floats(0.01, 1),
+    last_share=st.floats(0, 0.5),
+    rows=st.lists(st.tuples(st.integers(1, 8), st.floats(1, 2)), min_size=1, max_size=5),
+)
+def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, rows):
+    model = Told(stages, layers, batch_s, last_share * batch_s)
+    took = []
+    for count, slower in rows:
+        count = min(count, stages)
+        gpu_s = float(model.stages.seconds(model.batch, InFlight(count, 0), model.batch))
+        took.append((gpu_s * slower, count))
+    found = use(model, *took)
+    parts = [found[f"{name}_share"] for name in ("busy", "unequal_stages", "few_micro_batches", "host")]
+    assert sum(parts) == pytest.approx(1)
+    assert min(parts) >= -1e-9
+    assert np.mean(found["busy_share_by_stage"]) == pytest.approx(found["busy_share"])
+
+
+def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
+    """a: two stages, one micro-batch of two, half of it empty. b: one GPU. c: four stages, full."""
+    models = [Told(2, 4, 2.0), Told(1, 4, 1.0), Told(4, 8, 4.0)]
+    rows = [(0, 2.0, 1), (1, 1.0, 1), (2, 4.0, 4), (0, 2.0, 1)]
+    replica, duration, batches = (np.array(column) for column in zip(*rows, strict=True))
+    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(len(rows)))})
+    table = table.assign(duration_s=duration, decode_seqs=batches)
+    records = SimpleNamespace(iterations=table, rows_by_pool=lambda: [replica == pool for pool in range(3)])
+    found = pipeline_use_by_pool(records, duration, models)
+    assert found[0]["bubble_share"] == found[0]["few_micro_batches_share"] == pytest.approx(0.5)
+    assert found[1] is None
+    assert (found[2]["stages"], found[2]["bubble_share"]) == (4, pytest.approx(0))
