@@ -78,7 +78,7 @@ PARTS = ("pools", "simulator", "pressure")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts named on the command line, or all."""
-    parser = argparse.ArgumentParser(prog="bench_caches", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.caches", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"{', '.join(PARTS)}; all if none")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--trace", type=Path, default=SHARED_TRACES / "mooncake_conversation.jsonl.gz")

@@ -83,7 +83,7 @@ FIGURES = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a figure."""
-    parser = argparse.ArgumentParser(prog="bench_cells", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.cells", description=__doc__)
     parser.add_argument("--replicas", type=int, default=64)
     parser.add_argument("--cells", type=int, default=8, help="must divide the replicas")
     parser.add_argument("--sample", type=int, default=2, help="cells that are to stand for all; at least 2")

@@ -45,7 +45,7 @@ WORLD = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a router and number of replicas."""
-    parser = argparse.ArgumentParser(prog="bench_cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.cluster", description=__doc__)
     parser.add_argument("replicas", nargs="*", type=int, help=f"sizes of the fleet; {FLEETS} if none")
     parser.add_argument("--routing", nargs="+", default=["prefix_affinity"], help="choices of routing")
     parser.add_argument("--seconds", type=float, default=150.0, help="simulated")

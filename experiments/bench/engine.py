@@ -44,7 +44,7 @@ System = Callable[[list[list[int]], int], Run]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure at every number of threads and batch size that the command line names."""
-    parser = argparse.ArgumentParser(prog="bench_engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.engine", description=__doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="sequences together")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="of each sequence")

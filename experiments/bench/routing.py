@@ -79,7 +79,7 @@ class Timed:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a router."""
-    parser = argparse.ArgumentParser(prog="bench_routing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.routing", description=__doc__)
     parser.add_argument("routings", nargs="*", choices=[*READS, []], help="choices of routing; all if none")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--conversations", type=int, default=600)

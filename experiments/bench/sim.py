@@ -41,7 +41,7 @@ NUM_TIMEOUTS = 100_000
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the cases named on the command line, or all."""
-    parser = argparse.ArgumentParser(prog="bench_sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench.sim", description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="a, b, c; all if none is named")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
     parser.add_argument("--trace", type=Path, default=SHARED_TRACES / "azure_2023_conv.csv.gz")

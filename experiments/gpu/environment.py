@@ -28,9 +28,8 @@ SOURCES = (
     "sim",
     "hwmodels",
     "experiments/gpu",
-    "experiments/calibrate_engine",
+    "experiments/calibrate",
     "experiments/validate",
-    "experiments/validate_engine",
 )
 PACKAGES = (
     "torch",

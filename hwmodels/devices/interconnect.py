@@ -1,4 +1,4 @@
-"""Links between devices, as data sheets describe them. What travels on them: `operators.collectives`."""
+"""Links between devices, as data sheets describe them. Their traffic: `hwmodels.operators.collectives`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class WeightFormat:
     scale_bytes_per_weight: float = 0.0
     """Scales and zero points, spread over the weights that share them."""
     compute: str | None = None
-    """dtype of the matrix multiplication (`device.DTYPE_BYTES`); None: that of the activations."""
+    """dtype of the matrix multiplication (`devices.device.DTYPE_BYTES`); None: that of the activations."""
     stand_in: str | None = None
     """Compute dtype where the chip lacks `compute`: None: activations' (weights are then unpacked first)."""
     source: str = ""

@@ -67,7 +67,7 @@ class Node:
 
     @property
     def history(self) -> int:
-        """Hash over the whole runs in front of the node's first run (`future.extend_history`)."""
+        """Hash over the whole runs in front of the node's first run (`eviction.future.extend_history`)."""
         node, below = self, []
         while node._history is None and node.parent is not None:
             below.append(node)
