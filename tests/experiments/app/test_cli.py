@@ -304,7 +304,7 @@ def test_list_imports_nothing_heavy():
 def _modules_after(arguments):
     """Top-level modules that a fresh interpreter holds after the command."""
     code = (
-        f"import json, sys; from experiments import cli; cli.main({arguments!r});"
+        f"import json, sys; from experiments.app import cli; cli.main({arguments!r});"
         "print(json.dumps(list(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -112,7 +112,7 @@ def test_hidden_command_prints_one_candidate_a_line(capsys):
 
 def test_choices_complete_without_hydra():
     code = (
-        "import sys; from experiments import cli; cli.main(['_complete', 'simulate', 'model=']);"
+        "import sys; from experiments.app import cli; cli.main(['_complete', 'simulate', 'model=']);"
         "assert not {'hydra', 'omegaconf', 'numpy'} & set(sys.modules)"
     )
     root = Path(__file__).resolve().parents[3]
