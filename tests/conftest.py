@@ -11,6 +11,8 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import fast_hydra
+
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
 settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=60)
@@ -23,7 +25,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests name their group where pytest-xdist is left out, too."""
+    """Make Hydra fast, and let tests name their group where pytest-xdist is left out, too."""
+    patch = pytest.MonkeyPatch()
+    fast_hydra.install(patch)
+    config.add_cleanup(patch.undo)
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
 
 
