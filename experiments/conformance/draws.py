@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from experiments.conformance.worlds import TICK_S, UNEVEN_S, Ask, ToyModel, World
+from experiments.conformance.toys import TICK_S, UNEVEN_S, ToyModel
+from experiments.conformance.worlds import Ask, World
 from policies.batching.chunked import Chunked
 from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight

@@ -9,8 +9,9 @@ from math import inf
 from typing import Any
 
 from experiments.conformance.days import Asked, Day
+from experiments.conformance.diary import Decision
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
-from experiments.conformance.worlds import Decision, Flown, Traffic, World
+from experiments.conformance.worlds import Flown, Traffic, World
 from policies.core.request import Request
 from policies.routing import ReplicaView
 

@@ -1,4 +1,4 @@
-"""Worlds as fixtures; what they are is in experiments/conformance, where policies of others find them, too.
+"""Worlds as fixtures: those of experiments/conformance, and of tests/worlds where more happens.
 
 A hypothesis test draws a `World` from the `worlds` strategy.
 """
@@ -6,10 +6,12 @@ A hypothesis test draws a `World` from the `worlds` strategy.
 import pytest
 
 from experiments.conformance.adapting import draw_adapter_worlds
-from experiments.conformance.branching import draw_branching_worlds
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_same_records, gaps_of
-from experiments.conformance.worlds import Ask, ToyModel, World
+from experiments.conformance.toys import ToyModel
+from experiments.conformance.worlds import Ask
+from tests.worlds.branching import draw_branching_worlds
+from tests.worlds.clusters import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +40,10 @@ def ask():
 
 @pytest.fixture(scope="session")
 def make_world():
-    """`World`, one tick of 0.125 s an iteration and room for everything unless it says otherwise."""
+    """`Cluster`, one tick of 0.125 s an iteration and room for everything unless it says otherwise."""
 
     def make(*asks, **settings):
-        return World(asks=asks, **settings)
+        return Cluster(asks=asks, **settings)
 
     return make
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.conformance.clusters import draw_clusters
-from experiments.conformance.worlds import ToyModel, WorldPool
+from experiments.conformance.toys import ToyModel
 from hwmodels.iterations.iteration import IterationModel
 from policies.admission.none import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
@@ -20,6 +19,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
+from tests.worlds.clusters import WorldPool, draw_clusters
 
 TICK_S = 0.125
 

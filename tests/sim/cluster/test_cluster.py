@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.conformance.clusters import draw_clusters
 from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
 from sim.cluster.fleet import State
 from sim.cluster.troubles import Kind, Scripted, Troubles
 from sim.metrics.summary import check_conservation
+from tests.worlds.clusters import draw_clusters
 
 NEVER_S = 1e6  # long after every world has ended
 

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.conformance.clusters import draw_crashes
 from experiments.conformance.same_run import assert_same_decisions
-from experiments.conformance.services import Service
-from experiments.conformance.worlds import TICK_S, WorldPool, toy_network
+from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
@@ -20,6 +18,8 @@ from sim.metrics.fleet import trouble_use
 from sim.metrics.summary import check_conservation
 from sim.transfer.handovers import HandoverSettings
 from sim.workload.retries import Retries
+from tests.worlds.clusters import WorldPool, draw_crashes, toy_network
+from tests.worlds.services import Service
 
 random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOKENS = Recovery(way="tokens")

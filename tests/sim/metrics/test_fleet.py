@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.conformance.worlds import ToyModel, WorldPool
+from experiments.conformance.toys import ToyModel
 from policies.admission.queue_bound import QueueBound
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
@@ -12,6 +12,7 @@ from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, seconds_inside
 from sim.metrics.window import Window
 from sim.workload.retries import Retries
+from tests.worlds.clusters import WorldPool
 
 TICK_S = 0.125
 

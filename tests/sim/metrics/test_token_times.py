@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.conformance.clusters import draw_clusters, draw_crashes
 from experiments.conformance.draws import draw_worlds
 from sim.metrics.token_times import token_times
+from tests.worlds.clusters import draw_clusters, draw_crashes
 
 NAN = float("nan")
 

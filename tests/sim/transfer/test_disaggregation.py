@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from experiments.conformance.services import (
-    Service,
-    draw_adapter_services,
-    draw_services,
-    draw_troubled_services,
-    toy_network,
-)
-from experiments.conformance.worlds import TICK_S
+from experiments.conformance.toys import TICK_S
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
@@ -30,6 +23,13 @@ from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transfer_use
 from sim.records.events import events_table
 from sim.transfer.handovers import HandoverSettings
+from tests.worlds.services import (
+    Service,
+    draw_adapter_services,
+    draw_services,
+    draw_troubled_services,
+    toy_network,
+)
 
 
 @settings(max_examples=25)

@@ -1,19 +1,24 @@
-"""Strategies of hypothesis: worlds whose fleets change, where clients try again and things go wrong."""
+"""Worlds whose fleets change, where clients try again and things go wrong, and strategies that draw them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from experiments.conformance.diary import DiaryCore
 from experiments.conformance.draws import draw_routing, draw_worlds
-from experiments.conformance.worlds import ToyModel, World, WorldPool, toy_network
+from experiments.conformance.toys import TICK_S, ToyModel
+from experiments.conformance.worlds import Traffic, World
 from policies.admission.deadline_feasible import DeadlineFeasible
 from policies.admission.none import AdmitAll
 from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
+from policies.core.request import Request
 from policies.scaling.concurrency import Concurrency
 from policies.scaling.predictive import Predictive
 from policies.scaling.queue_length import QueueLength
@@ -21,12 +26,112 @@ from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
 from sim.cluster.recovery import Recovery
+from sim.cluster.simulation import Simulation
 from sim.cluster.troubles import BadRelease, Kind, Random, Scripted, Troubles
 from sim.metrics.slo import Slo
+from sim.records.records import RunRecords
+from sim.setup.pool import Pool
+from sim.transfer.topology import NetworkSettings
+from sim.workload.base import Arrival
 from sim.workload.retries import JITTERS, Retries
 
 MAX_REPLICAS = 3
 """Of a pool that scales."""
+
+
+def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any) -> NetworkSettings:
+    """Ports of so many tokens a tick, a token of KV being a byte."""
+    usual: dict[str, Any] = {"kind": "infiniband", "latency_s": 0.0, "reached_share": 1.0}
+    return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
+
+
+class Told(Traffic):
+    """Traffic that tells, whenever one more request has ended, how many have."""
+
+    def __init__(self, *args: Any, on_end: Callable[[int], None] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._on_end = on_end
+
+    def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
+        arrival = super().follow_up(request, now, num_output_tokens)
+        if self._on_end is not None:
+            self._on_end(len(self.ends))
+        return arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldPool:
+    """Replicas of a kind of their own; what is None is as the world has it."""
+
+    replicas: int = 1
+    model: Any = None
+    num_blocks: int | None = None
+    max_num_seqs: int | None = None
+    scaling: Any = None
+    cold_start_s: float = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """What `World._pool` takes."""
+        core = {"num_blocks": self.num_blocks, "max_num_seqs": self.max_num_seqs}
+        return {
+            "replicas": self.replicas,
+            "scaling": deepcopy(self.scaling),
+            "cold_start_s": self.cold_start_s,
+            "core": {name: value for name, value in core.items() if value is not None},
+            **({} if self.model is None else {"model": self.model}),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(World):
+    """A world with all that happens above the engines: pools, retries, troubles, scaling."""
+
+    pools: tuple[WorldPool, ...] = ()
+    """Called a, b, c ...; none: num_replicas of one kind."""
+    retries: Retries | None = None
+    troubles: Troubles | None = None
+    max_resends: int = 0
+    recovery: Recovery | None = None
+    network: NetworkSettings = field(default_factory=lambda: toy_network(4))
+    """For KV that is mirrored."""
+    slo: Slo | None = None
+    """For autoscalers that look at it."""
+    on_end: Callable[[int], None] | None = None
+    """Called with the number of requests that have ended, whenever one more has."""
+    watch: Callable[[Simulation], None] | None = None
+    """Called with every simulation before it runs."""
+
+    def _source(self) -> Traffic:
+        usual = {"num_users": self.num_users, "think_s": self.think_s, "patience_s": self.patience_s}
+        return Told(self.asks, **usual, on_end=self.on_end)
+
+    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+        if not self.pools:
+            return super()._pools(cores)
+        return [
+            self._pool(cores, name=chr(ord("a") + place), **pool.settings())
+            for place, pool in enumerate(self.pools)
+        ]
+
+    def _surroundings(self) -> dict[str, Any]:
+        return {
+            "retries": deepcopy(self.retries),
+            "troubles": self.troubles,
+            "max_resends": self.max_resends,
+            "recovery": self.recovery,
+            "network": self.network,
+            "slo": self.slo,
+        }
+
+    def _run(self, simulation: Simulation, report: Callable[[float, int], None] | None) -> RunRecords:
+        if self.watch is not None:
+            self.watch(simulation)
+        return super()._run(simulation, report)
+
+
+def cluster_of(world: World, **changes: Any) -> Cluster:
+    """The same world, with what only a cluster has."""
+    return Cluster(**{f.name: getattr(world, f.name) for f in fields(world)} | changes)
 
 
 def draw_admission(tick_s: float) -> st.SearchStrategy[Any]:
@@ -177,14 +282,14 @@ def draw_pool(tick_s: float) -> st.SearchStrategy[WorldPool]:
 
 
 @st.composite
-def draw_clusters(draw: st.DrawFn) -> World:
+def draw_clusters(draw: st.DrawFn) -> Cluster:
     """Any world, with all that happens above the engines: pools, refusals, retries, troubles, scaling."""
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
     pools = tuple(draw(st.lists(draw_pool(tick_s), min_size=1, max_size=3)))
     num_replicas = sum(pool.replicas for pool in pools)
     event = draw_event(num_replicas, len(pools), tick_s)
-    return replace(
+    return cluster_of(
         world,
         pools=pools,
         num_replicas=num_replicas,
@@ -208,7 +313,7 @@ def draw_recovery(*, keeps_kv: bool = True) -> st.SearchStrategy[Recovery]:
 
 
 @st.composite
-def draw_crashes(draw: st.DrawFn) -> World:
+def draw_crashes(draw: st.DrawFn) -> Cluster:
     """Any world whose replicas crash while there is work, with links that are wide or narrow."""
     world = draw(draw_worlds())
     tick_s, num_replicas = world.model.tick_s, draw(st.integers(2, 4))
@@ -221,7 +326,7 @@ def draw_crashes(draw: st.DrawFn) -> World:
         replicas=st.integers(0, num_replicas - 1).map(lambda replica: (replica,)),
     )
     others = draw_event(num_replicas, 1, tick_s)
-    return replace(
+    return cluster_of(
         world,
         num_replicas=num_replicas,
         routing=draw(draw_routing(num_replicas, tick_s)),

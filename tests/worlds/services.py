@@ -10,12 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from experiments.conformance.adapting import draw_adapters
-from experiments.conformance.clusters import draw_recovery
+from experiments.conformance.diary import DiaryCore
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
-from experiments.conformance.worlds import TOY, DiaryCore, Flown, Traffic, World, toy_network
+from experiments.conformance.worlds import Flown, Traffic, World
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
-from policies.caching.pool import KvMemory
 from policies.roles.balance import Balance
 from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
@@ -26,10 +25,11 @@ from sim.engine.links import Links
 from sim.setup.pool import Pool
 from sim.transfer.handovers import Disaggregation, HandoverSettings
 from sim.workload.retries import Retries
+from tests.worlds.clusters import Cluster, draw_recovery, toy_network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service(World):
+class Service(Cluster):
     """A world with prefill and decode replicas, and perhaps mixed ones, whose batching is `batching`."""
 
     num_prefill: int = 1
@@ -49,61 +49,12 @@ class Service(World):
     def simulation(self, leap: bool = True) -> tuple[Simulation, list[DiaryCore], Traffic]:
         """A run, not begun, with its engines and its source."""
         cores: list[DiaryCore] = []
-        batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
-        num_blocks = {"prefill": self.num_prefill_blocks or self.num_blocks}
-
-        def maker(role: str) -> Callable[[], DiaryCore]:
-            def core() -> DiaryCore:
-                memory = KvMemory(
-                    num_blocks.get(role, self.num_blocks), 1.0, max_model_len=self.max_model_len
-                )
-                kv_pool = self.caching.pool(memory)
-                made = DiaryCore(
-                    batching=deepcopy(batching[role]),
-                    scheduling=deepcopy(self.scheduling),
-                    pool=kv_pool,
-                    max_num_seqs=self.max_num_seqs,
-                    max_model_len=self.max_model_len,
-                    predictor=deepcopy(self.prediction),
-                    num_swap_blocks=self.num_swap_blocks,
-                    residents=self._residents(kv_pool),
-                )
-                cores.append(made)
-                return made
-
-            return core
-
-        source = Traffic(
-            self.asks,
-            num_users=self.num_users,
-            think_s=self.think_s,
-            patience_s=self.patience_s,
-            on_end=self.on_end,
-        )
-        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}
+        source = self._source()
         simulation = Simulation(
             source=source,
-            pools=[
-                Pool(
-                    name=role,
-                    role=role,
-                    core=maker(role),
-                    model=self.model,
-                    replicas=count,
-                    frontend_s=self.frontend_s,
-                    plans_ahead=self.plans_ahead,
-                    links=self.links,
-                    device=TOY,
-                    num_layers=self.num_layers,
-                )
-                for role, count in counts.items()
-                if count
-            ],
+            pools=self._pools(cores),
             routing=deepcopy(self.routing),
             admission=deepcopy(self.admission),
-            retries=deepcopy(self.retries),
-            troubles=self.troubles,
-            max_resends=self.max_resends,
             leap=leap,
             until_s=self.until_s,
             signal_age_s=self.signal_age_s,
@@ -113,10 +64,27 @@ class Service(World):
                 roles=deepcopy(self.roles),
             ),
             predictor=deepcopy(self.prediction),
-            network=self.network,
-            recovery=self.recovery,
+            **self._surroundings(),
         )
         return simulation, cores, source
+
+    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+        """One for each role that has replicas."""
+        batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}
+        num_blocks = {"prefill": self.num_prefill_blocks}
+        return [
+            self._pool(
+                cores,
+                name=role,
+                role=role,
+                replicas=count,
+                num_layers=self.num_layers,
+                core={"batching": batching[role], "num_blocks": num_blocks.get(role)},
+            )
+            for role, count in counts.items()
+            if count
+        ]
 
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
         """Run to the end; unless that was cut, all engines must be empty then."""

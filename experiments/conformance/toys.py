@@ -1,0 +1,67 @@
+"""A device and a price of iterations that one can compute by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hwmodels.devices.device import Device
+from hwmodels.devices.interconnect import Link
+from hwmodels.iterations.iteration import COMPONENTS
+
+TICK_S = 0.125
+"""A binary fraction: sums of ticks are exact, so arrivals and iteration boundaries really coincide."""
+UNEVEN_S = 0.1 / np.pi
+"""Sums are rounded, and depend on the order in which they are formed."""
+
+
+TOY = Device(
+    name="toy",
+    memory_bytes=1.0,
+    memory_bandwidth_bytes_per_s=1.0,
+    peak_flops_per_s={"bf16": 1.0},
+    num_sms=1,
+    l2_bytes=1.0,
+    tdp_w=2.0,
+    idle_w=1.0,
+    pcie=Link(name="PCIe", bandwidth_bytes_per_s=1e9, latency_s=0.0),
+    price_usd_per_hour=1.0,
+    price_source="none",
+    source="none",
+)
+
+
+class ToyModel:
+    """An `IterationModel` of whole ticks: one, one more for 4 tokens, and one more for 32 tokens of context.
+
+    `flat` takes away both: every iteration takes one tick.
+    """
+
+    peak_flops_per_s = 1.0
+    peak_bytes_per_s = 1.0
+
+    def __init__(self, tick_s: float = TICK_S, flat: bool = False) -> None:
+        self.tick_s = tick_s
+        self.flat = flat
+
+    def seconds(self, shape: Any) -> Any:
+        num_tokens = shape.decode_seqs + shape.prefill_tokens
+        num_context = shape.decode_context_tokens + shape.prefill_context_tokens
+        if shape.adapters is not None:  # as if ranks were tokens of context
+            num_context = num_context + shape.adapters.ranks
+        return self.tick_s * (1 + (0 if self.flat else 1) * (num_tokens // 4 + num_context // 32))
+
+    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+        growth = range(num_context_tokens, num_context_tokens + num_seqs * num_iterations, num_seqs)
+        more = 0 if self.flat else 1
+        return [self.tick_s * (1 + more * (num_seqs // 4 + num_context // 32)) for num_context in growth]
+
+    def breakdown(self, shape: Any) -> dict[str, Any]:
+        return dict.fromkeys(COMPONENTS, 0.0) | {"gemm": self.seconds(shape)}
+
+    def flops(self, shape: Any) -> Any:
+        return shape.decode_seqs + shape.prefill_tokens
+
+    def bytes_moved(self, shape: Any) -> Any:
+        return shape.decode_context_tokens + shape.prefill_context_tokens
