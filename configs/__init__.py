@@ -1,0 +1,1 @@
+"""Hydra groups: a folder a family, a file a choice."""

@@ -1,0 +1,1 @@
+"""The commands that a person starts, a folder a command."""

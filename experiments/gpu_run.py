@@ -2,7 +2,7 @@
 
 Each part runs in a process of its own with a time limit of its own, and writes its rows as it goes: a hang,
 a CUDA error or a crash of one leaves the others, and what it had measured. A table comes last on stdout.
-Results: OUT/<gpu>/<date>/<part>.json beside environment.json (see experiments/results/README.md). Exit
+Results: OUT/<gpu>/<date>/<part>.json beside environment.json (see docs/gpu_measurements.md). Exit
 status: 0 if all parts that ran passed; a number that is not reached is said, and fails nothing.
 """
 

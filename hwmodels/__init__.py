@@ -1,0 +1,1 @@
+"""Prices: how long an iteration takes, and what it costs in bytes, dollars and joules."""

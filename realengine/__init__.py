@@ -1,0 +1,1 @@
+"""The real world: the same policies on a CPU or a GPU."""

@@ -11,7 +11,7 @@ request for tables and figures after the last event; how many times as much a re
 number of replicas; its cost in bare SimPy timeouts, a yardstick for the machine; and the peak memory. Each
 run is in a process of its own. Other programs on the machine slow repetitions, so the fastest counts.
 
-What these figures say of very large fleets: see `sim/README.md`.
+What these figures say of very large fleets: see `docs/speed.md`.
 """
 
 from __future__ import annotations

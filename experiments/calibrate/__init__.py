@@ -1,0 +1,1 @@
+"""`windtunnel calibrate`: fits the hardware model of a device to measured operators."""

@@ -1,0 +1,1 @@
+"""`windtunnel capacity`: the cheapest fleet that keeps an SLO."""

@@ -1,0 +1,1 @@
+"""`windtunnel compare`: arms on the same traffic, with intervals and a verdict."""

@@ -1,1 +1,1 @@
-"""Does a policy keep its promises? Random worlds that a policy of anybody can be run through."""
+"""Checks in random worlds that a policy keeps the promises of its family."""

@@ -126,7 +126,7 @@ def opened(address: str, *, width: int = 1280, height: int = 800, scale: float =
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Time ten changes; with shots=FOLDER take the pictures of the README instead."""
+    """Time ten changes; with shots=FOLDER take the pictures of docs/studies.md instead."""
     with served([]) as address:
         if arguments and arguments[0].startswith("shots="):
             take_shots(address, Path(arguments[0].partition("=")[2]))
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def take_shots(address: str, folder: Path) -> None:
-    """The pictures of the README: an answer on a wide screen, and on a phone."""
+    """The pictures of docs/studies.md: an answer on a wide screen, and on a phone."""
     folder.mkdir(parents=True, exist_ok=True)
     query = "?hardware=l40s&workload.arrivals.rate_per_s=5"
     for name, width, height in (("dashboard.png", 1280, 1380), ("dashboard_narrow.png", 420, 1100)):

@@ -1,0 +1,1 @@
+"""`windtunnel goodput`: the highest request rate that keeps an SLO."""

@@ -1,0 +1,1 @@
+"""`windtunnel place` and `windtunnel spares`: models on GPUs, and spare replicas."""

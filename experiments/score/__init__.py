@@ -1,0 +1,1 @@
+"""`windtunnel score`: simulates every row of a measured table."""

@@ -1,0 +1,1 @@
+"""`windtunnel validate`: how far the simulator is from a real engine."""

@@ -1,27 +1,4 @@
-"""From a model on a layout of devices to the operators of an iteration on one of them, priced.
-
-Per layer, as vLLM and SGLang fuse it; an arrow is a message between devices:
-
-    norm  QKV  rotary  KV write  attention  output projection ->  norm  gate and up  activation  down ->
-    norm  router -> experts -> , beside them the shared ones ->
-
-b = bytes of an element, t = tensor parallel size:
-
-                            FLOPs                               bytes
-    GEMM x[m, k] w[k, n]    2 m k n                             k n b_w + (m k + m n) b
-    attention, decode       4 heads/t head_dim a context token  2 kv_heads/t head_dim b a context token
-    attention, prefill      4 heads/t head_dim a query-key pair the same, for each chunk's context once
-    latent attention        2 heads/t (2 rank + rope) a token   (rank + rope) b, decode, absorbed
-                            2 heads/t (nope + rope + v) a pair  (rank + rope) b, prefill
-    delta net               6 heads/t d_k d_v a token           its state, read and written, a decode
-    experts                 6 top_k hidden width a token        weights of the experts that get any
-    norms, rotary, SwiGLU   not counted                         every tensor read and written once
-
-Attention's queries and outputs are counted where the neighbouring operators write and read them.
-
-In a pipeline these are the operators of one micro-batch on all stages, one after the other. What unequal
-stages make of it, the embedding on the first and the LM head on the last: `hwmodels.iterations.stages`.
-"""
+"""The operators of an iteration, priced: from a model on a layout of devices to one device's share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Fits the curves of a device to measured operators."""

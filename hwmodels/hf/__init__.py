@@ -1,0 +1,1 @@
+"""Reads a model's shape from a Hugging Face config.json."""

@@ -1,9 +1,4 @@
-"""LoRA adapters: which of them an engine has on its GPU. One policy a file.
-
-A request names the adapter that answers it (`Request.adapter`). It runs only while that adapter is resident.
-Until then it waits: in the queue, while its policy finds no room for the adapter, else with its slot, in
-state loading. What is resident, who uses it and what is on its way is kept by `policies.adapters.residents`.
-"""
+"""LoRA adapters: which of them an engine has on its GPU. One policy a file."""
 
 from __future__ import annotations
 

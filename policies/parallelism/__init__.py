@@ -1,9 +1,4 @@
-"""How a replica's model is cut over devices. One policy a file.
-
-A policy is asked once, before anything runs. It yields sizes, which
-`hwmodels.iterations.layout.ParallelLayout` checks and prices, and which the real engine launches as far as
-it can. What candidates would cost a callable tells.
-"""
+"""How a replica's model is cut over devices. One policy a file."""
 
 from __future__ import annotations
 

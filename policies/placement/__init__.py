@@ -1,10 +1,4 @@
-"""Which models go on which GPUs, and how many replicas of each. One policy a file.
-
-A fleet is pools of alike GPUs. What a replica needs and serves on so many GPUs of a pool is told (`Hosting`);
-a policy says what each GPU, or group of GPUs, holds. Replicas that share a GPU share its memory for good, and
-its time by slices: while one runs the other waits, and every switch costs (`hwmodels.devices.time_slicing`),
-so what they serve together is what one of them would, less the switches, split as the traffic wants it.
-"""
+"""Which models go on which GPUs, and how many replicas of each. One policy a file."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""How long the answer to a request will be, before it is generated. One predictor a file.
-
-An engine does not know the length of an answer. Policies that want one (shortest job first, S3) get the
-word of a predictor, given once, at the intake of a request.
-Two kinds. Those that learn from the answers seen so far work in any engine. Stand-ins for a trained model
-are told the true length and spoil it as the model would: they work in the simulator only, and say so in
-needs_truth.
-Memory pressure: none of their own; what a wrong prediction costs is up to the policy that believed it.
-Horizon: a prediction does not change while a plan repeats, so predictors bound none.
-"""
+"""How long the answer to a request will be, before it is generated. One predictor a file."""
 
 from __future__ import annotations
 

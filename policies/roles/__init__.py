@@ -1,8 +1,4 @@
-"""Which replicas of a disaggregated service compute prompts, and which decode. One policy a file.
-
-A replica changes its role once it is empty: it gets nothing new until what it has is done. Replicas of both
-pools have the same hardware and layout then; how they batch goes with the role.
-"""
+"""Which replicas of a disaggregated service compute prompts, and which decode. One policy a file."""
 
 from __future__ import annotations
 

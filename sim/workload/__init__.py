@@ -1,0 +1,1 @@
+"""The traffic of a run: arrivals, lengths, conversations, recorded traces."""

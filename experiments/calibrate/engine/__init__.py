@@ -1,0 +1,1 @@
+"""Measures this machine for our own engine: `windtunnel calibrate device=...`."""

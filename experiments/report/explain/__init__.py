@@ -1,0 +1,1 @@
+"""`windtunnel explain`: one request's life in a run."""

@@ -1,0 +1,1 @@
+"""`windtunnel roofline`: where batches lie under the roofline of a GPU."""

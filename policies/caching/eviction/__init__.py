@@ -1,8 +1,4 @@
-"""Which cached entry goes first when KV memory is needed: an order is a sort key of one entry.
-
-An entry is whatever a cache evicts as a whole: a leaf of the radix tree, a block of a block cache. The cache
-keeps its candidates in `candidates.Candidates`, which asks the order for keys and takes the smallest.
-"""
+"""Which cached entry goes first when KV memory is needed. One order a file."""
 
 from __future__ import annotations
 

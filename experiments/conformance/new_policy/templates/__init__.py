@@ -1,1 +1,1 @@
-"""What `windtunnel new` copies: working policies. Their names stand for the user's: my_policy, MyPolicy."""
+"""The policies that `windtunnel new` copies; their names stand for the user's: my_policy, MyPolicy."""

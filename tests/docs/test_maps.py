@@ -1,0 +1,113 @@
+"""Every link, file, module and command that a page names exists, and every module has its place on a map."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.app.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
+LARGEST_MAP = 40
+LARGEST_FOLDER_WITHOUT_MAP = 3
+SETTINGS_OF_SIM = set(OmegaConf.load(ROOT / "configs" / "scenario.yaml").sim)
+OUTPUTS = {"config.yaml"}
+"""Written by a run: pages name them, the tree has none."""
+
+
+def found_in(folder: str, pattern: str) -> Iterator[Path]:
+    return (path for path in (ROOT / folder).rglob(pattern) if "templates" not in path.parts)
+
+
+MAPS = sorted(path for folder in (*PACKAGES, "configs", "tests") for path in found_in(folder, "README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *MAPS]
+MODULES = [path for package in PACKAGES for path in found_in(package, "*.py") if path.name != "__init__.py"]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def inline_code(text: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose)
+
+
+def named_paths(text: str) -> list[str]:
+    """The files of the tree and the folders, which end with a slash."""
+    pattern = r"[\w/.-]*(\.(py|yaml|md|ipynb)|/)"
+    return [code for code in inline_code(text) if re.fullmatch(pattern, code) and code not in OUTPUTS]
+
+
+def named_modules(text: str) -> list[str]:
+    pattern = rf"({'|'.join(PACKAGES)})(\.\w+)+"
+    named = {code for code in inline_code(text) if re.fullmatch(pattern, code)} - set(named_paths(text))
+    return [*re.findall(r"python -m ((?:\w+\.)+\w+)", text), *sorted(named)]
+
+
+def is_known(dotted: str) -> bool:
+    """Is it a module, a name that stands in one, or a setting of the group sim?"""
+    parts = dotted.split(".")
+    for end in range(len(parts), 1, -1):
+        base = ROOT.joinpath(*parts[:end])
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return end == len(parts) or bool(re.search(rf"\b{parts[end]}\b", file.read_text()))
+    return parts[0] == "sim" and parts[1] in SETTINGS_OF_SIM
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)\s#]+)", page.read_text())
+    relative = [link for link in links if not link.startswith("http")]
+    assert [link for link in relative if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_and_folder_that_a_page_names_exists(page):
+    """As seen from the page's folder, or from the root."""
+    places = (page.parent, ROOT)
+    named = named_paths(page.read_text())
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_module_that_a_page_names_exists(page):
+    assert [dotted for dotted in named_modules(page.read_text()) if not is_known(dotted)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_that_a_page_names_exists(page):
+    named = set(re.findall(r"(?:^|`)windtunnel ([a-z]\w*)", page.read_text(), flags=re.MULTILINE))
+    assert named <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", MAPS, ids=name_of)
+def test_a_map_is_short(page):
+    assert len(page.read_text().splitlines()) <= LARGEST_MAP
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=name_of)
+def test_every_module_is_on_a_map(folder):
+    """On the map of its folder; a folder of three modules or fewer may be named on the map above instead."""
+    modules = {path.name for path in MODULES if path.parent == folder}
+    own = folder / "README.md"
+    if own.exists():
+        assert sorted(modules - set(named_paths(own.read_text()))) == []
+        return
+    assert len(modules) <= LARGEST_FOLDER_WITHOUT_MAP, "a folder as large as this needs a map of its own"
+    above = next(parent for parent in folder.parents if (parent / "README.md").exists())
+    assert f"{folder.relative_to(above)}/" in named_paths((above / "README.md").read_text())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_in_one_line_what_it_is(package):
+    packages = [path for path in found_in(package, "__init__.py") if path.parent.name != "kernels"]
+    told = {name_of(path): ast.get_docstring(ast.parse(path.read_text())) or "" for path in packages}
+    assert [name for name, docstring in told.items() if len(docstring.splitlines()) != 1] == []
