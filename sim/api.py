@@ -35,6 +35,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
+from sim.settings.override import Override
 from sim.settings.scenario import build_run, run
 from sim.setup.pool import PoolSettings
 
@@ -89,7 +90,7 @@ def simulate(
         else:
             texts.append(_override(key, value))
     for text in (*texts, *objects):
-        if text.lstrip("+~").partition("=")[0].partition(".")[0] == "output":
+        if Override.parse(text).root == "output":
             raise ConfigError(
                 f"{text}: simulate() writes nothing; result.write(folder) does, "
                 "result.write(folder, timeline=True, vllm_bench=True)"

@@ -16,6 +16,7 @@ from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
 from sim.report.wording import LATENCIES, number
 from sim.settings.config_groups import find_groups
+from sim.settings.override import Override
 from sim.settings.variants import Variants
 
 RATE_PRECISION = 0.05
@@ -158,7 +159,7 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
         more=(),
         top=1,
     )
-    own = [override for override in best.overrides if not override.startswith("hardware=")]
+    own = [override for override in best.overrides if Override.parse(override).name != "hardware"]
     found, _ = build_candidates(settings, Variants(question.source, [*question.base, *own]))
     others = tuple(one for one in found if one.scenario.hardware.name not in asked)
     if not others or interrupt.noted:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
@@ -18,6 +18,8 @@ from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
+from sim.settings.override import not_about
+from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
 from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
@@ -112,9 +114,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     """overrides: of the command line, those of the search among them. Raises ConfigError."""
     settings: CapacitySettings = build_as(CapacitySettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
-    base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
+    base = not_about(overrides, NODE)
     variants = Variants(simulate, base)
-    _check_base(variants.config(()))
+    whole = variants.config()
+    _check_base(whole)
     candidates, refused = build_candidates(settings, variants)
     _check_any(candidates, refused)
     slo = candidates[0].scenario.slo
@@ -126,7 +129,7 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
                     f"{NODE}.more: {candidate.name}: all candidates must have one {key} in common"
                 )
     _check_demand(candidates, settings)
-    set_length = variants.config(()).engine.max_model_len
+    set_length = resolved(whole)["engine"]["max_model_len"]
     candidates, clipping = _without_clipping(candidates, settings, set_length)
     refused += clipping
     _check_any(candidates, refused)
@@ -144,7 +147,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
     """All combinations; those that cannot be are refused. Raises ConfigError for an entry that never can."""
     axes = settings.axes
     candidates, refused = list[Candidate](), list[Refused]()
-    base = variants.config(())
+    base = variants.config()
     built: set[str] = set()
     errors: dict[str, str] = {}
     for combination in product(*axes.values()):
@@ -152,9 +155,9 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
         name = name_of(entries, axes)
         parts = {axis: entry.label for axis, entry in entries.items()}
         own = tuple(override for entry in combination for override in entry.overrides)
-        cfg = _composed(variants, combination, own, base)
+        config = _composed(variants, combination, own, base)
         try:
-            scenario, least_up = _built(cfg, settings)
+            scenario, least_up = _built(config, settings)
         except ConfigError as error:
             for entry in combination:
                 errors.setdefault(entry.where, str(error))
@@ -173,7 +176,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
                 parts=parts,
                 overrides=own,
                 scenario=scenario,
-                asked=_asked_formats(cfg.model),
+                asked=_asked_formats(config["model"]),
                 least_up=least_up,
             )
         )
@@ -190,19 +193,20 @@ def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -
     return " ".join(filter(None, varied)) or AS_SET
 
 
-def _asked_formats(model: DictConfig) -> dict[str, str | None]:
+def _asked_formats(model: Mapping[str, Any]) -> dict[str, str | None]:
     found = {key: model.get(key) for key in ("weights", "moe_weights", "kv_cache_dtype", "dtype")}
     return {key: None if value in (None, "auto") else str(value) for key, value in found.items()}
 
 
-def _built(cfg: DictConfig, settings: CapacitySettings) -> tuple[Scenario, int]:
+def _built(config: Mapping[str, Any], settings: CapacitySettings) -> tuple[Scenario, int]:
     """With as few replicas as the router allows, and how many those are. Raises ConfigError."""
+    plain = resolved(config)
     try:
-        return build_scenario(cfg), 1
+        return build_scenario(plain), 1
     except ConfigError as error:
         if not str(error).startswith("routing."):
             raise
-    most = build_scenario(cfg, {"replicas": settings.max_replicas})
+    most = build_scenario(plain, {"replicas": settings.max_replicas})
     least_up = next(n for n in range(1, settings.max_replicas + 1) if _can_route(most, n))
     return replace(most, replicas=least_up), least_up
 
@@ -216,20 +220,20 @@ def _can_route(scenario: Scenario, num_replicas: int) -> bool:
 
 
 def _composed(
-    variants: Variants, combination: Sequence[Entry], own: Sequence[str], base: DictConfig
-) -> DictConfig:
+    variants: Variants, combination: Sequence[Entry], own: Sequence[str], base: Mapping[str, Any]
+) -> dict[str, Any]:
     """The config; an error of composing is the user's, and says where it was written."""
 
-    def checked(overrides: Sequence[str]) -> DictConfig:
-        cfg = variants.config(overrides)
-        _check_base(cfg)
+    def checked(overrides: Sequence[str]) -> dict[str, Any]:
+        config = variants.config(overrides)
+        _check_base(config)
         for key in COMMON:
-            if cfg[key] != base[key]:
+            if config[key] != base[key]:
                 raise ConfigError(
-                    f"{key}={shown(cfg[key])}: all candidates must have one {key} in common, "
+                    f"{key}={shown(config[key])}: all candidates must have one {key} in common, "
                     f"{shown(base[key])}; set it for the whole search"
                 )
-        return cfg
+        return config
 
     try:
         return checked(own)
@@ -308,19 +312,19 @@ def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -
         )
 
 
-def _check_base(cfg: DictConfig) -> None:
+def _check_base(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings that are looked for, or of fleets that are not planned."""
-    if not cfg.slo:
+    if not config["slo"]:
         raise ConfigError("slo=none: capacity is what keeps an SLO; choose one, such as slo=chat")
     for key, where in SEARCHED.items():
-        if cfg[key] != 1:
-            raise ConfigError(f"{key}={shown(cfg[key])}: is what is varied; leave it at 1, see {where}")
+        if config[key] != 1:
+            raise ConfigError(f"{key}={shown(config[key])}: is what is varied; leave it at 1, see {where}")
     for key in NONE:
-        node: Any = OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        node = config[key]
         is_none = not node or (key == "troubles" and not node.get("events"))
         if not is_none:
             raise ConfigError(f"{key}: must be none, as replicas all alike and always there are planned")
-    if not str(cfg.layout.get("_target_", "")).endswith("AsSet"):
+    if not str(config["layout"].get("_target_", "")).endswith("AsSet"):
         raise ConfigError(
             "layout: must be as_set; name sizes to try in capacity.tensor_parallel_sizes, or leave them out"
         )

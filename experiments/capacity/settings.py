@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
 
+from experiments.study.override_lines import check_line, line_of
+from experiments.study.seeds import check_seeds
+
 MAX_CANDIDATES = 5_000
 AS_SET = "as set"
 
@@ -88,10 +91,7 @@ class CapacitySettings:
             if not axis or len(set(axis)) < len(axis):
                 raise ValueError(f"more[{i}]={_shown(axis)}: must be one or more overrides, all different")
         self._check_margins()
-        if not self.seeds:
-            raise ValueError("seeds=[]: must name a seed; three give an interval, say seeds=[0,1,2]")
-        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)}: must be different and >= 0")
+        check_seeds(self.seeds, "three")
         for name, least in (("max_replicas", 1), ("top", 1), ("trials", 1), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -104,11 +104,7 @@ class CapacitySettings:
                 labels = _shown([entry.label or None for entry in axis_entries])
                 raise ValueError(f"{node}={labels}: must have different names")
             for entry in axis_entries:
-                for override in entry.overrides:
-                    if "=" not in override:
-                        raise ValueError(
-                            f"{entry.where}={override}: must be key=value, several with a blank between"
-                        )
+                check_line(entry.where, entry.overrides)
         num_candidates = self.num_candidates
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
@@ -183,11 +179,9 @@ def _entry(where: str, key: str, value: object, prefix: str) -> Entry:
     if value is None:
         return Entry("", (f"{key}=null",), where)  # unnamed: the checkpoint's
     text = str(value).strip()
-    name, colon, overrides = text.partition(":")
-    if colon and "=" not in name:
-        return Entry(name.strip(), tuple(overrides.split()), where)
-    if "=" in text or not key:
-        return Entry(text, tuple(text.split()), where)
+    line = line_of(text)
+    if line.name != text or "=" in text or not key:
+        return Entry(*line, where)
     return Entry(f"{prefix}{text}", (f"{key}={text}",), where)
 
 

@@ -16,7 +16,7 @@ from experiments.capacity.answer import Answer
 from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.results import Ranked, reason_of
 from experiments.capacity.search import Status
-from experiments.compare.sentences import LEVEL
+from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.report.wording import LATENCIES, MISSING, number, seconds
 

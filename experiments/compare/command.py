@@ -13,13 +13,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.terminal import terminal_console
-from experiments.compare.arms import Point, points
+from experiments.compare.arms import points
 from experiments.compare.page import write_comparison
 from experiments.compare.results import Results, evaluate
-from experiments.compare.runs import Runs, run_all
 from experiments.compare.sentences import verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
+from experiments.study.runs import Point, Runs, run_all
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
 from sim.settings.compose import Composition, ConfigSource, running_source

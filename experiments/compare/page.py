@@ -12,11 +12,12 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
-from experiments.compare.arms import Point, settings_that_differ
 from experiments.compare.results import Comparison, Results
-from experiments.compare.sentences import LEVEL, caveats, titled, unit_of, verdicts
-from experiments.compare.settings import Metric
+from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.tables import metric_rows
+from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.runs import Point, settings_that_differ
+from experiments.study.verdicts import LEVEL
 from sim.report.look import GREY, RED, SERIES, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 from sim.settings.convert import shown

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.compare.settings import Expectation, Experiment, Metric
+from experiments.compare.settings import Expectation, Experiment
+from experiments.study.figures import Metric
 from sim.metrics.paired import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
 
 CLIPPED = "workload.num_clipped"  # a figure of summary.json

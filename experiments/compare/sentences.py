@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 
 from experiments.compare.results import Comparison, Judged, Results
-from experiments.compare.settings import Metric
-from sim.metrics.paired import CONFIDENCE, Held, Interval, Outcome, Paired
-from sim.report.wording import LATENCIES, MISSING, number
+from experiments.study.figures import Metric, label_of, unit_of
+from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed
+from sim.metrics.paired import Held, Outcome, Paired
 from sim.settings.convert import shown
-
-LEVEL = f"{100 * CONFIDENCE:g} % interval"
 
 HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided"}
 
@@ -53,53 +51,6 @@ def caveats(found: Results) -> list[str]:
     return lines
 
 
-def label_of(metric: Metric) -> str:
-    """The metric's own label, or one from its key: ttft.p99_s is TTFT p99 (shown in ms)."""
-    if metric.label is not None:
-        return metric.label
-    section, _, name = metric.key.rpartition(".")
-    if section in LATENCIES:
-        return f"{LATENCIES[section]} {name.removesuffix('_s')}"
-    per_second = name.removesuffix("_per_s")
-    words = f"{per_second}/s" if per_second != name else name
-    words = words.replace("_", " ")
-    return words if section in ("", "throughput", "iterations") else f"{section.replace('.', ' ')} {words}"
-
-
-def unit_of(metric: Metric) -> tuple[float, str]:
-    """What to multiply a figure by for a reader, and the unit's name; latencies are shown in ms."""
-    section, _, name = metric.key.rpartition(".")
-    if section in LATENCIES and name.endswith("_s"):
-        return 1e3, "ms"
-    return (100.0, "%") if name.endswith("share") else (1.0, "")
-
-
-def titled(metric: Metric) -> str:
-    """Label and unit: TTFT p99, ms."""
-    unit = unit_of(metric)[1]
-    return f"{label_of(metric)}, {unit}" if unit else label_of(metric)
-
-
-def value_text(value: float, metric: Metric) -> str:
-    """A figure in the unit of `titled`."""
-    return MISSING if math.isnan(value) else number(unit_of(metric)[0] * value)
-
-
-def ratio_text(paired: Paired) -> str:
-    """x3.12, or in percent where the two are close; nothing where there is no ratio."""
-    if paired.ratio is None or math.isnan(paired.ratio.mean):
-        return MISSING
-    return _factor(paired.ratio.mean, _close(paired.ratio))
-
-
-def interval_text(ratio: Interval | None) -> str:
-    """3.05 to 3.19."""
-    if ratio is None or math.isnan(ratio.low):
-        return MISSING
-    close = _close(ratio)
-    return f"{_bound(ratio.low, close)} to {_bound(ratio.high, close)}"
-
-
 def _verdict(found: Results, comparison: Comparison) -> str:
     arm, baseline, label = comparison.arm, found.experiment.baseline, label_of(comparison.metric)
     paired, outcome = comparison.paired, comparison.outcome
@@ -119,7 +70,7 @@ def _how_much(paired: Paired, metric: Metric) -> str:
     seeds = f"{paired.num_pairs} paired seeds"
     if paired.ratio is None:
         factor, unit = unit_of(metric)
-        mean, low, high = (_signed(factor * bound) for bound in paired.difference[:3])
+        mean, low, high = (signed(factor * bound) for bound in paired.difference[:3])
         return f"{mean}{f' {unit}' if unit else ''} ({LEVEL} {low} to {high}, {seeds})"
     if paired.ratio.is_exact:
         return f"{ratio_text(paired)} in every seed ({seeds})"
@@ -160,7 +111,7 @@ def _size(comparison: Comparison) -> str:
     if comparison.paired.ratio is not None:
         return ratio_text(comparison.paired)
     factor, unit = unit_of(comparison.metric)
-    return f"{_signed(factor * comparison.paired.difference.mean)} {unit}".strip()
+    return f"{signed(factor * comparison.paired.difference.mean)} {unit}".strip()
 
 
 def _expectation(found: Results, judged: Judged) -> str:
@@ -189,20 +140,3 @@ def _expectation(found: Results, judged: Judged) -> str:
 
 def _pairs(paired: Paired) -> str:
     return f" ({paired.num_pairs} paired seeds)"
-
-
-def _close(ratio: Interval) -> bool:
-    """Whether a percentage reads better than a factor."""
-    return 0.9 < ratio.mean < 1.1
-
-
-def _factor(ratio: float, close: bool) -> str:
-    return f"{_signed(100 * (ratio - 1))} %" if close else f"×{number(ratio)}"
-
-
-def _bound(ratio: float, close: bool) -> str:
-    return _factor(ratio, close).removeprefix("×")
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"

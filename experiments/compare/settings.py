@@ -11,7 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.metrics.paired import Better
+from experiments.study.figures import Metric
+from experiments.study.override_lines import check_reserved, check_whole
+from experiments.study.seeds import check_seeds
 from sim.settings.build import TARGET, build, build_as
 from sim.settings.errors import ConfigError, suggest
 
@@ -23,17 +25,6 @@ RESERVED = {
     "hydra": "it belongs to a single run",
 }
 """Keys of `simulate` that no arm may set, and why."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """A figure of summary.json, and which way is better."""
-
-    key: str
-    """Dotted: throughput.output_tokens_per_s, ttft.p99_s."""
-    better: Better
-    label: str | None = None
-    """In tables and figures; None: made from the key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +44,7 @@ class Sweep:
                 raise ValueError(f"values={value}: must be plain values, numbers or names")
         if len(set(map(str, self.values))) < len(self.values):
             raise ValueError(f"values={list(self.values)}: must be different")
-        _check_key(self.key, "key")
+        check_reserved("key", [self.key], RESERVED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +99,7 @@ class Experiment:
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"metrics={key}: must be named once")
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds, "five")
         _check_overrides("base", self.base)
         for arm, overrides in self.arms.items():
             _check_overrides(f"arms.{arm}", overrides)
@@ -193,23 +184,7 @@ def _check_known(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"{name}={value}: not in the experiment; {suggest(value, known)}")
 
 
-def _check_seeds(seeds: tuple[int, ...]) -> None:
-    if not seeds:
-        raise ValueError("seeds=[]: must name a seed; five give an interval, say seeds=[0,1,2,3,4]")
-    if min(seeds) < 0:
-        raise ValueError(f"seeds={min(seeds)}: must be >= 0")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds={list(seeds)}: must be different; the same draw twice is no second look")
-
-
 def _check_overrides(name: str, overrides: Iterable[str]) -> None:
     for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise ValueError(f"{name}={override}: must be key=value")
-        _check_key(override.lstrip("+~").partition("=")[0], name)
-
-
-def _check_key(key: str, name: str) -> None:
-    root = key.partition(".")[0].partition("/")[0]
-    if root in RESERVED:
-        raise ValueError(f"{name}={key}: must not be set here; {RESERVED[root]}")
+        check_whole(name, [override])
+        check_reserved(name, [override], RESERVED)

@@ -10,17 +10,9 @@ from rich.text import Text
 
 from experiments.app.terminal import fits, plain_table
 from experiments.compare.results import Comparison, Results
-from experiments.compare.sentences import (
-    LEVEL,
-    caveats,
-    interval_text,
-    ratio_text,
-    titled,
-    unit_of,
-    value_text,
-    verdicts,
-)
-from experiments.compare.settings import Metric
+from experiments.compare.sentences import caveats, verdicts
+from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.verdicts import LEVEL, interval_text, ratio_text, value_text
 from sim.metrics.paired import Held, Outcome
 from sim.report.wording import MISSING, with_interval
 from sim.settings.convert import shown

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from omegaconf import DictConfig, OmegaConf
-
+from experiments.study.figures import leaves
+from experiments.study.request_limit import limiting_override
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import Choice, find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import composed
+from sim.settings.override import Override
+from sim.settings.resolve import resolved
+from sim.settings.variants import Variants
 
 State = Mapping[str, Any]
 """Key of a control -> value."""
@@ -23,7 +25,6 @@ WORKLOAD = "workload=synthetic"
 """Unless another one is asked for."""
 REQUESTS = 2000
 """Of a run, unless the workload's own number is set."""
-LIMITS = ("num_requests", "max_requests")
 MOST = {
     "replicas": 64,
     "tensor_parallel_size": 64,
@@ -95,10 +96,12 @@ class Control:
 class Board:
     """The controls of a page, and what they are changes of."""
 
-    source: ConfigSource
+    variants: Variants
+    """Of `simulate`, by what the page changes."""
     base: tuple[str, ...]
     """Overrides of `simulate` under all that the page does."""
-    cfg: DictConfig
+    cfg: Mapping[str, Any]
+    """What the page begins with, resolved."""
     controls: tuple[Control, ...]
 
     @property
@@ -111,7 +114,15 @@ class Board:
 
     def overrides(self, state: State) -> list[str]:
         """Of `simulate`, that give the same figures as the page."""
-        return [*self.base, *(f"{key}={shown(value)}" for key, value in self.changed(state).items())]
+        return [*self.base, *self.own_overrides(state)]
+
+    def own_overrides(self, state: State) -> list[str]:
+        """Of the page alone."""
+        return [f"{key}={shown(value)}" for key, value in self.changed(state).items()]
+
+    def config(self, state: State) -> dict[str, Any]:
+        """As `simulate` would compose it, interpolations as they are written. Raises ConfigError."""
+        return self.variants.config(self.own_overrides(state))
 
     def command_line(self, state: State) -> str:
         """To be typed into a shell."""
@@ -147,17 +158,15 @@ class Board:
 def board_of(source: ConfigSource, overrides: Sequence[str]) -> Board:
     """source: of `simulate`. Raises ConfigError, also for a setting that the page itself would not take."""
     base = list(overrides)
-    if not any(o.lstrip("+").startswith("workload=") for o in base):
+    if not any(Override.parse(o).name == "workload" for o in base):
         base.insert(0, WORKLOAD)
-    cfg = composed(source, base)
-    limit = next((key for key in LIMITS if key in cfg.workload), None)
-    if limit is not None and not any(f"workload.{limit}=" in o for o in base):
-        present = cfg.workload[limit]
-        if present is None or present > REQUESTS:
-            base.append(f"workload.{limit}={REQUESTS}")
-            cfg = composed(source, base)
+    limit = limiting_override(Variants(source, base).config(), base, REQUESTS)
+    if limit is not None:
+        base.append(limit)
+    variants = Variants(source, base)
+    cfg = resolved(variants.config())
     return Board(
-        source=source,
+        variants=variants,
         base=tuple(base),
         cfg=cfg,
         controls=(*_choices(source, base), *_numbers(cfg)),
@@ -180,8 +189,9 @@ def _choices(source: ConfigSource, base: Sequence[str]) -> list[Control]:
     return found
 
 
-def _numbers(cfg: DictConfig) -> list[Control]:
+def _numbers(cfg: Mapping[str, Any]) -> list[Control]:
     """The others; those of a synthetic workload by their own unit, else as multiples of what it has."""
+    value_of = dict(leaves(cfg))
     traffic = [
         (("workload.arrivals.rate_per_s", "requests/s", 1.0), ("load", "traffic, times", 0.5)),
         (
@@ -194,32 +204,32 @@ def _numbers(cfg: DictConfig) -> list[Control]:
         ),
     ]
     found = [
-        _whole(cfg, "replicas", "replicas", 1),
-        _whole(cfg, "tensor_parallel_size", "tensor parallel", 1),
+        _whole(value_of, "replicas", "replicas", 1),
+        _whole(value_of, "tensor_parallel_size", "tensor parallel", 1),
     ]
-    if cfg.pools:
+    if cfg["pools"]:
         found = []  # each pool has its own
     for own, multiple in traffic:
-        key, label, step = own if OmegaConf.select(cfg, own[0]) is not None else multiple
-        found.append(_number(cfg, key, label, step=step, minimum=1e-3))
-    if cfg.slo:
+        key, label, step = own if value_of.get(own[0]) is not None else multiple
+        found.append(_number(value_of, key, label, step=step, minimum=1e-3))
+    if cfg["slo"]:
         found += [
-            _number(cfg, "slo.ttft_ms", "SLO: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
-            _number(cfg, "slo.tpot_ms", "SLO: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
-            _number(cfg, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01),
+            _number(value_of, "slo.ttft_ms", "SLO: TTFT, ms", step=50.0, minimum=1e-3, optional=True),
+            _number(value_of, "slo.tpot_ms", "SLO: TPOT, ms", step=5.0, minimum=1e-3, optional=True),
+            _number(value_of, "slo.attainment_target", "SLO: target share", step=0.01, minimum=0.01),
         ]
-    return [*found, _whole(cfg, "seed", "seed", 0)]
+    return [*found, _whole(value_of, "seed", "seed", 0)]
 
 
-def _whole(cfg: DictConfig, key: str, label: str, minimum: int) -> Control:
-    value = OmegaConf.select(cfg, key)
+def _whole(value_of: Mapping[str, Any], key: str, label: str, minimum: int) -> Control:
+    value = value_of.get(key)
     return _checked(
         Control(key=key, label=label, default=value, kind="whole", minimum=minimum, maximum=MOST[key], step=1)
     )
 
 
 def _number(
-    cfg: DictConfig,
+    value_of: Mapping[str, Any],
     key: str,
     label: str,
     *,
@@ -227,7 +237,7 @@ def _number(
     minimum: float,
     optional: bool = False,
 ) -> Control:
-    value = OmegaConf.select(cfg, key)
+    value = value_of.get(key)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return _checked(

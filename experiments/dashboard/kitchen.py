@@ -16,24 +16,19 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
 from experiments.dashboard.controls import Board, State
 from sim.records.result import RunResult
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 from sim.setup.scenario import Scenario
 
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 """Rates of the curve as multiples of the present one, in the order in which they are run."""
-MAX_COMPOSED = 64
 MAX_CLIENTS = 16
 """Pages that are remembered."""
 MAX_ANSWERS = 8
@@ -122,11 +117,9 @@ class Kitchen:
 
     def __init__(self, board: Board, *, curves: bool = True) -> None:
         self.board = board
-        self._composed: OrderedDict[tuple[str, ...], DictConfig] = OrderedDict()
         self._clients: OrderedDict[str, _Client] = OrderedDict()
-        self._answers: OrderedDict[str, tuple[Answer, DictConfig]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[Answer, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
-        self._hydra = threading.Lock()  # it has one global state
         self._curves = curves
         self._pool: ProcessPoolExecutor | None = None
         self._context = multiprocessing.get_context("spawn")  # this process has threads
@@ -142,24 +135,6 @@ class Kitchen:
             self._closing.set()
             self._pool.shutdown(cancel_futures=True)
 
-    def config(self, state: State) -> DictConfig:
-        """As `simulate` would compose it. Raises ConfigError.
-
-        Only choices are composed; numbers are set in what was composed for the same choices before.
-        """
-        board = self.board
-        changed = board.changed(state)
-        kinds = {control.key: control.kind for control in board.controls}
-        choices = tuple(f"{key}={value}" for key, value in changed.items() if kinds[key] == "choice")
-        numbers = {key: value for key, value in changed.items() if kinds[key] != "choice"}
-        if board.cfg.pools:  # a pool has copies of the run's settings
-            return self._compose(tuple(board.overrides(state))[len(board.base) :])
-        cfg = self._compose(choices)
-        with open_dict(cfg):
-            for key, value in numbers.items():
-                OmegaConf.update(cfg, key, value)
-        return cfg
-
     def answer(self, client_id: str, state: State) -> Answer:
         """Simulate. Raises ConfigError, and Superseded as soon as a newer question of the client is here."""
         with self._asked(client_id) as is_current:
@@ -171,17 +146,16 @@ class Kitchen:
             query = self.board.query(state)
             with self._lock:
                 known = self._answers.get(query)
-            answer, cfg = known or self._simulated(query, state, check)
+            answer, config = known or self._simulated(query, state, check)
             curve = Curve(answer=answer, points={1.0: answer.point})
             if self._curves and answer.rate_per_s is not None:
-                config: Any = OmegaConf.to_container(cfg)
                 curve.config = config
             with self._lock:
                 if not is_current():
                     raise Superseded
                 curve.number = self._clients[client_id].number
                 self._clients[client_id].curve = curve
-                self._answers[query] = answer, cfg
+                self._answers[query] = answer, config
                 self._answers.move_to_end(query)
                 if len(self._answers) > MAX_ANSWERS:
                     self._answers.popitem(last=False)
@@ -194,11 +168,11 @@ class Kitchen:
 
     def _simulated(
         self, query: str, state: State, check: Callable[[float, int], None]
-    ) -> tuple[Answer, DictConfig]:
+    ) -> tuple[Answer, dict[str, Any]]:
         began = time.perf_counter()
-        cfg = self.config(state)
+        config = self.board.config(state)
         check(0.0, 0)
-        scenario, source = build_run(cfg)
+        scenario, source = build_run(resolved(config))
         last_s, count = source.last_arrival_s, source.num_requests
         result = run(scenario, source, check)
         check(0.0, 0)
@@ -209,7 +183,7 @@ class Kitchen:
             rate_per_s=count / last_s if last_s and count else None,
             seconds=time.perf_counter() - began,
         )
-        return answer, cfg
+        return answer, config
 
     def curve(self, client_id: str) -> Curve | None:
         """Of the client's last answer."""
@@ -229,16 +203,6 @@ class Kitchen:
             number = client.number
             _cancel(client.curve)
         yield lambda: client.number == number
-
-    def _compose(self, choices: tuple[str, ...]) -> DictConfig:
-        """A config of one's own."""
-        with self._hydra:
-            if choices not in self._composed:
-                self._composed[choices] = composed(self.board.source, [*self.board.base, *choices])
-                if len(self._composed) > MAX_COMPOSED:
-                    self._composed.popitem(last=False)
-            self._composed.move_to_end(choices)
-            return deepcopy(self._composed[choices])
 
     def begin(self, curve: Curve) -> None:
         """Simulate the other rates, if that is still to be done: once the page shows the answer."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
 from experiments.goodput.search import Arm, rate_of
 from experiments.goodput.settings import RESERVED, GoodputSettings
+from experiments.study.request_limit import limit_key
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
+from sim.settings.override import Override, not_about
+from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, build_scenario
+from sim.settings.variants import Variants
 
 NODE = "goodput"
-LIMITS = ("num_requests", "max_requests")
-"""Keys of workloads that say how many requests there are."""
 
 
 def build_arms(
@@ -25,24 +25,25 @@ def build_arms(
 ) -> tuple[GoodputSettings, list[Arm]]:
     """overrides: of the command line, those of the search among them. Raises ConfigError."""
     settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
-    simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
-    base = [override for override in overrides if not override.lstrip("+~").startswith(f"{NODE}.")]
-    for override in base:
-        if (root := override.lstrip("+~").partition("=")[0]) in RESERVED:
-            raise ConfigError(f"{override}: must not be set here; {RESERVED[root]}")
+    base = not_about(overrides, NODE)
+    for override in map(Override.parse, base):
+        if override.root in RESERVED:
+            raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
+    variants = Variants(ConfigSource(config_name="simulate", dirs=source.dirs), base)
     arms = []
     for i, (name, own) in enumerate(settings.overrides_by_arm.items()):
         try:
-            arms.append(_arm(name, composed(simulate, [*base, *own]), settings))
+            arms.append(_arm(name, variants, own, settings))
         except ConfigError as error:
             raise ConfigError(f"{NODE}.arms[{i}]: {error}" if settings.arms else str(error)) from error
     return settings, arms
 
 
-def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
-    with open_dict(cfg):
-        cfg.sim.stop_overloaded, cfg.seed = True, settings.seeds[0]
-    scenario, traffic = build_run(cfg)
+def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSettings) -> Arm:
+    config = variants.config(own, seed=settings.seeds[0])
+    config["sim"]["stop_overloaded"] = True
+    first = resolved(config)
+    scenario, traffic = build_run(first)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
     base_rate = rate_of(traffic)
@@ -51,22 +52,18 @@ def _arm(name: str, cfg: DictConfig, settings: GoodputSettings) -> Arm:
             "workload: its requests have no rate that could be varied (users who wait for answers, or all at "
             "once); choose an open loop, such as workload=poisson"
         )
-    scenarios = {settings.seeds[0]: scenario}
-    for seed in settings.seeds[1:]:
-        cfg.seed = seed
-        scenarios[seed] = build_scenario(cfg)
-    workload: Any = OmegaConf.to_container(cfg.workload, resolve=True)
+    scenarios = {seed: build_scenario(resolved({**config, "seed": seed})) for seed in settings.seeds[1:]}
     is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
     return Arm(
         name=name,
-        scenarios=scenarios,
-        workload=workload,
+        scenarios={settings.seeds[0]: scenario, **scenarios},
+        workload=first["workload"],
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,
         base_rate=base_rate,
         num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
         warmup_share=None if is_trimmed else settings.warmup_share,
         slo_scales=settings.slo_scales,
-        limit_key=next((key for key in LIMITS if key in cfg.workload), None),
+        limit_key=limit_key(first["workload"]),
         num_requests=traffic.num_requests,
     )

@@ -6,20 +6,18 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
-from experiments.compare.sentences import LEVEL
+from experiments.goodput.answer import Outcome
 from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import caveats, rows, sentences
+from experiments.study.verdicts import LEVEL
 from sim.report.look import GREY, LIMIT, RED, SERIES, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
-
-if TYPE_CHECKING:
-    from experiments.goodput.command import Outcome
 
 COLOURS = (*SERIES, RED, GREY)
 HEIGHT_PX = 420

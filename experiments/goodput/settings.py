@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from experiments.study.named_overrides import by_name, check
+from experiments.study.override_lines import by_name, check_line, check_reserved
+from experiments.study.seeds import check_seeds
 
 MAX_RUNS = 10_000
 RESERVED = {
@@ -54,10 +55,7 @@ class GoodputSettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ValueError("seeds=[]: must name a seed; three give an interval, say seeds=[0,1,2]")
-        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)}: must be different and >= 0")
+        check_seeds(self.seeds, "three")
         if self.rates is not None:
             _check_positive("rates", self.rates)
         if self.scale_rate is not None:
@@ -78,7 +76,8 @@ class GoodputSettings:
         if len(self.overrides_by_arm) < len(self.arms):
             raise ValueError(f"arms={list(self.arms)}: must have different names")
         for i, overrides in enumerate(self.overrides_by_arm.values()):
-            check(f"arms[{i}]", overrides, RESERVED)
+            check_line(f"arms[{i}]", overrides)
+            check_reserved(f"arms[{i}]", overrides, RESERVED)
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:

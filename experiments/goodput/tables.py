@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.terminal import print_tables
-from experiments.compare.sentences import LEVEL
 from experiments.goodput.results import Highest
 from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
+from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.report.wording import LATENCIES, MISSING, number, with_interval
 

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from experiments.app.terminal import terminal_console
 from experiments.report.run import redraw
-from experiments.report.settings import FORMATS, LISTS, ReportSettings, build_report_settings
-from experiments.report.sweep import of_folder, print_found, write
 from experiments.sweep.folder import SweepFolder
+from experiments.sweep.page import of_folder, print_found, write
+from experiments.sweep.settings import FORMATS, LISTS, ReportSettings, build_report_settings
 from sim.settings.errors import ConfigError, suggest
 
 USAGE = f"""\

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.report.export import export
-from experiments.report.settings import ReportSettings
+from experiments.study.export import export
+from experiments.sweep.settings import ReportSettings
 from sim.report.page import report_sections, write_report
 from sim.report.saved import GAPS, RECORDS, read_records
 from sim.settings.errors import ConfigError

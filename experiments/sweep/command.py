@@ -19,21 +19,21 @@ from rich.text import Text
 from experiments.app.application import Application, parser_of
 from experiments.app.help import print_help
 from experiments.app.terminal import terminal_console
-from experiments.report.grid import check_places
-from experiments.report.settings import ReportSettings, build_report_settings
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
 from experiments.sweep.code import code_version
 from experiments.sweep.flight import Flight, Flown, flights, in_words
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
-from experiments.sweep.plan import OF_THE_SWEEP, Plan, Point, key_of, plan_of
+from experiments.sweep.grid import check_places
+from experiments.sweep.plan import OF_THE_SWEEP, Plan, Point, plan_of
 from experiments.sweep.progress import sweep_progress
-from experiments.sweep.settings import SweepSettings, Unbuildable
+from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.hydra_errors import COMPOSE_ERRORS, check_edits, explain
+from sim.settings.override import Override, not_about
 
 APPLICATION = Application(
     name="sweep",
@@ -107,8 +107,9 @@ def _resumed(
     dirs = [*config_dirs(None), *map(Path, folder.about["config_dirs"])]
     source = ConfigSource(config_name="sweep", dirs=config_dirs(user_dir) if user_dir else dirs)
     first = [o for o in folder.about["overrides"] if _is_of_the_sweep(o)]
-    if any(key_of(override) == "launcher" for override in overrides):  # the other's settings are not its own
-        first = [o for o in first if key_of(o).partition(".")[0] != "launcher"]
+    # The settings of another launcher are not those of the one that is asked for.
+    if any(Override.parse(override).name == "launcher" for override in overrides):
+        first = not_about(first, "launcher")
     how, _ = _how(source, [*first, *overrides])
     check_places([axis.key for axis in folder.plan.axes], how.report)
     sys.path.append(folder.about["cwd"])
@@ -269,7 +270,7 @@ def _tell(folder: SweepFolder, num_new: int, seconds: float, console: Any) -> No
 
 
 def _draw(folder: SweepFolder, how: How, console: Any) -> None:
-    redrawn = importlib.import_module("experiments.report.sweep")  # plotly: only now
+    redrawn = importlib.import_module("experiments.sweep.page")  # plotly: only now
     found = redrawn.of_folder(folder, how.report)
     redrawn.print_found(found, console)
     if how.sweep.report:
@@ -285,7 +286,7 @@ def _help(source: ConfigSource, overrides: Sequence[str]) -> None:
 
 
 def _is_of_the_sweep(override: str) -> bool:
-    return key_of(override).partition(".")[0] in OF_THE_SWEEP
+    return Override.parse(override).root in OF_THE_SWEEP
 
 
 def _resume_of(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -9,22 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
-from experiments.compare.arms import figures
+from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
 from sim.report.files import run_files
 from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
-from sim.settings.hydra_errors import composed
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
+from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
@@ -55,14 +52,8 @@ class Flight:
 
     def config(self) -> dict[str, Any]:
         """Of the run, resolved. Raises ConfigError."""
-        point = self.point
-        base = _base(self.config_name, self.dirs, point.composed)
-        if base["pools"] or not all(_has(base, key) for key, _ in point.edits):
-            return resolved(_base(self.config_name, self.dirs, point.overrides))
-        config = deepcopy(base)
-        for key, value in point.edits:
-            _set(config, key, value)
-        return resolved(config)
+        config = _variants(self.config_name, self.dirs).config(self.point.overrides)
+        return resolved({key: value for key, value in config.items() if key not in OF_THE_SWEEP})
 
     def build(self) -> tuple[dict[str, Any], Scenario, Source]:
         """The config and what is made of it. Raises ConfigError."""
@@ -102,32 +93,10 @@ def flights(
     ]
 
 
-@lru_cache(maxsize=64)
-def _base(config_name: str, dirs: tuple[Path, ...], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Composing takes 0.2 s: once for all points that differ by plain settings. Not to be changed."""
-    cfg = composed(ConfigSource(config_name=config_name, dirs=dirs), overrides)
-    plain: Any = OmegaConf.to_container(cfg)
-    return {key: value for key, value in plain.items() if key not in OF_THE_SWEEP}
-
-
-def _has(config: dict[str, Any], key: str) -> bool:
-    node: Any = config
-    for part in key.split("."):
-        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict) and part in node:
-            node = node[part]
-        else:
-            return False
-    return True
-
-
-def _set(config: dict[str, Any], key: str, value: Any) -> None:
-    *above, last = key.split(".")
-    node: Any = config
-    for part in above:
-        node = node[int(part)] if isinstance(node, list) else node[part]
-    node[int(last) if isinstance(node, list) else last] = value
+@lru_cache(maxsize=4)
+def _variants(config_name: str, dirs: tuple[Path, ...]) -> Variants:
+    """What a worker has composed stays: many points share it."""
+    return Variants(ConfigSource(config_name=config_name, dirs=dirs))
 
 
 def in_words(error: Exception) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.compare.arms import figures
+from experiments.study.figures import figures
 from experiments.sweep.flight import Flown
 from experiments.sweep.plan import Plan, Point
 from sim.report.files import table_bytes

@@ -22,6 +22,7 @@ from experiments.validate.settings import split
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
+from sim.settings.override import Override
 
 
 class Validation(Protocol):
@@ -57,7 +58,7 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     if settings.device is not None:
         return flown_run.build(settings, cfg, composition)
     for override in composition.overrides:
-        if (key := override.lstrip("+~").partition("=")[0]) in FLOWN_KEYS:
+        if (key := Override.parse(override).root) in FLOWN_KEYS:
             raise ConfigError(
                 f"{override}: goes with device=; against= takes what was measured; leave {key}= out"
             )

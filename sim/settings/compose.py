@@ -85,11 +85,6 @@ class ConfigSource:
         return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def value_of(override: str) -> Any:
-    """What Hydra takes the text behind the = for: a number, a text, null, a list, a mapping."""
-    return OverridesParser.create().parse_override(override).value()
-
-
 def running_source() -> ConfigSource:
     """Where the config of the job that Hydra is running came from: our own folder, then the user's."""
     hydra = HydraConfig.get()

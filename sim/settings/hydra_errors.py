@@ -23,6 +23,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, nearest, suggest
+from sim.settings.override import Override
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """What Hydra raises around a run because of what the user wrote."""
@@ -61,11 +62,11 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
     for key, group in GROUP_OF.items():
         if key in cfg and not isinstance(cfg[key], DictConfig):
             raise ConfigError(_chosen_elsewhere(key, shown(cfg[key]), group, source))
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0].partition("@")[0]
-        if override.startswith("~") and not re.search("[./]", key) and key not in cfg:
+    for override in map(Override.parse, overrides):
+        key = override.key
+        if override.is_deleted and key == override.root and key not in cfg:
             raise ConfigError(_deleted(key, source))
-        if not override.startswith("+") or key in groups or key.startswith(("hydra", "pools.")):
+        if not override.is_added or key in groups or key.startswith(("hydra", "pools.")):
             continue  # pools.complete checks what is in a pool
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
@@ -137,8 +138,9 @@ def _no_such_choice(error: MissingConfigException, overrides: Sequence[str], sou
     if not error.options:
         return _no_such_key(group, overrides, source)
     parent = re.match(r"In '([^']+)'", str(error))
-    written = [o.lstrip("+") for o in overrides if o.lstrip("+").partition("=")[2] == choice]
-    by_user = next((o for o in written if o.partition("=")[0].partition("@")[0] == group), None)
+    parsed = [one for one in map(Override.parse, overrides) if not one.is_deleted]
+    written = (f"{one.name}={choice}" for one in parsed if (one.key, one.value) == (group, choice))
+    by_user = next(written, None)
     message = f"{by_user or f'{group}={choice}'}: no such choice; {suggest(choice, sorted(error.options))}"
     return message if by_user or not parent else f"{parent[1]}.yaml: {message}"
 
@@ -147,16 +149,16 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     """Lists the valid names beside the wrong one; if its parent is wrong too, the names at the root."""
     if key.startswith("hydra"):
         return f"{key}: no such setting of Hydra"
-    for override in overrides:
-        name, _, value = override.partition("=")
-        if value.lstrip().startswith("{") and (key == name or key.startswith(f"{name}.")):
-            return f"{key}: not there yet; what is new in a mapping is added with '++{override}'"
+    parsed = list(map(Override.parse, overrides))
+    for one in parsed:
+        is_mapping = not one.prefix and (one.value or "").lstrip().startswith("{")
+        if is_mapping and f"{key}.".startswith(f"{one.name}."):
+            return f"{key}: not there yet; what is new in a mapping is added with '++{one.text}'"
     if key in GROUP_OF:
-        value = (_override_of(key, overrides) or "").partition("=")[2]
-        return _chosen_elsewhere(key, value, GROUP_OF[key], source)
+        value = next((one.value for one in parsed if one.name == key), None)
+        return _chosen_elsewhere(key, value or "", GROUP_OF[key], source)
     groups = list(find_groups(source.dirs))
-    written = [o.lstrip("+~").partition("=")[0] for o in overrides]
-    key = next((name for name in written if name.startswith(f"{key}.")), key)
+    key = next((one.name for one in parsed if one.name.startswith(f"{key}.")), key)
     cfg = _config_without(key, overrides, source)
     parent, _, _ = key.rpartition(".")
     branch = OmegaConf.select(cfg, parent) if parent else None
@@ -192,9 +194,10 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
     """`hardware=5`: the message names only the type, so find the group whose value is no name."""
     for group in find_groups(source.dirs):
         choices = _choices(group, source)
-        culprit = _override_of(group, overrides)
-        if culprit and culprit.partition("=")[2] not in choices:
-            return f"{culprit}: no such choice; {suggest(culprit.partition('=')[2], choices)}"
+        culprit = Override.parse(_override_of(group, overrides) or "")
+        value = culprit.value or ""
+        if culprit.text and value not in choices:
+            return f"{culprit.text}: no such choice; {suggest(value, choices)}"
     return None
 
 
@@ -208,7 +211,7 @@ def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) ->
 
 
 def _override_of(key: str, overrides: Sequence[str]) -> str | None:
-    return next((o for o in overrides if o.lstrip("+~").partition("=")[0] == key), None)
+    return next((o for o in overrides if Override.parse(o).name == key), None)
 
 
 def _choices(group: str, source: ConfigSource) -> list[str]:

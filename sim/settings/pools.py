@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sim.settings.config_groups import Choice
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
+from sim.settings.override import Override, not_about
 
 
 def complete(
@@ -29,7 +30,7 @@ def complete(
 ) -> None:
     """Replace the pools of a config, composed with these overrides, by all of their settings."""
     names = pool_keys()
-    common = [override for override in overrides if _key(override) != "pools"]
+    common = not_about(overrides, "pools")
     found = {}
     plain: Any = OmegaConf.to_container(cfg.pools)
     for name, node in plain.items():
@@ -40,9 +41,10 @@ def complete(
             raise ConfigError(f"{where}={shown(node)}: must be a mapping of settings, say {{replicas: 2}}")
         own = list(_flat(node, groups))
         for key, value in own:
-            if _key(key) not in names:
+            root = Override.parse(key).root
+            if root not in names:
                 raise ConfigError(
-                    f"{where}.{key}: no setting of a pool, the whole run has one; {suggest(_key(key), names)}"
+                    f"{where}.{key}: no setting of a pool, the whole run has one; {suggest(root, names)}"
                 )
             if key in groups and not isinstance(value, Mapping):
                 _check_choice(f"{where}.{key}", shown(value), [choice.name for choice in groups[key]])
@@ -61,7 +63,12 @@ def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
 
 def forced(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra takes them: a pool's line may say what it has not said yet, and a pool be added."""
-    return [f"++{o.lstrip('+')}" if o.lstrip("+").startswith("pools.") else o for o in overrides]
+    parsed = map(Override.parse, overrides)
+    return [f"++{o.text.lstrip('+')}" if _is_of_a_pool(o) else o.text for o in parsed]
+
+
+def _is_of_a_pool(override: Override) -> bool:
+    return override.key.startswith("pools.") and not override.is_deleted
 
 
 def pool_keys() -> list[str]:
@@ -69,11 +76,6 @@ def pool_keys() -> list[str]:
     from sim.setup.pool import PoolSettings  # noqa: PLC0415 (slow to import, and few runs have pools)
 
     return ["layout", *(field.name for field in fields(PoolSettings))]
-
-
-def _key(override: str) -> str:
-    """The key of the root that an override is about."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0].partition(".")[0].partition("/")[0]
 
 
 def _flat(node: Mapping[str, Any], groups: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,26 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from experiments.compare.arms import Point, known_figures
-from experiments.compare.settings import Experiment, Metric
+from experiments.compare.settings import Experiment
 from experiments.compare.whatif.offered import OFFERED, Baseline, Change, DoesNotApply
 from experiments.compare.whatif.settings import BASELINE, RESERVED, WhatifSettings
-from experiments.study.named_overrides import by_name
+from experiments.study.figures import Metric, as_text, known_figures
+from experiments.study.override_lines import by_name, line_of
+from experiments.study.request_limit import limiting_override
+from experiments.study.runs import Point
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
+from sim.settings.override import Override, not_about
+from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
+from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
 NODE = "whatif"
-LIMITS = ("num_requests", "max_requests")
-"""Keys of workloads that say how many requests there are."""
-
 METRICS = (
     Metric(key="goodput.share", better="higher", label="in SLO"),
     Metric(key="goodput.requests_per_s", better="higher", label="goodput/s"),
@@ -62,7 +63,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
     """overrides: of the command line, those of the command itself among them. Raises ConfigError."""
     settings: WhatifSettings = build_as(WhatifSettings, cfg[NODE], NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
-    own = [o for o in overrides if o.lstrip("+~").partition("=")[0].partition(".")[0] != NODE]
+    own = not_about(overrides, NODE)
     _refuse_seed(own)
     maker = _Maker(settings, simulate, own)
     scenario, traffic = maker.add(Change(BASELINE, ()))
@@ -91,7 +92,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
                 f"{NODE}.changes=['double the traffic: load=2']"
             )
     known = known_figures(scenario)
-    workload = OmegaConf.to_yaml(maker.cfgs[BASELINE].workload)
+    workload = as_text(maker.configs[BASELINE]["workload"])
     return Questions(
         settings=settings,
         experiment=Experiment(
@@ -106,7 +107,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
         targets=maker.targets,
         left_out=left_out,
         other_traffic=[
-            name for name, cfg in maker.cfgs.items() if OmegaConf.to_yaml(cfg.workload) != workload
+            name for name, config in maker.configs.items() if as_text(config["workload"]) != workload
         ],
         num_requests=maker.num_requests,
     )
@@ -114,12 +115,12 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
 
 def _refuse_seed(overrides: Sequence[str]) -> None:
     """Every run gets its own: one of the command line would be without effect. Raises ConfigError."""
-    for override in overrides:
-        given = override.lstrip("+~")
-        key, _, value = given.partition("=")
-        if key == "seed":
+    for override in map(Override.parse, overrides):
+        if override.root == "seed":
+            given = override.text.removeprefix(override.prefix)
             raise ConfigError(
-                f"{given}: must not be set here; {RESERVED[key]}, such as {NODE}.seeds=[{value or 0}]"
+                f"{given}: must not be set here; {RESERVED['seed']}, such as "
+                f"{NODE}.seeds=[{override.value or 0}]"
             )
 
 
@@ -128,10 +129,10 @@ class _Maker:
 
     def __init__(self, settings: WhatifSettings, source: ConfigSource, overrides: Sequence[str]) -> None:
         self._settings = settings
-        self._source = source
         self._overrides = overrides
+        self._variants = Variants(source, overrides)
         self.points: list[Point] = []
-        self.cfgs: dict[str, DictConfig] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
         self.overrides: dict[str, tuple[str, ...]] = {}
         self.targets: dict[str, float] = {}
         self.num_requests: int | None = None
@@ -140,42 +141,28 @@ class _Maker:
         """Raises ConfigError, which names the change."""
         name, words = change
         try:
-            overrides = [*self._overrides, *words]
-            cfg = composed(self._source, overrides)
-            if cfg.sim.stop_overloaded:
+            config = self._variants.config(words)
+            if config["sim"]["stop_overloaded"]:
                 raise ConfigError(
                     "sim.stop_overloaded=true: must be false; a run that ends early is not on the same "
                     "traffic as the others; whatif.requests makes all of them shorter"
                 )
-            cut = self._cut(cfg, overrides)
-            with open_dict(cfg):
-                cfg.seed = self._settings.seeds[0]
-            scenario, traffic = build_run(cfg)
+            limit = limiting_override(config, [*self._overrides, *words], self._settings.requests)
+            limited = [*words, limit] if limit else words
+            config = self._variants.config(limited, seed=self._settings.seeds[0])
+            scenario, traffic = build_run(resolved(config))
         except ConfigError as error:
             told = str(error)
             is_plain = name == BASELINE or told.startswith(f"{name}:")
             raise ConfigError(told if is_plain else f"{name}: {told}") from error
-        config: Any = OmegaConf.to_container(cfg)
         self.points.append(Point(arm=name, swept=None, config=config))
-        self.cfgs[name] = cfg
+        self.configs[name] = config
         self.overrides[name] = words
         if name == BASELINE:
-            self.num_requests = cut
+            self.num_requests = self._settings.requests if limit else None
         if scenario.slo is not None:
             self.targets[name] = scenario.slo.attainment_target
         return scenario, traffic
-
-    def _cut(self, cfg: DictConfig, overrides: Sequence[str]) -> int | None:
-        """No more requests than asked for, unless the workload's number was set; how many then."""
-        limit = self._settings.requests
-        key = next((key for key in LIMITS if key in cfg.workload), None)
-        if limit is None or key is None or any(f"workload.{key}=" in o for o in overrides):
-            return None
-        present = cfg.workload[key]
-        if present is not None and present <= limit:
-            return None
-        cfg.workload[key] = limit
-        return limit
 
 
 def _offered(
@@ -184,8 +171,8 @@ def _offered(
     """Those that apply, with their name in the settings; the others go to `left_out`."""
     for line in settings.offered:
         if line not in OFFERED:
-            ((name, words),) = by_name([line]).items()
-            yield name, Change(name, words)
+            change = Change(*line_of(line))
+            yield change.name, change
             continue
         try:
             yield line, OFFERED[line](baseline)

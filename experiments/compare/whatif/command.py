@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.terminal import terminal_console
 from experiments.compare.results import evaluate
-from experiments.compare.runs import Runs, run_all
 from experiments.compare.whatif.arms import Questions, build_questions
 from experiments.compare.whatif.page import write_answers
 from experiments.compare.whatif.sentences import Answers, caveats, limits_by_arm, verdicts
 from experiments.compare.whatif.tables import print_answers
+from experiments.study.runs import Runs, run_all
 from experiments.study.workers import progress_of
 from sim.metrics.limiting import time_shares
 from sim.records.result import RunResult

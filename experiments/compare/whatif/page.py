@@ -11,9 +11,7 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
-from experiments.compare.arms import settings_that_differ
 from experiments.compare.results import Comparison
-from experiments.compare.sentences import label_of
 from experiments.compare.whatif.sentences import (
     Answers,
     caveats,
@@ -24,6 +22,8 @@ from experiments.compare.whatif.sentences import (
 )
 from experiments.compare.whatif.settings import BASELINE
 from experiments.compare.whatif.tables import LEGEND, tables
+from experiments.study.figures import label_of
+from experiments.study.runs import settings_that_differ
 from sim.metrics.paired import Outcome
 from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page

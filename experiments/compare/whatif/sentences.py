@@ -10,9 +10,10 @@ import pandas as pd
 
 from experiments.compare import sentences as compare
 from experiments.compare.results import Comparison, Results
-from experiments.compare.sentences import LEVEL, interval_text, label_of, ratio_text, unit_of
 from experiments.compare.whatif.arms import Questions
 from experiments.compare.whatif.settings import BASELINE
+from experiments.study.figures import label_of, unit_of
+from experiments.study.verdicts import LEVEL, interval_text, ratio_text
 from sim.metrics.paired import Interval, Outcome, mean_interval
 from sim.report.wording import MISSING, number
 

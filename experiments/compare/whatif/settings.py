@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiments.compare.whatif.offered import OFFERED
-from experiments.study.named_overrides import by_name, check
+from experiments.study.override_lines import by_name, check_line, check_reserved
+from experiments.study.seeds import check_seeds
 from sim.settings.errors import suggest
+from sim.settings.override import Override
 
 BASELINE = "baseline"
 MAX_RUNS = 10_000
@@ -44,10 +46,7 @@ class WhatifSettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ValueError("seeds=[]: must name a seed; five give an interval, say seeds=[0,1,2,3,4]")
-        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)}: must be different and >= 0")
+        check_seeds(self.seeds, "five")
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -55,7 +54,7 @@ class WhatifSettings:
         if not self.changes and not self.offered:
             raise ValueError("changes=[]: must name a change, such as 'double the traffic: load=2'")
         self._check("changes", self.changes)
-        plain = [one for one in self.offered if "=" not in one and not one.startswith("~")]
+        plain = [one for one in self.offered if not Override.parse(one).is_whole]
         for one in plain:
             if one not in OFFERED:
                 raise ValueError(f"offered={one}: no such change; {suggest(one, OFFERED)}; or key=value")
@@ -78,4 +77,5 @@ class WhatifSettings:
         for i, (change, own) in enumerate(overrides.items()):
             if not own:
                 raise ValueError(f"{name}[{i}]={change}: must override something, such as load=2")
-            check(f"{name}[{i}]", own, RESERVED)
+            check_line(f"{name}[{i}]", own)
+            check_reserved(f"{name}[{i}]", own, RESERVED)

@@ -9,8 +9,6 @@ from rich.text import Text
 
 from experiments.app.terminal import fits, plain_table
 from experiments.compare.results import Comparison
-from experiments.compare.sentences import titled
-from experiments.compare.settings import Metric
 from experiments.compare.tables import MARKS
 from experiments.compare.whatif.sentences import (
     Answers,
@@ -23,6 +21,7 @@ from experiments.compare.whatif.sentences import (
     verdicts,
 )
 from experiments.compare.whatif.settings import BASELINE
+from experiments.study.figures import Metric, titled
 
 LEGEND = (
     "Changes in %, from a factor of two on as ×; in SLO: in percentage points. "

@@ -13,6 +13,7 @@ from hwmodels.model.model_spec import ModelSpec
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
+from sim.settings.override import Override, not_about
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
@@ -36,7 +37,7 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
 
     Raises ConfigError, which names the case.
     """
-    given = [override for override in composition.overrides if not override.startswith("hydra")]
+    given = not_about(composition.overrides, "hydra")
     _check_unmeasured(given, device)
     source, measured = composition.source, list[str]()
     if calibrated is not None:
@@ -77,7 +78,7 @@ def _case(name: str, cfg: DictConfig) -> Case:
 def _check_unmeasured(overrides: Sequence[str], device: str) -> None:
     """Refuse to choose what the machine decides."""
     for override in overrides:
-        if (key := _key(override)) in MEASURED_GROUPS:
+        if (key := Override.parse(override).key) in MEASURED_GROUPS:
             raise ConfigError(
                 f"{override}: device={device} is measured; leave {key}= out (single settings, such as "
                 "engine.max_num_seqs=8, may be given)"
@@ -88,13 +89,9 @@ def _merged(layers: Iterable[Sequence[str]]) -> list[str]:
     """Of equal keys the last one alone. A choice in a group drops what layers before have set in it."""
     found: dict[str, str] = {}
     for layer in layers:
-        keys = [_key(override) for override in layer]
+        keys = [Override.parse(override).key for override in layer]
         chosen = [f"{key}{mark}" for key in keys if "." not in key for mark in "./"]
         found = {key: one for key, one in found.items() if not key.startswith(tuple(chosen))}
         for key, override in zip(keys, layer, strict=True):
             found[key] = override
     return list(found.values())
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]

@@ -19,14 +19,15 @@ from rich.console import Console
 from experiments.app import cli
 from experiments.app.cli import main
 from experiments.app.completion import candidates
-from experiments.compare import runs
-from experiments.compare.arms import figures, settings_that_differ
 from experiments.compare.command import build_comparison
 from experiments.compare.page import figure
 from experiments.compare.results import evaluate
-from experiments.compare.sentences import caveats, label_of, unit_of, verdicts
-from experiments.compare.settings import Expectation, Experiment, Metric, Sweep, build_settings
+from experiments.compare.sentences import caveats, verdicts
+from experiments.compare.settings import Expectation, Experiment, Sweep, build_settings
 from experiments.compare.tables import MARKS, metric_rows, print_results
+from experiments.study import runs
+from experiments.study.figures import Metric, figures, label_of, unit_of
+from experiments.study.runs import settings_that_differ
 from hwmodels.iterations.iteration import UnknownIterationError
 from sim.cluster.front_door import FrontDoor
 from sim.metrics.paired import Held, Outcome

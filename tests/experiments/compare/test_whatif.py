@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.app.cli import main
 from experiments.compare.results import Comparison, evaluate
-from experiments.compare.settings import Experiment, Metric
+from experiments.compare.settings import Experiment
 from experiments.compare.whatif.arms import Questions, build_questions
 from experiments.compare.whatif.offered import OFFERED, Baseline, DoesNotApply
 from experiments.compare.whatif.page import delta_figure, limit_figure
@@ -25,7 +25,8 @@ from experiments.compare.whatif.sentences import (
 )
 from experiments.compare.whatif.settings import WhatifSettings
 from experiments.compare.whatif.tables import tables
-from experiments.study.named_overrides import by_name, split
+from experiments.study.figures import Metric
+from experiments.study.override_lines import by_name, split
 from sim.metrics.paired import compare_paired, mean_interval
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from experiments.app.cli import main
 from experiments.goodput import search
+from experiments.goodput.answer import Outcome
 from experiments.goodput.arms import build_arms
-from experiments.goodput.command import Outcome
 from experiments.goodput.page import rate_figure, scale_figure
 from experiments.goodput.results import curve, goodput_curve, highest_of, scale_curve
 from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, rate_of, scaled

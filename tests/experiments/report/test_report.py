@@ -13,12 +13,12 @@ import pytest
 from scipy import stats
 
 from experiments.app.cli import main
-from experiments.report.export import export
-from experiments.report.figures import heat_map, lines, parallel
-from experiments.report.grid import MAX_PANELS, grid_of
-from experiments.report.settings import ReportSettings
-from experiments.report.sweep import rows
+from experiments.study.export import export
+from experiments.sweep.figures import heat_map, lines, parallel
+from experiments.sweep.grid import MAX_PANELS, grid_of
+from experiments.sweep.page import rows
 from experiments.sweep.plan import Plan
+from experiments.sweep.settings import ReportSettings
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 

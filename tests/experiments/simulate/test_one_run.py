@@ -6,8 +6,8 @@ import re
 import pytest
 
 from experiments.app.cli import main
-from experiments.compare.arms import figures
 from experiments.goodput.arms import build_arms
+from experiments.study.figures import figures
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 

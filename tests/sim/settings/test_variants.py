@@ -1,6 +1,7 @@
 """Configs that differ in a few keys are what composing each of them gives."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -19,12 +20,20 @@ def test_equal_what_is_composed():
         ["hardware=l40s", "engine=sglang", "tensor_parallel_size=2", "model.weights=fp8"],
         ["workload.lengths.prompt_tokens=100", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
         ["++model.name=mine"],
+        ["++model.name=mine", "model.name=yours", "load=2"],
+        ["troubles=crash", "troubles.events.0.at_s=5", "troubles.events.0.replicas=[1,2]"],
+        ["routing@decode_routing=power_of_two", "slo=none", "seed=3"],
+        ["pools=two_gpus", "engine.max_num_seqs=5"],
+        ["slo={ttft_ms: 7}", "slo.ttft_ms=9"],
         [],  # none has changed another
     ):
-        assert variants.config(overrides) == composed(SOURCE, [*BASE, *overrides]), overrides
+        whole = composed(SOURCE, [*BASE, *overrides])
+        assert variants.config(overrides) == OmegaConf.to_container(whole), overrides
 
 
-@pytest.mark.parametrize("override", ["hardware=l40x", "model.weight=fp8", "load=["])
+@pytest.mark.parametrize(
+    "override", ["hardware=l40x", "model.weight=fp8", "load=[", "decode_routing=random", "load=1,2", "~seed"]
+)
 def test_mistakes_are_told_as_composing_tells_them(override):
     with pytest.raises(ConfigError) as composing:
         composed(SOURCE, [*BASE, override])

@@ -10,9 +10,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.compare.sentences import unit_of
-from experiments.compare.settings import Metric
-from experiments.report.grid import MAX_PANELS, Grid, GridAxis, named, panel_title, short
+from experiments.study.figures import Metric, titled, unit_of
+from experiments.sweep.grid import MAX_PANELS, Grid, GridAxis, panel_title
 from sim.metrics.paired import Interval
 from sim.report.look import GREY, RED, SERIES, styled
 from sim.report.plain_page import line_with_band
@@ -58,7 +57,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
         )
     drawing.update_xaxes(title=x.key)
     drawing.update_yaxes(**({"rangemode": "tozero"} if floor is None else {"type": "log"}))
-    drawing.update_yaxes(title=named(metric), col=1)
+    drawing.update_yaxes(title=titled(metric), col=1)
     return _laid_out(drawing, len(panels), legend_title=grid.colour.key if grid.colour else "")
 
 
@@ -98,7 +97,7 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
     _laid_out(drawing, len(panels))
     drawing.update_xaxes(showgrid=False)
     drawing.update_yaxes(showgrid=False)
-    bar = {"title": named(metric), **(_log_ticks(grid, metric) if is_log else {})}
+    bar = {"title": titled(metric), **(_log_ticks(grid, metric) if is_log else {})}
     drawing.update_layout(coloraxis={"colorscale": SCALE, "colorbar": bar})
     return drawing
 
@@ -115,7 +114,7 @@ def parallel(grid: Grid) -> go.Figure | None:
         finite = [value for value in values if math.isfinite(value)]
         if finite:  # a line needs a place on every axis: what does not exist lies at the bottom
             filled = [value if math.isfinite(value) else min(finite) for value in values]
-            dimensions.append({"label": short(metric), "values": filled})
+            dimensions.append({"label": titled(metric), "values": filled})
     first = dimensions[len(grid.axes)] if len(dimensions) > len(grid.axes) else dimensions[0]
     drawing = go.Figure(
         go.Parcoords(

@@ -1,4 +1,4 @@
-"""The runs of an experiment: one row a run; Ctrl-C keeps what is done."""
+"""The runs of a study of arms and seeds: one row a run; Ctrl-C keeps what is done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.compare.arms import Point, figures
+from experiments.study.figures import as_text, figures, leaves
 from experiments.study.workers import Report, fly, in_turn
 from sim.engine.interrupt import ctrl_c_noted
 from sim.records.result import RunResult
+from sim.settings.resolve import resolved
 
 INTERRUPTED = "interrupted"  # a figure of summary.json: the run was cut short
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """An arm at one swept value (None without a sweep): the runs of all seeds differ by their seed alone."""
+
+    arm: str
+    swept: Any
+    config: dict[str, Any]
+    """Of `simulate`, interpolations as they are written."""
+
+    def with_seed(self, seed: int) -> dict[str, Any]:
+        return {**self.config, "seed": seed}
 
 
 class Task(NamedTuple):
@@ -75,6 +89,14 @@ def run_all(
     columns = ["arm", "seed", "swept"]
     table = pd.DataFrame([rows[index] for index in sorted(rows)], columns=None if rows else columns)
     return Runs(table=table, notes=notes, interrupted=interrupted)
+
+
+def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """Dotted key -> arm -> value, for every setting that is not the same in all arms, at one swept value."""
+    of_arms = {point.arm: dict(leaves(resolved(point.config))) for point in points}
+    keys = dict.fromkeys(key for of_arm in of_arms.values() for key in of_arm)
+    rows = {key: {arm: of_arm.get(key, "–") for arm, of_arm in of_arms.items()} for key in keys}
+    return {key: row for key, row in rows.items() if len({as_text(value) for value in row.values()}) > 1}
 
 
 def _summary(summarise: Callable[[RunResult], dict[str, Any]], task: Task) -> dict[str, Any]:

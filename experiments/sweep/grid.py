@@ -14,9 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.compare.sentences import label_of, titled, unit_of
-from experiments.compare.settings import Metric
-from experiments.report.settings import ReportSettings
+from experiments.study.figures import Metric
+from experiments.sweep.settings import ReportSettings
 from sim.metrics.paired import Interval, mean_interval
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
@@ -132,16 +131,6 @@ def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
             told = "seeds make the intervals; " if key == SEED else ""
             known = suggest(key, axes) if axes else "it has none but the seed"
             raise ConfigError(f"report.{name}={key}: no axis of this sweep; {told}{known}")
-
-
-def named(metric: Metric) -> str:
-    """With its unit, for a heading."""
-    return titled(metric)
-
-
-def short(metric: Metric) -> str:
-    label, unit = label_of(metric), unit_of(metric)[1]
-    return f"{label}, {unit}" if unit else label
 
 
 def panel_title(chosen: Mapping[str, Any]) -> str:

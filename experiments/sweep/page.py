@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.terminal import fits, plain_table
-from experiments.compare.sentences import LEVEL, unit_of
-from experiments.compare.settings import Metric
-from experiments.report.export import export
-from experiments.report.figures import heat_map, lines, parallel
-from experiments.report.grid import Cell, Grid, grid_of, named, short
-from experiments.report.settings import ReportSettings
+from experiments.study.export import export
+from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.verdicts import LEVEL
+from experiments.sweep.figures import heat_map, lines, parallel
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
+from experiments.sweep.grid import Cell, Grid, grid_of
+from experiments.sweep.settings import ReportSettings
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 from sim.report.wording import with_interval
 from sim.settings.convert import shown
@@ -57,7 +57,7 @@ def drawings(grid: Grid) -> dict[str, go.Figure]:
 def rows(grid: Grid, *, num_metrics: int | None = None) -> list[list[str]]:
     """Heading, then a row a configuration, in the order of the sweep; means with their intervals."""
     metrics = grid.metrics[:num_metrics]
-    heading = [*(axis.key for axis in grid.axes), *(short(metric) for metric in metrics)]
+    heading = [*(axis.key for axis in grid.axes), *(titled(metric) for metric in metrics)]
     if not grid.axes:
         heading.insert(0, "")
     return [heading, *([*_labels(grid, cell), *(_at(grid, cell, m) for m in metrics)] for cell in grid.cells)]
@@ -86,7 +86,7 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
             figures[f"{kind} {metric.key}"] for kind in ("lines", "map") if f"{kind} {metric.key}" in figures
         ]
         if of_metric:
-            sections[named(metric)] = "".join(map(drawn, of_metric))
+            sections[titled(metric)] = "".join(map(drawn, of_metric))
     if "parallel coordinates" in figures:
         told = (
             "<p>A line a configuration, means over its seeds. Drag along an axis to keep a part of them.</p>"
