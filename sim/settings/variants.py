@@ -7,6 +7,7 @@ result is the same.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,12 +23,16 @@ from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override, keys_overlap
+from sim.settings.pools import pool_keys
 
 KEPT = 64
 """Composed configs that are remembered, those that were asked for last."""
 
 BY_HYDRA = ("pools", "hydra")
-"""Keys of the root below which nothing is set in place: pools are copies of the run's other settings."""
+"""Keys of the root below which nothing is set in place."""
+
+_REFERENCE = re.compile(r"\$\{(\w+)")
+"""The first part of an interpolation: a key of the root."""
 
 
 class Variants:
@@ -36,7 +41,7 @@ class Variants:
     def __init__(self, source: ConfigSource, base: Sequence[str] = ()) -> None:
         self._source = source
         self._base = tuple(base)
-        self._groups = set(find_groups(source.dirs))
+        self._groups = find_groups(source.dirs)
         self._kept: OrderedDict[tuple[str, ...], dict[str, Any]] = OrderedDict()
         self._lock = threading.Lock()  # Hydra has one global state
 
@@ -58,23 +63,29 @@ class Variants:
             config = deepcopy(self._composed(rest))
         except (HydraException, ConfigError):
             return deepcopy(self._composed(whole))  # which says what is wrong
-        in_place = not edits or not config.get("pools")
+        in_place = not config.get("pools") or _has_pools(parsed)
         if in_place and all(_set(config, parsed[i].key, value) for i, value in edits.items()):
             return config
         return deepcopy(self._composed(whole))
 
     def _edits(self, parsed: Sequence[Override]) -> dict[int, Any]:
-        """Place -> value of the overrides that can be set in what the others give; none beside pools."""
-        if any(one.root == "pools" for one in parsed):
-            return {}
+        """Place -> value of the overrides that can be set in what the others give."""
+        in_pools = self._roots_in_pools(parsed) if _has_pools(parsed) else set()
         settings = {i: one.typed_value() for i, one in enumerate(parsed) if self._is_setting(one)}
         plain = {i: value for i, value in settings.items() if not isinstance(value, dict | Sweep)}
         by_hydra = [one.key for i, one in enumerate(parsed) if i not in plain and not self._is_choice(one)]
         return {
             i: value
             for i, value in plain.items()
-            if not any(keys_overlap(parsed[i].key, key) for key in by_hydra)
+            if parsed[i].root not in in_pools
+            and not any(keys_overlap(parsed[i].key, key) for key in by_hydra)
         }
+
+    def _roots_in_pools(self, parsed: Sequence[Override]) -> set[str]:
+        """Keys of the root that a pool has a copy of, or that something in a pool may refer to."""
+        files = (choice.file for choices in self._groups.values() for choice in choices)
+        texts = [*(file.read_text(encoding="utf-8") for file in files), *(one.text for one in parsed)]
+        return {*pool_keys(), *(root for text in texts for root in _REFERENCE.findall(text))}
 
     def _is_choice(self, override: Override) -> bool:
         return override.key in self._groups or "/" in override.key
@@ -94,6 +105,10 @@ class Variants:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(overrides)
             return self._kept[overrides]
+
+
+def _has_pools(parsed: Sequence[Override]) -> bool:
+    return any(one.root == "pools" for one in parsed)
 
 
 def _set(config: dict[str, Any], key: str, value: Any) -> bool:

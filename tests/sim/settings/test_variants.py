@@ -13,22 +13,29 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 BASE = ["workload=poisson", "engine.max_num_seqs=32"]
 
 
-def test_equal_what_is_composed():
-    variants = Variants(SOURCE, BASE)
-    for overrides in (
+@pytest.fixture(scope="module")
+def variants():
+    """The same for all: none changes another."""
+    return Variants(SOURCE, BASE)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
         ["hardware=l40s", "engine=sglang", "engine.max_num_seqs=7", "batching.max_num_batched_tokens=512"],
         ["hardware=l40s", "engine=sglang", "tensor_parallel_size=2", "model.weights=fp8"],
         ["workload.lengths.prompt_tokens=100", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
-        ["++model.name=mine"],
         ["++model.name=mine", "model.name=yours", "load=2"],
         ["troubles=crash", "troubles.events.0.at_s=5", "troubles.events.0.replicas=[1,2]"],
         ["routing@decode_routing=power_of_two", "slo=none", "seed=3"],
-        ["pools=two_gpus", "engine.max_num_seqs=5"],
+        ["pools=two_gpus", "prediction=oracle", "workload.num_requests=7", "engine.max_num_seqs=5", "seed=7"],
         ["slo={ttft_ms: 7}", "slo.ttft_ms=9"],
-        [],  # none has changed another
-    ):
-        whole = composed(SOURCE, [*BASE, *overrides])
-        assert variants.config(overrides) == OmegaConf.to_container(whole), overrides
+        [],
+    ],
+)
+def test_a_variant_is_what_is_composed(variants, overrides):
+    whole = composed(SOURCE, [*BASE, *overrides])
+    assert variants.config(overrides) == OmegaConf.to_container(whole)
 
 
 @pytest.mark.parametrize(
