@@ -30,7 +30,14 @@ def test_a_text_without_a_value_is_not_whole():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("a=12", 12), ("a=-0.5", -0.5), ("a=null", None), ("a=[1,b]", [1, "b"]), ("a='12'", "12"), ("a=007", 7)],
+    [
+        ("a=12", 12),
+        ("a=-0.5", -0.5),
+        ("a=null", None),
+        ("a=[1,b]", [1, "b"]),
+        ("a='12'", "12"),
+        ("a=007", "007"),
+    ],
 )
 def test_values_are_those_of_hydra(text, value):
     assert Override.parse(text).typed_value() == value
