@@ -16,7 +16,7 @@ from kernels.decode_attention import (
 from tests.kernels.paged_kv import paged, plain
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(data=st.data())
 def test_equals_plain_softmax(data, guarded, generator, assert_close):
     block_size = data.draw(st.sampled_from([8, 16, 24]))

@@ -37,6 +37,7 @@ def launched(setup, *names):
     return found
 
 
+@pytest.mark.slow
 def test_a_sampled_decode_step_compiles_for_sm_90_within_its_limits():
     done, rows = run_ahead("--target", "sm_90", "--model", "smollm2-135m", "--case", "135m graph of 8,")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +90,7 @@ def test_every_launch_keeps_its_limits(target):
             {"scaled_gemm_kernel", "quantise_tokens_kernel"},
         ),
         (Setup(model="qwen3-0.6b", max_rank=16), {"lora_shrink_kernel", "lora_expand_kernel"}),
-        (
+        pytest.param(
             Setup(model="qwen3-30b-a3b"),
             {
                 "moe_route_kernel",
@@ -98,6 +99,7 @@ def test_every_launch_keeps_its_limits(target):
                 "moe_combine_kernel",
                 "qk_norm_kernel",
             },
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -147,6 +149,7 @@ def test_weights_are_alike_to_loaded_ones(quantization, world_size):
     }
 
 
+@pytest.mark.slow
 def test_unknown_models_and_the_interpreter_are_refused():
     done, _ = run_ahead("--model", "gpt-2")
     assert done.returncode == 2

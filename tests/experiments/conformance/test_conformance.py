@@ -304,7 +304,7 @@ BROKEN = [
     ("policy", "name"), BROKEN, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_broken_promise_is_caught(policy, name, monkeypatch):
-    monkeypatch.setattr("experiments.conformance.claims.MAX_SHRINKING_S", 0.5)
+    monkeypatch.setattr("experiments.conformance.claims.MAX_SHRINKING_S", 0.0)
     (claim,) = (claim for claim in claims_of(policy) if claim.name == name)
     with pytest.raises(BrokenPromise, match=rf"^{name}: [^\n]*\nNot so in this world:\n\n\d+ engine"):
         claim.check(num_worlds=60)
@@ -451,28 +451,14 @@ class Whole:
 
 
 @pytest.fixture
-def run_pytest(tmp_path):
+def run_pytest(pytester):
     """Runs pytest in a folder with a policy and no test; returns its exit code and what it printed."""
-    (tmp_path / "whole.py").write_text(POLICY)
+    pytester.makepyfile(whole=POLICY)
 
     def run(*arguments):
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "experiments.conformance.plugin",
-            "-p",
-            "no:cacheprovider",
-        ]
-        done = subprocess.run(
-            [*command, "-p", "no:xdist", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        return done.returncode, done.stdout + done.stderr
+        plugins = ("-p", "experiments.conformance.plugin", "-p", "no:cacheprovider", "-p", "no:xdist")
+        done = pytester.runpytest_inprocess(*plugins, *arguments)
+        return done.ret, done.stdout.str() + done.stderr.str()
 
     return run
 

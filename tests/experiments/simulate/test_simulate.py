@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -36,6 +37,21 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def build(*overrides: str):
     return build_run(SOURCE.compose(list(overrides)))
+
+
+@cache
+def composed(*overrides: str):
+    return SOURCE.compose(list(overrides))
+
+
+def with_choice(group: str, choice: str, *overrides: str):
+    """The config with another choice in a group; a choice that changes other groups is composed, which is slow."""
+    own = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
+    if "defaults" in own:
+        return SOURCE.compose([*overrides, f"{group}={choice}"])
+    cfg = composed(*overrides).copy()
+    cfg[group] = own
+    return cfg
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +137,8 @@ def test_every_policy_choice_runs(group):
             with pytest.raises(ConfigError, match="no answer ends without the other"):
                 build(*SMALL, f"{group}={choice}")
             continue
-        chosen = (f"{group}={choice}", "workload.num_requests=10", "replicas=2")
-        scenario, source = build(*SMALL, *chosen, *NEEDED)
+        overrides = (*SMALL, "workload.num_requests=10", "replicas=2", *NEEDED)
+        scenario, source = build_run(with_choice(group, choice, *overrides))
         assert scenario.run(source).summary["requests"]["finished"] == 10, choice
 
 
@@ -143,8 +159,8 @@ BATCHING_OF_ENGINE = {
 
 @pytest.mark.parametrize("engine", choices("engine"))
 def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
-    own = build(*SMALL, f"engine={engine}")[0].batching
-    assert type(own).__name__ == BATCHING_OF_ENGINE.get(engine, "Chunked")
+    own = SOURCE.compose([*SMALL, f"engine={engine}"]).batching
+    assert own._target_.endswith(f".{BATCHING_OF_ENGINE.get(engine, 'Chunked')}")
     asked_for = build(*SMALL, f"engine={engine}", "batching=chunked", "caching=paged")[0]
     assert type(asked_for.batching).__name__ == "Chunked"
 
@@ -158,11 +174,11 @@ def test_every_hardware_runs_a_small_model(hardware):
 @pytest.mark.parametrize("model", [name for name in choices("model") if name != "hf"])
 def test_every_model_runs_on_hardware_that_holds_it(model):
     """On 8 devices, cut as far as its heads allow; what that leaves is a pipeline."""
-    asked = (*SMALL, f"model={model}", "hardware=mi300x")
-    spec = build_scenario(SOURCE.compose(list(asked))).model
+    cfg = with_choice("model", model, *SMALL, "hardware=mi300x")
+    spec = build_scenario(cfg).model
     tensor = max(size for size in (1, 2, 4, 8) if spec.divides(size))
-    layout = (f"tensor_parallel_size={tensor}", f"pipeline_parallel_size={8 // tensor}")
-    scenario, source = build(*asked, *layout)
+    cfg.tensor_parallel_size, cfg.pipeline_parallel_size = tensor, 8 // tensor
+    scenario, source = build_run(cfg)
     assert scenario.run(source).summary["requests"]["finished"] == 60
 
 

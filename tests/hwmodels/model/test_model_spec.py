@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.model_spec import (
@@ -154,7 +154,6 @@ def test_more_ranks_never_hold_more_each(models, name):
     width=st.integers(1, 100),
     vocab=st.integers(1, 1000),
 )
-@settings(max_examples=60)
 def test_ranks_together_hold_at_least_the_model(heads, kv_heads, ranks, hidden, width, vocab):
     attention = grouped(num_heads=heads, num_kv_heads=min(heads, kv_heads))
     model = one_layer(attention, DenseMlp(intermediate_size=width), hidden_size=hidden, vocab_size=vocab)

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.model_spec import (
@@ -62,7 +62,6 @@ def test_kinds_of_layers_are_pruned_alike_and_may_vanish():
 
 
 @given(counts=st.lists(st.integers(1, 100), min_size=1, max_size=5), data=st.data())
-@settings(max_examples=100)
 def test_shares_add_up_and_are_off_by_less_than_one(counts, data):
     total = data.draw(st.integers(1, sum(counts)))
     shares = shared_out(total, counts)
@@ -116,7 +115,6 @@ def test_every_kind_of_attention_loses_heads_in_whole_groups():
     heads=st.floats(0.05, 1),
     keep=st.integers(1, 4),
 )
-@settings(max_examples=50)
 def test_pruning_never_adds_anything(hidden, intermediate, heads, keep):
     narrow = prune_width(
         make_model(), hidden_share=hidden, intermediate_share=intermediate, heads_share=heads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.adapters.exchange import Exchange
@@ -308,7 +308,6 @@ def test_a_wanted_adapter_is_evicted_last():
     assert [name for name, _ in machine.log] == ["a", "b"]  # b, used later, had to go
 
 
-@settings(max_examples=60)
 @given(
     asks=st.lists(
         st.tuples(st.sampled_from([None, *"abcd"]), st.integers(1, 20), st.integers(1, 20)),

@@ -6,7 +6,7 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.admission.deadline_feasible import DeadlineFeasible
@@ -330,7 +330,6 @@ class TestTenantQuotas:
         assert policy._uses == {}
         assert policy._total == (0, 0)
 
-    @settings(max_examples=300)
     @given(
         outstanding=uses_of_tenants,
         tenant=st.sampled_from("abcde"),

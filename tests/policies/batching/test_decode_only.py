@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.decode_only import DecodeOnly
@@ -41,7 +41,6 @@ def test_what_was_preempted_here_is_recomputed_here(make_core, make_request, run
 lengths = st.lists(st.tuples(st.sampled_from([5, 9, 13, 17, 4]), st.integers(1, 30)), min_size=1, max_size=10)
 
 
-@settings(max_examples=60)
 @given(lengths=lengths, budget=st.integers(1, 16), num_blocks=st.integers(12, 20))
 def test_leap_equals_step(make_core, make_request, lengths, budget, num_blocks):
     def fly(leap):

@@ -1,7 +1,7 @@
 """What every batching policy for an engine on its own keeps to, whatever the requests."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -94,7 +94,6 @@ def settings_of(policy):
 
 
 @every_policy
-@settings(max_examples=40)
 @given(asked=requests, size=sizes)
 def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, asked, size):
     leapt = fly(make(name, make_core, size), make_request, asked, leap=True)
@@ -104,7 +103,6 @@ def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, aske
 
 
 @every_policy
-@settings(max_examples=20)
 @given(asked=requests, size=sizes)
 def test_the_budget_is_kept(make_core, make_request, name, asked, size):
     """Orca has none, and TGI's is for prompts."""
@@ -117,7 +115,6 @@ def test_the_budget_is_kept(make_core, make_request, name, asked, size):
 
 
 @every_policy
-@settings(max_examples=20)
 @given(asked=requests, size=sizes)
 def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, name, asked, size):
     """But for short prompts that pass long ones, where that is the policy's point."""
@@ -129,7 +126,6 @@ def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, n
 
 
 @pytest.mark.parametrize("name", ["inflight", "inflight, whole", "one_at_a_time"])
-@settings(max_examples=40)
 @given(asked=requests, size=sizes)
 def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
     diary = fly(make(name, make_core, size), make_request, asked, leap=True)

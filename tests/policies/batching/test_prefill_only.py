@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.prefill_only import PrefillOnly
@@ -39,7 +39,6 @@ def test_prompts_are_whole_but_for_one_above_the_budget(make_core, make_request,
 prompts = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), min_size=1, max_size=10)
 
 
-@settings(max_examples=60)
 @given(prompts=prompts, budget=st.integers(1, 32), num_blocks=st.integers(10, 30))
 def test_leap_equals_step_with_a_worker_that_takes_sequences_over(
     make_core, make_request, prompts, budget, num_blocks

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -195,7 +195,6 @@ def test_a_sequence_may_be_as_long_as_the_longest_region():
     assert seq.num_known == 17, "the last token needs no place"
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(["first_fit", "best_fit", "buddy"]),

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -186,7 +186,6 @@ def test_an_idle_or_paused_sequence_holds_its_window():
     assert core.pool.num_free == 64
 
 
-@settings(max_examples=80)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([1, 3, 4, 8, 16]),

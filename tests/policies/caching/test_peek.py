@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.caching.paged import Paged
@@ -61,7 +61,6 @@ def found_by(pool, requests):
     ],
     ids=str,
 )
-@settings(max_examples=80)
 @given(served=st.lists(prompts, max_size=8), asked=st.lists(prompts, min_size=1, max_size=3))
 def test_a_peek_finds_what_an_admission_would_and_changes_nothing(caching, served, asked):
     pool = caching.pool(KvMemory(40 // caching.block_size))

@@ -1,7 +1,7 @@
 """Prefix caching against a pool that goes block by block and token by token, as vLLM's does."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -115,7 +115,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=300)
 @given(st.integers(6, 40), st.lists(asks, min_size=1, max_size=8), actions)
 def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, asks, actions):
     """Admissions, chunks, decodes, ends and preemptions of plans that were not run, in any order."""
@@ -261,7 +260,6 @@ def test_a_tail_is_evicted_before_its_head_and_the_oldest_first():
     assert {n: core.pool.num_cached(probe) for n, probe in probes.items()} == {0: 4, 1: 16}
 
 
-@settings(max_examples=50)
 @given(asks=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30))
 def test_what_a_cache_finds_does_not_depend_on_the_places_it_has_forgotten(asks):
     """Pieces shorter than a block among them: no block ends there, but other pieces lie behind."""

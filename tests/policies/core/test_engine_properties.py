@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -102,7 +102,6 @@ def check_block_ids(core, plan):
     assert len(owners) == core.pool.num_used, "a block is leaked"
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.booleans())
 def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed, presume_cached):
     rng = random.Random(seed)
@@ -156,7 +155,6 @@ def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed, p
     assert num_requests == finished + aborted + core.num_unfinished
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_a_plan_may_be_left_after_any_iteration_of_its_horizon(make_core, make_request, seed):
     """Two engines, one stepping, one leaping a random part of each horizon: the same sequences throughout."""

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.caching.pool import KvMemory
@@ -298,7 +298,6 @@ def draw_requests(rng):
     return requests
 
 
-@settings(max_examples=40)
 @pytest.mark.parametrize("cache", CACHES)
 @given(st.integers(0, 2**32))
 def test_whoever_is_preempted_after_an_admission_everybody_computes_on_kv_that_is_there(cache, seed):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -442,7 +442,6 @@ def tiered(host_blocks, disk_blocks=0, write="back", min_load_tokens=1):
     )
 
 
-@settings(max_examples=30)
 @pytest.mark.parametrize("cache", CACHES)
 @given(SEEDS)
 def test_kv_survives_preemption_by_swap_and_by_recomputation(cache, seed):
@@ -453,7 +452,6 @@ def test_kv_survives_preemption_by_swap_and_by_recomputation(cache, seed):
     fly(make, requests, seed, num_swap_blocks=num_swap_blocks)
 
 
-@settings(max_examples=50)
 @pytest.mark.parametrize("write", ["back", "through"])
 @given(SEEDS)
 def test_kv_survives_in_the_tiers_below(write, seed):
@@ -465,7 +463,6 @@ def test_kv_survives_in_the_tiers_below(write, seed):
     fly(make, draw_requests(rng, num_contents=3), seed, num_swap_blocks=num_swap_blocks, tiers=tiers)
 
 
-@settings(max_examples=30)
 @pytest.mark.parametrize("cache", ["paged", "prefix", "radix"])
 @given(SEEDS)
 def test_kv_of_branches_survives_a_swap(cache, seed):

@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request, Segment
@@ -206,7 +206,6 @@ def longest_prefix(prompt, known):
     return next((n for n in range(len(path), 0, -1) if path[n - 1] in known), 0)
 
 
-@settings(max_examples=300)
 @given(sent=st.lists(st.tuples(pieces, st.integers(0, 2)), max_size=12), asked=pieces)
 def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
     tree, known = PrefixTree(10**6), [set(), set(), set()]
@@ -224,7 +223,6 @@ def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
         assert match.replica is None or longest[match.replica] == 0
 
 
-@settings(max_examples=300)
 @given(
     sent=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=20),
     asked=pieces,

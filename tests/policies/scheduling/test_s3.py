@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.scheduling.fcfs import Fcfs
@@ -44,7 +44,6 @@ pushes = st.tuples(st.integers(1, 60), st.integers(0, 5))  # prompt tokens, arri
 packings = st.tuples(st.integers(-3, NUM_BLOCKS), st.sets(st.integers(0, 20)))  # room, who is taken
 
 
-@settings(max_examples=200)
 @given(window=st.integers(1, 6), acts=st.lists(st.lists(pushes, max_size=5) | packings, max_size=12))
 def test_the_queue_offers_what_its_definition_says(make_core, make_request, window, acts):
     policy = S3(window=window)

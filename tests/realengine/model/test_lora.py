@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the engine needs torch")
@@ -293,7 +293,6 @@ def test_segments_are_runs_of_rows_cut_to_size():
         make_segments([0, 1], [1, 1], 16, num_segments=1)
 
 
-@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 40)), max_size=12),
     most=st.integers(1, 20),
@@ -310,7 +309,6 @@ def test_segments_give_each_token_its_rows_slot(rows, most, spare):
     assert np.repeat(arrays.slots, sizes).tolist() == np.repeat(np.array(slots, int), lengths).tolist()
 
 
-@settings(max_examples=60)
 @given(slots=st.lists(st.integers(-1, 3), min_size=1, max_size=200))
 def test_decodes_in_order_of_their_slots_fit_the_segments_of_a_graph(slots):
     room = num_decode_segments(len(slots), max_loras=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realengine.serving.stop_strings import StopStrings
@@ -43,7 +43,6 @@ def test_the_text_ends_before_the_stop_string(stop, pieces, expected):
     assert shown(stop, pieces) == expected
 
 
-@settings(max_examples=500)
 @given(
     stop=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3),
     pieces=st.lists(st.text("ab\n", max_size=5), max_size=8),
@@ -53,7 +52,6 @@ def test_whatever_the_pieces_it_ends_where_it_would_character_by_character(stop,
     assert shown(stop, pieces) == truth(stop, "".join(pieces))
 
 
-@settings(max_examples=300)
 @given(
     stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     text=st.text("ab", max_size=12),

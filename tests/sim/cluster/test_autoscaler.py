@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.toys import ToyModel
@@ -186,7 +186,6 @@ def test_a_replica_that_was_down_is_not_busier_than_the_clock(fly, ask):
     assert max(seen) <= 1
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_scaling_in_never_ends_work(data):
     """Without troubles and impatient clients every request is sent once, and loses nothing."""

@@ -23,7 +23,6 @@ def clusters():
     return draw_clusters()
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_leap_equals_step(data, clusters):
     assert_leap_equals_step(data.draw(clusters))
@@ -63,7 +62,6 @@ def outstanding_of(policy):
     return [value for f in fields(policy) if isinstance(value := getattr(policy, f.name), Outstanding)]
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
@@ -97,7 +95,6 @@ def check_what_is_sent(simulation):
     fleet.sent = sent
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters):
     replace(data.draw(clusters), watch=check_what_is_sent).fly()
@@ -117,7 +114,6 @@ def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     assert list(tables()) == list(tables())
 
 
-@settings(max_examples=50)
 @given(data=st.data(), kind=st.sampled_from(Kind))
 def test_a_trouble_that_never_happens_changes_nothing(data, kind, clusters, same_records):
     world = data.draw(clusters)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_same_decisions
@@ -21,7 +21,6 @@ from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, draw_crashes, toy_network
 from tests.worlds.services import Service
 
-random_worlds = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOKENS = Recovery(way="tokens")
 KV = Recovery(way="kv", every_tokens=2)
 
@@ -289,14 +288,13 @@ def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
     assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
 
 
-@settings(random_worlds, max_examples=40)
 @given(data=st.data())
 def test_leap_equals_step_and_nothing_is_lost_or_counted_twice(data, same_records):
     assert_all_adds_up(data.draw(draw_crashes()), same_records)
 
 
 @pytest.mark.slow
-@settings(random_worlds, max_examples=3000)
+@settings(max_examples=3000)
 @given(data=st.data())
 def test_leap_equals_step_and_nothing_is_lost_in_many_worlds(data, same_records):
     assert_all_adds_up(data.draw(draw_crashes()), same_records)
@@ -321,7 +319,6 @@ def assert_all_adds_up(world, same_records):
         assert (*left, replica.core.pool.num_used) == (0, 0, 0, 0)
 
 
-@settings(random_worlds, max_examples=25)
 @given(data=st.data())
 def test_a_token_that_went_out_is_never_sampled_again(data):
     """Nobody runs out of resends or patience: with its tokens kept, every request loses none."""

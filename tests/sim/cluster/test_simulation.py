@@ -31,7 +31,6 @@ def assert_tokens_are_conserved(records):
     assert np.dot(records.gap_s, records.gap_count) == pytest.approx(spans_s, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost(data, worlds):
     world = data.draw(worlds)
@@ -49,7 +48,6 @@ def test_no_request_and_no_token_is_lost(data, worlds):
     assert_tokens_are_conserved(records)
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_times_of_a_request_are_in_order(data, worlds):
     records = data.draw(worlds).fly().records
@@ -65,7 +63,6 @@ def test_times_of_a_request_are_in_order(data, worlds):
     assert (requests.finished_s.isna() == (requests.status == "unfinished")).all()
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_iterations_follow_each_other_within_the_limits(data, worlds):
     world = data.draw(worlds)
@@ -84,7 +81,6 @@ def test_iterations_follow_each_other_within_the_limits(data, worlds):
             assert (rows.decode_seqs + rows.prefill_tokens <= world.batching.max_num_batched_tokens).all()
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_nobody_starves_and_every_answer_has_its_length(data):
     """First come, first served, without time limit or impatience: all that can be served are, to the end."""

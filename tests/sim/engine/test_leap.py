@@ -26,14 +26,12 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_leap_equals_step(data, worlds):
     """Times too are equal to the last bit: 1e-9 is promised, but there is no reason for any difference."""
     assert_leap_equals_step(data.draw(worlds))
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_leap_equals_step_with_branches(data, branching_worlds):
     assert_leap_equals_step(data.draw(branching_worlds))
@@ -53,7 +51,6 @@ def test_leap_equals_step_in_many_worlds(data, worlds):
     assert_leap_equals_step(data.draw(worlds))
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_leap_equals_step_with_adapters(data, adapter_worlds):
     assert_leap_equals_step(data.draw(adapter_worlds))
@@ -66,7 +63,6 @@ def test_leap_equals_step_in_many_worlds_with_adapters(data, adapter_worlds):
     assert_leap_equals_step(data.draw(adapter_worlds))
 
 
-@settings(max_examples=40)
 @given(data=st.data(), boundary=st.integers(0), early_or_late=st.sampled_from([-inf, None, inf]))
 def test_leap_equals_step_when_requests_arrive_on_a_boundary_or_a_hair_beside_it(
     data, worlds, ask, boundary, early_or_late
@@ -117,7 +113,6 @@ class LongestContextFirst:
                 break
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_leap_equals_step_for_a_policy_that_promises_nothing(data, worlds):
     world = data.draw(worlds)

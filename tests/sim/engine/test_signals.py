@@ -72,7 +72,6 @@ def draw_spied(draw, worlds):
     )
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_time(data, worlds):
     """The truth is the table of iterations, written without any thought of signals: one row an iteration."""
@@ -108,7 +107,6 @@ def refreshed_s(age_s, now):
     return period * age_s
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_leaping_or_reading_more_changes_no_reading(data, worlds):
     """Any engine; with and without a look into the caches, which cuts leaps."""
@@ -125,7 +123,6 @@ def test_leaping_or_reading_more_changes_no_reading(data, worlds):
         assert unread.requests.equals(records.requests)
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_leap_equals_step_for_routers_of_caches_under_pressure(data, worlds):
     world = data.draw(worlds)

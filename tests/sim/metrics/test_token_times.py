@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
@@ -32,13 +32,11 @@ def assert_rebuilt(records):
         assert np.sort(times.gaps()[0]) == pytest.approx(recorded, abs=1e-8)
 
 
-@settings(max_examples=30)
 @given(draw_worlds(), st.booleans())
 def test_every_token_is_found_whatever_the_policies(world, leap):
     assert_rebuilt(world.fly(leap=leap).records)
 
 
-@settings(max_examples=20)
 @given(st.one_of(draw_clusters(), draw_crashes()))
 def test_every_token_is_found_over_replicas_handovers_and_crashes(world):
     assert_rebuilt(world.fly().records)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.caching.contiguous import Contiguous
@@ -98,7 +98,6 @@ def place_seconds_one_by_one(records, inside_s):
     return total
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_shares_add_up_and_none_is_negative(worlds, data):
     """Whatever the cache, the traffic and the window."""

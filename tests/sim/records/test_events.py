@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -176,7 +176,6 @@ def test_an_admission_says_how_much_the_cache_held(fly, make_world, ask):
     assert admitted[["tokens", "of_tokens"]].to_numpy().tolist() == [[0, 13], [12, 13]]
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_leaping_and_stepping_leave_the_same_events(data, worlds):
     world = data.draw(worlds)
@@ -184,7 +183,6 @@ def test_leaping_and_stepping_leave_the_same_events(data, worlds):
     assert leapt.equals(stepped)
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
     """Step by step, each plan's cause is charged to whoever is in the queue behind it until the next plan."""
@@ -218,7 +216,6 @@ def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
         assert found == pytest.approx(np.array(list(expected[cause].values())), abs=1e-9), cause
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_the_causes_add_up_to_the_time_without_work(data, worlds):
     """A first wait ends with the first work, or with the request; later ones begin with a preemption."""

@@ -4,7 +4,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.cluster.troubles import Kind, Scripted, Troubles
@@ -79,7 +79,6 @@ def test_what_the_end_of_the_run_cuts_off_lasts_until_then():
     assert names(phases(rows, 5.0)) == [("waiting", 0.0, 1.0), ("prefill", 1.0, 5.0)]
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
     """Every first token ends a prefill, waits have the length of their causes, and no time is missing."""

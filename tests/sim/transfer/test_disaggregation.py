@@ -32,13 +32,11 @@ from tests.worlds.services import (
 )
 
 
-@settings(max_examples=25)
 @given(service=draw_services())
 def test_leap_equals_step(service):
     check_conservation(assert_leap_equals_step(service).records)
 
 
-@settings(max_examples=25)
 @given(service=draw_troubled_services())
 def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service):
     check_conservation(assert_leap_equals_step(service).records)
@@ -58,7 +56,6 @@ def test_leap_equals_step_in_many_services_under_trouble(service):
     check_conservation(assert_leap_equals_step(service).records)
 
 
-@settings(max_examples=60)
 @given(service=draw_adapter_services())
 def test_leap_equals_step_with_adapters(service):
     check_conservation(assert_leap_equals_step(service).records)

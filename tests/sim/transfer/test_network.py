@@ -6,7 +6,7 @@ from random import Random
 from time import process_time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine.clock import Clock, Phase
@@ -194,7 +194,6 @@ def scale(wire, capacity, factor):
     wire.network.set_capacity(capacity, capacity.bytes_per_s * factor)
 
 
-@settings(max_examples=100)
 @given(traffic=draw_traffic())
 def test_rates_are_max_min_fair_at_every_instant(traffic):
     """Each flow has a bottleneck: a capacity in full use on which nobody gets more (the definition)."""
@@ -227,7 +226,6 @@ def check_fairness(network, capacities):
         ), "a flow without a bottleneck could get more"
 
 
-@settings(max_examples=30)
 @given(traffic=draw_traffic())
 def test_arrivals_agree_with_a_simulation_in_small_steps(traffic):
     step_s = TICK_S / 128

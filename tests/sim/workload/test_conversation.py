@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -143,7 +143,6 @@ def test_without_system_prompts_a_prompt_begins_with_the_message():
     assert sent[0].request.prompt.segments == (Segment(0, 10),)
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(150, 1500))
 def test_conversations_do_not_depend_on_the_order_of_service(seed, max_model_len):
     workload = varied(num_conversations=20, num_system_prompts=2)

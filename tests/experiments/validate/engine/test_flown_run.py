@@ -65,6 +65,7 @@ def all_decisions_are_equal(sentence):
     return len(pairs) == 2 and all(equal == num for equal, num in pairs) and "difference" not in sentence
 
 
+@pytest.mark.slow
 def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "load=0.4", "repeats=2") == 0
     said, record = capsys.readouterr().out, read(tmp_path / "validation.json")
@@ -96,6 +97,7 @@ def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path,
         assert f"{heading}</h2>" in page
 
 
+@pytest.mark.slow
 def test_a_flight_can_be_validated_again_without_flying(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "repeats=1", "output.report=false") == 0
     first = capsys.readouterr().out.splitlines()[0]
@@ -110,6 +112,7 @@ def test_a_flight_can_be_validated_again_without_flying(calibrated, tmp_path, ca
     assert real[0] == real[1]
 
 
+@pytest.mark.slow
 def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop_the_others(
     calibrated, tmp_path, capsys
 ):
@@ -143,6 +146,7 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
     assert load(folder / "mlfq" / "recordings" / "0").steps["running"].max() == 2
 
 
+@pytest.mark.slow
 def test_without_a_calibration_the_machine_is_measured_first(tmp_path, monkeypatch, capsys):
     limits = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 64, "budget_s": 0.1}
     monkeypatch.setitem(command.LIMITS, "cpu", limits)
@@ -157,6 +161,7 @@ def test_without_a_calibration_the_machine_is_measured_first(tmp_path, monkeypat
     assert read(tmp_path / "validation.json")["config"]["engine"]["max_num_seqs"] == 2
 
 
+@pytest.mark.slow
 def test_a_calibration_of_another_model_is_refused_with_what_to_do(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "model=smollm2_135m") == 2
     error = capsys.readouterr().err
@@ -180,6 +185,7 @@ def test_every_policy_that_the_engine_runs_is_decided_alike(calibrated, tmp_path
         assert load(tmp_path / name / "recordings" / "0").steps["preempted"].sum() > 0, name
 
 
+@pytest.mark.slow
 def test_a_calibration_of_other_numbers_is_refused(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "model.weights=int8_wo") == 2
     assert "weights=None was measured, not int8_wo; measure it anew" in capsys.readouterr().err

@@ -148,7 +148,9 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, message, t
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "policies" else name for name in SUITES]
+)
 def test_every_case_can_be_built_and_flown(name):
     """On the default machine, as is done before anything is measured."""
     device = "cuda" if name.endswith("_gpu") else "cpu"
