@@ -44,7 +44,11 @@ def shipped():
     return [target for target in targets if target]
 
 
-@pytest.mark.parametrize("target", shipped())
+FLOWN_ELSEWHERE = ("batching", "scheduling", "caching", "routing")
+"""Families of which the random worlds of tests/sim/ draw every policy, for most of the same promises."""
+
+
+@pytest.mark.parametrize("target", [t for t in shipped() if t.split(".")[1] not in FLOWN_ELSEWHERE])
 def test_shipped_policies_keep_their_promises(target):
     for claim in claims_of(get_class(target)()):
         claim.check(num_worlds=2)
@@ -468,7 +472,8 @@ def test_pytest_checks_a_policy_in_a_plain_file(run_pytest):
     assert (code, "6 passed" in printed) == (0, True), printed
 
 
-def test_pytest_tells_the_smallest_world_of_a_policy_that_exceeds_its_budget(run_pytest):
+def test_pytest_tells_the_smallest_world_of_a_policy_that_exceeds_its_budget(run_pytest, monkeypatch):
+    monkeypatch.setattr("experiments.conformance.claims.MAX_SHRINKING_S", 0.5)
     arguments = ["--policy-settings", "slack=1", "--policy-worlds", "20", "-k", "budget"]
     code, printed = run_pytest("--policy", "whole.Whole", *arguments)
     assert (code, "1 failed" in printed) == (1, True), printed

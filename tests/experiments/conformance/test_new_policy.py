@@ -53,18 +53,12 @@ def test_what_is_written_simulates_as_printed_and_leaps_exactly(family, here, ca
     assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize(
-    "family", [f if f == "batching" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
-)
-def test_the_hand_computed_schedule_passes_and_the_suite_is_in_the_test(family, here, capsys):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_hand_computed_schedule_passes_and_the_suite_is_in_the_test(family, pytester, capsys):
     new(capsys, "policy", family, "my_own")
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "test_my_own.py"]
-    done = subprocess.run(
-        [*command, "-k", "not keeps_its_promises"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
-    assert "my_own_keeps_its_promises" in (here / "test_my_own.py").read_text()
+    without = ("-p", "no:xdist", "-p", "no:cacheprovider", "-k", "not keeps_its_promises")
+    assert pytester.runpytest_inprocess(*without, "test_my_own.py").parseoutcomes()["passed"] == 1
+    assert "my_own_keeps_its_promises" in (pytester.path / "test_my_own.py").read_text()
 
 
 @pytest.mark.slow

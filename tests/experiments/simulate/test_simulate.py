@@ -45,7 +45,7 @@ def composed(*overrides: str):
 
 
 def with_choice(group: str, choice: str, *overrides: str):
-    """The config with another choice in a group; a choice that changes other groups is composed, which is slow."""
+    """The config with another choice in a group; one that changes other groups, too, is composed, slowly."""
     own = OmegaConf.load(CONFIG_DIR / group / f"{choice}.yaml")
     if "defaults" in own:
         return SOURCE.compose([*overrides, f"{group}={choice}"])

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.placement import Demand, Hosting, Objective, Plan, Pool, Problem
@@ -127,6 +127,7 @@ def check_sound(problem, plan):
     assert sum(plan.served.values()) <= most * (1 + 1e-6) + 1e-9
 
 
+@settings(max_examples=40)
 @given(problems())
 def test_the_program_is_worth_as_much_as_brute_force(problem):
     exact = Milp().place(problem)
@@ -134,6 +135,7 @@ def test_the_program_is_worth_as_much_as_brute_force(problem):
     assert exact.value == pytest.approx(brute_force(problem).value, rel=1e-6, abs=1e-9)
 
 
+@settings(max_examples=40)
 @given(problems(Objective.cost))
 def test_the_program_rents_as_little_as_brute_force(problem):
     best = brute_force(problem)
@@ -147,6 +149,7 @@ def test_the_program_rents_as_little_as_brute_force(problem):
     assert exact.usd_per_hour == pytest.approx(best.usd_per_hour)
 
 
+@settings(max_examples=60)
 @given(problems(largest=4), st.sampled_from(GREEDY))
 def test_greedy_placements_are_sound_and_never_worth_more(problem, greedy):
     plan = greedy.place(problem)
@@ -154,6 +157,7 @@ def test_greedy_placements_are_sound_and_never_worth_more(problem, greedy):
     assert plan.value <= Milp().place(problem).value * (1 + 1e-6) + 1e-9
 
 
+@settings(max_examples=60)
 @given(problems(Objective.cost, largest=4), st.sampled_from(GREEDY))
 def test_greedy_placements_that_meet_the_demand_are_never_cheaper(problem, greedy):
     try:
