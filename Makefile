@@ -9,7 +9,7 @@ PY := .venv/bin/python
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all parity lint types layers bench clean
+.PHONY: help run test test-all coverage parity lint types layers bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -22,6 +22,9 @@ test: .venv/installed-test ## the tests that take seconds
 
 test-all: .venv/installed-test ## the slow tests, too, and new random examples
 	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
+
+coverage: .venv/installed-test ## the lines of our code that the fast tests do not reach
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --cov
 
 parity: .venv-parity/installed ## our decisions against those of vLLM and SGLang (an environment of some GB, minutes)
 	.venv-parity/bin/python -m pytest -m parity tests/parity

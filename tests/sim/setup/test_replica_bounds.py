@@ -1,6 +1,7 @@
 """Bounds that rule candidates out are true: nothing that is simulated beats them."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,30 +27,31 @@ from sim.workload.listed import listed
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
 
+@cache
 def scenario_of(*overrides):
     return build_scenario(composed(SOURCE, list(overrides)))
 
 
 SHORT = ("workload=synthetic", "workload.num_requests=60")
 WORLDS = {
-    "small": scenario_of("model=smollm2_135m", "hardware=l4", *SHORT),
-    "sglang": scenario_of("model=llama3_1_8b", "hardware=l40s", "engine=sglang", *SHORT),
-    "few slots": scenario_of(
+    "small": ("model=smollm2_135m", "hardware=l4", *SHORT),
+    "sglang": ("model=llama3_1_8b", "hardware=l40s", "engine=sglang", *SHORT),
+    "few slots": (
         "model=llama3_1_8b", "hardware=h100_sxm", "engine.max_num_seqs=3", "workload=synthetic",
         "workload.num_requests=60",
     ),
-    "little memory": scenario_of(
+    "little memory": (
         "model=llama3_1_8b", "hardware=l4", "workload=synthetic", "workload.num_requests=60",
         "engine.max_num_seqs=32",
     ),
-    "pipeline": scenario_of(
+    "pipeline": (
         "model=llama3_1_8b", "hardware=l40s", "pipeline_parallel_size=2", "tensor_parallel_size=2",
         "workload=synthetic", "workload.num_requests=60",
     ),
-    "experts": scenario_of(
+    "experts": (
         "model=qwen3_30b_a3b", "hardware=h200_sxm", "workload=synthetic", "workload.num_requests=60"
     ),
-    "conversation of content": scenario_of(
+    "conversation of content": (
         "model=llama3_1_8b", "hardware=h100_sxm", "batching=prefill_first", "caching=paged",
         "workload=synthetic", "workload.num_requests=60",
     ),
@@ -69,7 +71,7 @@ WORLDS = {
 def test_nothing_simulated_beats_a_bound(world, seed, load, limits_ms, target):
     ttft_ms, tpot_ms, e2e_ms = limits_ms
     slo = Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=e2e_ms, attainment_target=target)
-    scenario = replace(WORLDS[world], seed=seed, load=load, slo=slo)
+    scenario = replace(scenario_of(*WORLDS[world]), seed=seed, load=load, slo=slo)
     demand = Demand.of(listed(replace(scenario, load=1.0).source()))
     found = bounds(scenario, demand, slo, load)
     least = max(found.replicas.values())
