@@ -28,13 +28,6 @@ def test_leap_equals_step(data, clusters):
     assert_leap_equals_step(data.draw(clusters))
 
 
-@pytest.mark.slow
-@settings(max_examples=5000)
-@given(data=st.data())
-def test_leap_equals_step_in_many_clusters(data, clusters):
-    assert_leap_equals_step(data.draw(clusters))
-
-
 def assert_nothing_is_lost(world):
     flown = world.fly()
     records, requests = flown.records, flown.records.requests
@@ -64,13 +57,6 @@ def outstanding_of(policy):
 
 @given(data=st.data())
 def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
-    assert_nothing_is_lost(data.draw(clusters))
-
-
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(data=st.data())
-def test_no_request_and_no_token_is_lost_in_many_clusters(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_same_decisions
@@ -290,13 +290,6 @@ def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
 
 @given(data=st.data())
 def test_leap_equals_step_and_nothing_is_lost_or_counted_twice(data, same_records):
-    assert_all_adds_up(data.draw(draw_crashes()), same_records)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(data=st.data())
-def test_leap_equals_step_and_nothing_is_lost_in_many_worlds(data, same_records):
     assert_all_adds_up(data.draw(draw_crashes()), same_records)
 
 

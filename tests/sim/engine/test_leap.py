@@ -37,29 +37,8 @@ def test_leap_equals_step_with_branches(data, branching_worlds):
     assert_leap_equals_step(data.draw(branching_worlds))
 
 
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(data=st.data())
-def test_leap_equals_step_in_many_worlds_with_branches(data, branching_worlds):
-    assert_leap_equals_step(data.draw(branching_worlds))
-
-
-@pytest.mark.slow
-@settings(max_examples=5000)
-@given(data=st.data())
-def test_leap_equals_step_in_many_worlds(data, worlds):
-    assert_leap_equals_step(data.draw(worlds))
-
-
 @given(data=st.data())
 def test_leap_equals_step_with_adapters(data, adapter_worlds):
-    assert_leap_equals_step(data.draw(adapter_worlds))
-
-
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(data=st.data())
-def test_leap_equals_step_in_many_worlds_with_adapters(data, adapter_worlds):
     assert_leap_equals_step(data.draw(adapter_worlds))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
@@ -42,29 +42,8 @@ def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service):
     check_conservation(assert_leap_equals_step(service).records)
 
 
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(service=draw_services())
-def test_leap_equals_step_in_many_services(service):
-    check_conservation(assert_leap_equals_step(service).records)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(service=draw_troubled_services())
-def test_leap_equals_step_in_many_services_under_trouble(service):
-    check_conservation(assert_leap_equals_step(service).records)
-
-
 @given(service=draw_adapter_services())
 def test_leap_equals_step_with_adapters(service):
-    check_conservation(assert_leap_equals_step(service).records)
-
-
-@pytest.mark.slow
-@settings(max_examples=3000)
-@given(service=draw_adapter_services())
-def test_leap_equals_step_in_many_services_with_adapters(service):
     check_conservation(assert_leap_equals_step(service).records)
 
 
