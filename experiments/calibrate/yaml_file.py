@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.study.yaml_text import figure, quoted
 from hwmodels.devices.calibration import Calibration
 
 MAX_WIDTH = 120
-NOTHING = 1e-12
-"""Figures below are left-overs of a fit that went to 0: no time in seconds and no share is as small."""
 CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]
 
 
@@ -63,17 +61,6 @@ def commented(setting: str, meaning: str, remark: str) -> str:
     return f"{setting}  # {'; '.join(clauses)}{remark}"
 
 
-def figure(value: float) -> str:
-    """Four digits, with an exponent of three: 2.431e-6. What is below `NOTHING`: 0."""
-    if abs(value) < NOTHING:
-        return "0"
-    if 1e-2 <= abs(value) < 1e4:
-        return f"{value:.4g}"
-    rounded = float(f"{value:.4g}")
-    exponent = 3 * math.floor(math.log10(abs(rounded)) / 3)
-    return f"{rounded / 10**exponent:.4g}e{exponent}"
-
-
 def field_meanings(settings: type) -> dict[str, str]:
     """The first sentence of the docstring below each field of a dataclass."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
@@ -92,8 +79,3 @@ def field_meanings(settings: type) -> dict[str, str]:
 
 def path_of(target: type) -> str:
     return f"{target.__module__}.{target.__qualname__}"
-
-
-def quoted(text: str) -> str:
-    """As a YAML string, whatever is in it."""
-    return "'" + text.replace("'", "''") + "'"

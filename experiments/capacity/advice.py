@@ -10,7 +10,7 @@ from typing import Any
 from experiments.capacity.candidates import Candidate, Question, build_candidates
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State, begin
-from experiments.goodput.search import FACTOR, MAX_STEPS, bisected, bracketed
+from experiments.study.bisection import FACTOR, MAX_STEPS, bisected, bracketed
 from experiments.study.workers import in_turn
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo

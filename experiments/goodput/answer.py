@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import inf
 
 from experiments.goodput.results import Highest, highest_of
-from experiments.goodput.search import FACTOR, Arm, Bracket, Found, Rough, RoughSearch, Search
+from experiments.goodput.search import Arm, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
+from experiments.study.bisection import FACTOR, Bracket
 from experiments.study.workers import Report, in_turn
 from sim.engine.interrupt import ctrl_c_noted
 

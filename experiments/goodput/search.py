@@ -7,13 +7,14 @@ overloaded is ended early: whatever it measured, it is above.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log2
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
 from sim.metrics.slo import Slo
 from sim.records.result import RunResult
 from sim.settings.build import build
@@ -25,11 +26,8 @@ from sim.workload.faster import FasterSource
 
 ANSWERS = 10
 """Traffic lasts so many times as long as nine in ten answers take: a shorter one ends before it is felt."""
-FACTOR = 2.0
 FINER = 1.25
 """Steps to either side where the rate is already known from shorter runs."""
-MAX_STEPS = 14
-"""Steps until a search for the two sides of the target gives up: a factor of 16,384."""
 
 
 class Measured(NamedTuple):
@@ -122,46 +120,6 @@ class Arm:
     def keeps(self, measured: Measured) -> bool:
         """Whether the SLO is attained."""
         return not measured.is_overloaded and measured.share >= self.target
-
-
-class Bracket(NamedTuple):
-    """The target is kept at `low` (0: at no rate that was tried) and missed at `high` (inf: at none)."""
-
-    low: float
-    high: float
-
-
-def bracketed(keeps: Callable[[float], bool], start: float, factor: float = FACTOR) -> Bracket:
-    """Two rates, a factor apart, with the target between them."""
-    if keeps(start):
-        low = start
-        for _ in range(MAX_STEPS):
-            high = low * factor
-            if not keeps(high):
-                return Bracket(low, high)
-            low = high
-        return Bracket(low, inf)
-    high = start
-    for _ in range(MAX_STEPS):
-        low = high / factor
-        if keeps(low):
-            return Bracket(low, high)
-        high = low
-    return Bracket(0.0, high)
-
-
-def bisected(keeps: Callable[[float], bool], bracket: Bracket, precision: float) -> Bracket:
-    """The same, at most a share of `precision` apart; unchanged where one side is missing."""
-    low, high = bracket
-    if low == 0 or high == inf:
-        return bracket
-    while high > low * (1 + precision):
-        middle = (low * high) ** 0.5
-        if keeps(middle):
-            low = middle
-        else:
-            high = middle
-    return Bracket(low, high)
 
 
 class Rough(NamedTuple):

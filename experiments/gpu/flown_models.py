@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.gpu.record import Record
-from experiments.validate.settings import Suite, split
+from experiments.validate.fidelity.settings import Suite, split
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.hydra_errors import composed

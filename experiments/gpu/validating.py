@@ -19,7 +19,7 @@ from experiments.validate.engine.on_engine import Hangar, fly_case, machine_name
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case, cases_of
 from experiments.validate.engine.verdict import Verdict
-from experiments.validate.errors import MetricError
+from experiments.validate.fidelity.errors import MetricError
 
 
 class Flown(NamedTuple):

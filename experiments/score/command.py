@@ -22,6 +22,7 @@ from experiments.score import per_request, runs, silicon
 from experiments.score.physical import impossible_rows
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.score.table import read_table
+from experiments.study import measured_requests
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.settings.build import build_as
@@ -67,7 +68,7 @@ KINDS = {
         per_request.POSITIVE,
         per_request.METRICS,
         ("run",),
-        per_request.scenario_of,
+        measured_requests.scenario_of,
         per_request.predict,
         per_request.by_run,
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.rows import check_context, simulated, whole
+from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged

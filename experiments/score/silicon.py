@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.score.rows import check_context, simulated, whole
+from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel

@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.app.terminal import terminal_console
-from experiments.validate import foreign_run
 from experiments.validate.engine import flown_run, recorded_run
-from experiments.validate.settings import split
+from experiments.validate.fidelity.settings import split
+from experiments.validate.foreign import run as foreign_run
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.calibrate.yaml_file import figure, quoted
+from experiments.study.yaml_text import figure, quoted
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from sim.setup.engine_profile import EngineProfile
 

@@ -22,8 +22,8 @@ import numpy as np
 from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator
-from experiments.validate.errors import Part
-from experiments.validate.measured import Measured, of_records
+from experiments.validate.fidelity.errors import Part
+from experiments.validate.fidelity.measured import Measured, of_records
 from hwmodels.devices.host import HostOverhead
 from sim.setup.scenario import MetricsSettings, Scenario
 

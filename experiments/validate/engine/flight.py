@@ -18,8 +18,8 @@ from experiments.calibrate.engine.steps import nobodys_work
 from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.paced import PacedClock
 from experiments.validate.engine.recording import Recorder, Recording
-from experiments.validate.environment import environment
-from experiments.validate.recorded_settings import deciding
+from experiments.validate.fidelity.environment import environment
+from experiments.validate.fidelity.recorded_settings import deciding
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked

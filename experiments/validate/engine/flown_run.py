@@ -19,8 +19,8 @@ from experiments.calibrate.engine.files import Files
 from experiments.simulate.command import OutputSettings
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate.engine.suite import Case, cases_of, model_of
-from experiments.validate.printed import print_files
-from experiments.validate.settings import ValidateSettings
+from experiments.validate.fidelity.printed import print_files
+from experiments.validate.fidelity.settings import ValidateSettings
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build_as
 from sim.settings.compose import Composition

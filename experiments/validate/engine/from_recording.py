@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.validate.engine.recording import Recording
-from experiments.validate.measured import Measured
+from experiments.validate.fidelity.measured import Measured
 from hwmodels.iterations.iteration import COUNTED
 from sim.records.records import Gaps
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from experiments.app.terminal import fits, plain_table
 from experiments.validate.engine.verdict import Verdict
-from experiments.validate.errors import MetricError
-from experiments.validate.report import table_html
-from experiments.validate.tables import VERDICTS, plain_percent, signed_percent
+from experiments.validate.fidelity.errors import MetricError
+from experiments.validate.fidelity.report import table_html
+from experiments.validate.fidelity.tables import VERDICTS, plain_percent, signed_percent
 from sim.report import wording
 from sim.report.plain_page import write_page
 

@@ -17,9 +17,9 @@ from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load
 from experiments.validate.engine.swapped import RecordedSource
 from experiments.validate.engine.verdict import judge, write_verdict
-from experiments.validate.printed import print_files
-from experiments.validate.recorded_settings import config_differences, deciding
-from experiments.validate.settings import ValidateSettings, plain, split
+from experiments.validate.fidelity.printed import print_files
+from experiments.validate.fidelity.recorded_settings import config_differences, deciding
+from experiments.validate.fidelity.settings import ValidateSettings, plain, split
 from sim.report.files import config_digest
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from experiments.calibrate.engine.files import Files
-from experiments.validate.settings import Suite, ValidateSettings, plain, split
+from experiments.validate.fidelity.settings import Suite, ValidateSettings, plain, split
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError

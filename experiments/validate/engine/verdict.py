@@ -13,13 +13,13 @@ from experiments.validate.engine.decomposition import Decomposition, decompose
 from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.replay import Equivalence, replay
-from experiments.validate.errors import Fidelity, fidelity_of
-from experiments.validate.foreign_run import write_tables
-from experiments.validate.measured import of_records
-from experiments.validate.metrics import scaled
-from experiments.validate.printed import print_fidelity
-from experiments.validate.report import write_validation
-from experiments.validate.settings import ValidateSettings
+from experiments.validate.fidelity.errors import Fidelity, fidelity_of
+from experiments.validate.fidelity.measured import of_records
+from experiments.validate.fidelity.metrics import scaled
+from experiments.validate.fidelity.printed import print_fidelity
+from experiments.validate.fidelity.report import write_validation
+from experiments.validate.fidelity.settings import ValidateSettings
+from experiments.validate.foreign.run import write_tables
 from sim.records.result import RunResult
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source

@@ -17,7 +17,8 @@ from experiments.calibrate import validate_operators
 from experiments.calibrate.fit import error_table, fit_calibration, fitted_figures, residuals
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.tables import Measured, read_tables
-from experiments.calibrate.yaml_file import calibration_yaml, field_meanings, figure
+from experiments.calibrate.yaml_file import calibration_yaml, field_meanings
+from experiments.study.yaml_text import figure
 from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness

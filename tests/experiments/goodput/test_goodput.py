@@ -14,9 +14,10 @@ from experiments.goodput.answer import Outcome
 from experiments.goodput.arms import build_arms
 from experiments.goodput.page import rate_figure, scale_figure
 from experiments.goodput.results import curve, goodput_curve, highest_of, scale_curve
-from experiments.goodput.search import Arm, Bracket, Found, Measured, bisected, bracketed, rate_of, scaled
+from experiments.goodput.search import Arm, Found, Measured, rate_of, scaled
 from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import rows, sentences
+from experiments.study.bisection import Bracket, bisected, bracketed
 from policies.batching.static import Static
 from sim.cluster.front_door import FrontDoor
 from sim.metrics.slo import Slo

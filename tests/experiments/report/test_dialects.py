@@ -7,8 +7,8 @@ import pytest
 
 from experiments.app.cli import main
 from experiments.report.dialects.command import parse
-from experiments.validate.bench_exports import read_vllm_bench
-from experiments.validate.complete_prefix import read_lines
+from experiments.validate.foreign.bench_exports import read_vllm_bench
+from experiments.validate.foreign.complete_prefix import read_lines
 from sim.metrics.dialects import DIALECTS, DIFFERENCES
 from sim.settings.errors import ConfigError
 

@@ -13,6 +13,7 @@ from experiments.score import per_request, runs, silicon
 from experiments.score.command import predict_row
 from experiments.score.physical import active_weight_bytes, least_step_seconds
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
+from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import ALIASES, NotSimulatedError, plain, preset
 from hwmodels.levels.rooflines import Spec
 from sim.settings.config_groups import CONFIG_DIR, find_groups
@@ -298,7 +299,7 @@ def test_replayed_requests_keep_their_times_and_lengths(tmp_path):
     table = pd.DataFrame(replayed(3, ttft_ms=20.0)).sample(frac=1, random_state=1)
     (row,) = per_request.by_run(table, tmp_path / "requests.csv").to_dict("records")
     assert (row["ttft_mean_ms"], "tpot_mean_ms" in row) == (20.0, False)
-    arrivals = list(per_request.scenario_of(row, Spec()).source().arrivals())
+    arrivals = list(scenario_of(row, Spec()).source().arrivals())
     assert [arrival.request.arrival_s for arrival in arrivals] == [0, 0.25, 0.5]
     assert {(a.request.prompt.num_tokens, a.num_output_tokens) for a in arrivals} == {(50, 6)}
 

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.validate.curves import between, curves
-from experiments.validate.errors import Part, compare, metric_error
-from experiments.validate.iteration_errors import iteration_errors
-from experiments.validate.measured import Measured, of_records
-from experiments.validate.metrics import Metric, metric_values, scaled
-from experiments.validate.report import write_validation
-from experiments.validate.tables import largest_part, metric_rows, part_rows, verdict_line
-from experiments.validate.thresholds import Thresholds
+from experiments.validate.fidelity.curves import between, curves
+from experiments.validate.fidelity.errors import Part, compare, metric_error
+from experiments.validate.fidelity.iteration_errors import iteration_errors
+from experiments.validate.fidelity.measured import Measured, of_records
+from experiments.validate.fidelity.metrics import Metric, metric_values, scaled
+from experiments.validate.fidelity.report import write_validation
+from experiments.validate.fidelity.tables import largest_part, metric_rows, part_rows, verdict_line
+from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationShape
 from sim.metrics.slo import Slo
 from sim.records.records import Gaps

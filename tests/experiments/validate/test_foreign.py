@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.validate.complete_prefix import read_object
-from experiments.validate.curves import between
-from experiments.validate.foreign import read_runs
-from experiments.validate.metrics import metric_values
-from experiments.validate.request_tables import CLIENTS_TIMES
+from experiments.validate.fidelity.curves import between
+from experiments.validate.fidelity.metrics import metric_values
+from experiments.validate.foreign.complete_prefix import read_object
+from experiments.validate.foreign.read import read_runs
+from experiments.validate.foreign.request_tables import CLIENTS_TIMES
 from sim.settings.errors import ConfigError
 
 # Three requests on a clock that begins at 100 s: sent, first token, last token, prompt and output tokens.

@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from experiments.score import per_request
+from experiments.study.measured_requests import scenario_of
 from hwmodels.levels.files import TableLevel
 from hwmodels.levels.rooflines import Spec
 from policies.caching.prefix import PrefixCaching
@@ -34,7 +35,7 @@ def measured_runs() -> dict[str, dict]:
 def test_first_tokens_come_in_the_order_of_the_engine_and_as_many_run(run):
     row = measured_runs()[run]
     measured = row["requests"].reset_index(drop=True)
-    scenario = per_request.scenario_of(row, TableLevel(path=RUNS))
+    scenario = scenario_of(row, TableLevel(path=RUNS))
     records = scenario.simulate(scenario.source())
     assert (records.requests["status"] == "finished").all()
     tau = kendalltau(records.requests["first_token_s"], measured["first_token_s"])[0]
@@ -74,7 +75,7 @@ def test_prompts_are_told_by_their_blocks():
         "gpu_memory_utilization": 0.9,
         "requests": requests,
     }
-    scenario = per_request.scenario_of(row, Spec())
+    scenario = scenario_of(row, Spec())
     assert scenario.caching == PrefixCaching(block_size=16)
     prompts = [arrival.request.prompt.segments for arrival in scenario.source().arrivals()]
     assert prompts == [(Segment(4, 16), Segment(5, 16)), (Segment(4, 16), Segment(6, 16)), ()]
@@ -82,6 +83,6 @@ def test_prompts_are_told_by_their_blocks():
     assert found == [0, 16, 0]
     broken = {**row, "requests": requests.assign(prefix_block_ids="4 x")}
     with pytest.raises(ValueError, match="prefix_block_ids=4 x: must be whole numbers with blanks between"):
-        per_request.scenario_of(broken, Spec())
-    plain = per_request.scenario_of({**row, "requests": requests.drop(columns="prefix_block_ids")}, Spec())
+        scenario_of(broken, Spec())
+    plain = scenario_of({**row, "requests": requests.drop(columns="prefix_block_ids")}, Spec())
     assert plain.simulate(plain.source()).requests["cached_tokens"].tolist() == [0, 0, 0]

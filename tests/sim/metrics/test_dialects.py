@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.validate.bench_exports import read_vllm_bench
-from experiments.validate.complete_prefix import Prefix
+from experiments.validate.foreign.bench_exports import read_vllm_bench
+from experiments.validate.foreign.complete_prefix import Prefix
 from sim.metrics.dialects import DIALECTS, in_dialects, latency
 from sim.metrics.served import Served, interpolated, measured_value, next_value
 from sim.metrics.slo import Slo

@@ -22,7 +22,7 @@ TRAFFIC = (
     "workload.lengths.output_tokens.mean=10",
 )
 CASES = """\
-_target_: experiments.validate.settings.Suite
+_target_: experiments.validate.fidelity.settings.Suite
 base: [load=0.9]
 cases:
   static: [batching=static, batching.batch_size=3]

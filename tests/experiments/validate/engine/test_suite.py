@@ -12,7 +12,7 @@ from experiments.app.cli import main
 from experiments.calibrate.engine.served import architecture_of
 from experiments.validate.engine.flight import settings_of
 from experiments.validate.engine.suite import MEASURED_GROUPS, cases_of, model_of
-from experiments.validate.settings import Suite, split
+from experiments.validate.fidelity.settings import Suite, split
 from realengine.settings import EngineSettings
 from sim.settings.build import build
 from sim.settings.compose import Composition, ConfigSource

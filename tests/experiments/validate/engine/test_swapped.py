@@ -13,7 +13,7 @@ from experiments.validate.engine.decomposition import METRICS, decompose, withou
 from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.swapped import RecordedSource, RecordedTimes, num_equal, replay_in_simulator
-from experiments.validate.measured import of_records
+from experiments.validate.fidelity.measured import of_records
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import COUNTED, IterationShape
 from policies.batching.chunked import Chunked

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from experiments.validate.measured import Measured
+from experiments.validate.fidelity.measured import Measured
 from sim.metrics.definitions import Times
 from sim.metrics.series import mean_and_max_over_time
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.validate import bench_exports, request_tables
-from experiments.validate.complete_prefix import Prefix, read_lines
-from experiments.validate.measured import Measured
+from experiments.validate.fidelity.measured import Measured
+from experiments.validate.foreign import bench_exports, request_tables
+from experiments.validate.foreign.complete_prefix import Prefix, read_lines
 from sim.settings.errors import ConfigError, nearest
 
 KNOWN = (

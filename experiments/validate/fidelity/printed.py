@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.app.terminal import plain_table
-from experiments.validate import tables
-from experiments.validate.errors import Fidelity, Part
+from experiments.validate.fidelity import tables
+from experiments.validate.fidelity.errors import Fidelity, Part
 
 
 def print_fidelity(

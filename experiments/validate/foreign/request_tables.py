@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from experiments.validate.clock import check_order, check_requests
-from experiments.validate.complete_prefix import Prefix, complete_lines
-from experiments.validate.measured import Measured
+from experiments.study.measured_requests import block_ids_of
+from experiments.validate.fidelity.measured import Measured
+from experiments.validate.foreign.clock import check_order, check_requests
+from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
 from sim.records.records import Gaps
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
@@ -265,18 +266,8 @@ def _samples(file: Path, run: str | None) -> pd.DataFrame | None:
 def _block_ids(rows: pd.DataFrame) -> tuple[tuple[int, ...], ...]:
     if "prefix_block_ids" not in rows:
         return ()
-    return tuple(_ids(text, row) for text, row in zip(rows["prefix_block_ids"], rows["row"], strict=True))
-
-
-def _ids(text: Any, row: int) -> tuple[int, ...]:
-    if pd.isna(text):
-        return ()
-    try:
-        return tuple(map(int, str(text).split()))
-    except ValueError:
-        raise ValueError(
-            f"row {row}: prefix_block_ids={str(text)[:40]}: must be whole numbers with blanks between"
-        ) from None
+    cells = zip(rows["prefix_block_ids"], rows["row"], strict=True)
+    return tuple(block_ids_of(text, f"row {row}: ") for text, row in cells)
 
 
 def _require(columns: Any, needed: tuple[str, ...]) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.validate import tables
-from experiments.validate.curves import to_json
-from experiments.validate.environment import environment
-from experiments.validate.errors import Fidelity, Part
-from experiments.validate.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
+from experiments.validate.fidelity import tables
+from experiments.validate.fidelity.curves import to_json
+from experiments.validate.fidelity.environment import environment
+from experiments.validate.fidelity.errors import Fidelity, Part
+from experiments.validate.fidelity.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
 from sim.report.plain_page import drawn, write_page
 
 EXPLAINED = (

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from experiments.validate.curves import Curve, curves
-from experiments.validate.iteration_errors import IterationError, iteration_errors
-from experiments.validate.measured import Measured, of_records
-from experiments.validate.metrics import Metric, ScaledSlo, metric_values
-from experiments.validate.thresholds import Thresholds
+from experiments.validate.fidelity.curves import Curve, curves
+from experiments.validate.fidelity.iteration_errors import IterationError, iteration_errors
+from experiments.validate.fidelity.measured import Measured, of_records
+from experiments.validate.fidelity.metrics import Metric, ScaledSlo, metric_values
+from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationModel
 from sim.records.result import RunResult
 from sim.setup.scenario import MetricsSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from experiments.validate.metrics import Metric
+from experiments.validate.fidelity.metrics import Metric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,16 +12,16 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.progress import simulated_time
-from experiments.score.per_request import Replayed
 from experiments.simulate.command import OutputSettings
-from experiments.validate.errors import fidelity_of
-from experiments.validate.foreign import read_runs
-from experiments.validate.measured import Measured
-from experiments.validate.metrics import scaled
-from experiments.validate.printed import print_fidelity, print_files
-from experiments.validate.recorded_settings import differences
-from experiments.validate.report import write_validation
-from experiments.validate.settings import ValidateSettings, plain, split
+from experiments.study.measured_requests import Replayed
+from experiments.validate.fidelity.errors import fidelity_of
+from experiments.validate.fidelity.measured import Measured
+from experiments.validate.fidelity.metrics import scaled
+from experiments.validate.fidelity.printed import print_fidelity, print_files
+from experiments.validate.fidelity.recorded_settings import differences
+from experiments.validate.fidelity.report import write_validation
+from experiments.validate.fidelity.settings import ValidateSettings, plain, split
+from experiments.validate.foreign.read import read_runs
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.validate.thresholds import Thresholds
+from experiments.validate.fidelity.thresholds import Thresholds
 from sim.settings.build import build_as
 
 DEVICES = ("cpu", "cuda")

@@ -1,7 +1,7 @@
 """Whether a recording was made with the model, hardware and limits that are simulated.
 
 What a recording says of itself stands beside it: config.yaml in a folder of our own runs, runs.csv beside a
-table of several runs (columns model, gpu, tp, max_num_seqs, ...: `experiments.score.per_request`).
+table of several runs (columns model, gpu, tp, max_num_seqs, ...: `experiments.study.measured_requests`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.score import per_request
+from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.convert import shown
@@ -115,7 +115,7 @@ def _run_differences(row: dict[str, Any], scenario: Scenario) -> Iterator[str]:
     """Raises nothing for a model or GPU that has no preset: then it cannot be compared."""
     nobody = pd.DataFrame({name: [] for name in ("arrival_s", "input_tokens", "output_tokens")})
     try:
-        recorded = per_request.scenario_of({**row, "requests": nobody}, scenario.latency)
+        recorded = scenario_of({**row, "requests": nobody}, scenario.latency)
         for group, name in (("model", row["model"]), ("hardware", row["gpu"])):
             if getattr(recorded, group).name != getattr(scenario, group).name:
                 yield f"{group}={preset(group, name)}"

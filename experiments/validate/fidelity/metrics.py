@@ -1,7 +1,7 @@
 """The figures that two runs are compared by, computed alike from both.
 
 Rates are per second from the first arrival to the last token. KV use, and how many requests run and wait, are
-compared as curves: `experiments.validate.curves`.
+compared as curves: `experiments.validate.fidelity.curves`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.validate.measured import Measured
+from experiments.validate.fidelity.measured import Measured
 from sim.metrics.definitions import describe
 from sim.metrics.slo import Slo
 

@@ -12,9 +12,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.validate.curves import Curve
-from experiments.validate.measured import Measured
-from experiments.validate.metrics import LATENCIES
+from experiments.validate.fidelity.curves import Curve
+from experiments.validate.fidelity.measured import Measured
+from experiments.validate.fidelity.metrics import LATENCIES
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
 from sim.report.look import BLUE, KIND_COLOURS, ORANGE, styled, time_unit

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.validate.clock import check_requests
-from experiments.validate.complete_prefix import Prefix, complete_lines, read_object
-from experiments.validate.measured import Measured
-from experiments.validate.request_tables import CLIENTS_TIMES, measured
+from experiments.validate.fidelity.measured import Measured
+from experiments.validate.foreign.clock import check_requests
+from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_object
+from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
 from sim.records.records import Gaps
 
 VLLM_BENCH = ("input_lens", "output_lens", "start_times", "ttfts", "itls")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.validate.curves import Curve
-from experiments.validate.errors import Fidelity, MetricError, Part
-from experiments.validate.iteration_errors import IterationError
+from experiments.validate.fidelity.curves import Curve
+from experiments.validate.fidelity.errors import Fidelity, MetricError, Part
+from experiments.validate.fidelity.iteration_errors import IterationError
 from sim.report import wording
 
 VERDICTS = {

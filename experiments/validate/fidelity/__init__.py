@@ -1,0 +1,1 @@
+"""How far apart a real run and a simulated one are: settings, errors, tables, reports."""

@@ -1,0 +1,1 @@
+"""Runs of other engines: reading what was measured, and simulating the same requests."""
