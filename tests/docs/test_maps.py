@@ -1,4 +1,4 @@
-"""Every link, file, module and command that a page names exists, and every module has its place on a map."""
+"""Every link, file, module and command that a text names exists, and every module has its place on a map."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def named_paths(text: str) -> list[str]:
 
 
 def named_modules(text: str) -> list[str]:
-    pattern = rf"({'|'.join(PACKAGES)})(\.\w+)+"
-    named = {code for code in inline_code(text) if re.fullmatch(pattern, code)} - set(named_paths(text))
-    return [*re.findall(r"python -m ((?:\w+\.)+\w+)", text), *sorted(named)]
+    dotted = rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+"
+    named = {code for code in inline_code(text) if re.fullmatch(dotted, code)} - set(named_paths(text))
+    return [*re.findall(f"python -m ({dotted})", text), *sorted(named)]
 
 
 def is_known(dotted: str) -> bool:
@@ -80,6 +80,16 @@ def test_every_file_and_folder_that_a_page_names_exists(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_module_that_a_page_names_exists(page):
     assert [dotted for dotted in named_modules(page.read_text()) if not is_known(dotted)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_that_a_docstring_or_comment_names_exists(package):
+    texts = {path: path.read_text() for path in found_in(package, "*.py")}
+    unknown = {
+        name_of(path): [dotted for dotted in named_modules(text) if not is_known(dotted)]
+        for path, text in texts.items()
+    }
+    assert {name: dotted for name, dotted in unknown.items() if dotted} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
