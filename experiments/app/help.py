@@ -23,7 +23,7 @@ def print_help(
     """Print the page for the config with these overrides: other choices have other settings."""
     groups = find_groups(source.dirs)
     cfg = source.compose(overrides, with_hydra=True)
-    chosen = {key.partition("@")[0]: name for key, name in cfg.hydra.runtime.choices.items()}
+    chosen = {key: name for key, name in cfg.hydra.runtime.choices.items() if "@" not in key}
     comments = _comments(source, groups, chosen)
     print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{flags}\n")
     print("groups (* is in use; `windtunnel list GROUP` describes the choices)")

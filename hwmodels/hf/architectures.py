@@ -1,14 +1,18 @@
-"""The architectures that are known: which of our parts each is made of, and what its own fields mean."""
+"""The architectures that are known: which of our parts each is made of, and what its own fields mean.
+
+A new one is an entry of `ARCHITECTURES` and, unless one of those below does, a function that reads which
+attention each of its layers has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hwmodels.hf import attention, mlp
-from hwmodels.hf.fields import Fields
-from hwmodels.model.attention import Attention
+from hwmodels.hf import mlp
+from hwmodels.hf.fields import Fields, wrong
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 from hwmodels.model.mlp import Mlp
 
 REQUIRED = (
@@ -43,21 +47,220 @@ class Architecture:
     """Field of a part that is not priced -> the note that says so."""
 
 
+def llama_attention(fields: Fields) -> list[Attention]:
+    """One bias setting for all four projections."""
+    bias = fields.flag("attention_bias", default=False)
+    return grouped_layers(fields, windows(fields), qkv_bias=bias, o_bias=bias)
+
+
+def phi3_attention(fields: Fields) -> list[Attention]:
+    fields.ignore("attention_bias")
+    return grouped_layers(fields, windows(fields))
+
+
+def qwen2_attention(fields: Fields) -> list[Attention]:
+    """Biases on Q, K and V; no field says so."""
+    fields.ignore("attention_bias")
+    return grouped_layers(fields, qwen_windows(fields), qkv_bias=fields.flag("qkv_bias", default=True))
+
+
+def qwen3_attention(fields: Fields) -> list[Attention]:
+    bias = fields.flag("attention_bias", default=False)
+    return grouped_layers(fields, qwen_windows(fields), qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+def glm4_moe_attention(fields: Fields) -> list[Attention]:
+    return grouped_layers(
+        fields,
+        windows(fields),
+        qkv_bias=fields.flag("attention_bias", default=False),
+        qk_norm=fields.flag("use_qk_norm", default=False),
+    )
+
+
+def minimax_m2_attention(fields: Fields) -> list[Attention]:
+    """attn_type_list: 1 for softmax attention, which all layers of M2 have."""
+    kinds = fields.wholes("attn_type_list")
+    if any(kind != 1 for kind in kinds):
+        raise wrong("attn_type_list", kinds, "must be all 1, softmax attention")
+    fields.ignore("qk_norm_type", "attention_bias")
+    return grouped_layers(fields, windows(fields), qk_norm=fields.flag("use_qk_norm", default=True))
+
+
+def gemma2_attention(fields: Fields) -> list[Attention]:
+    """Every second layer sees everything."""
+    bias = fields.flag("attention_bias", default=False)
+    return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias)
+
+
+def gemma3_attention(fields: Fields) -> list[Attention]:
+    """Every sixth layer sees everything."""
+    bias = fields.flag("attention_bias", default=False)
+    every = fields.whole("sliding_window_pattern", default=fields.whole("_sliding_window_pattern", default=6))
+    return grouped_layers(fields, windows(fields, full_every=every), qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+def gemma3n_attention(fields: Fields) -> list[Attention]:
+    """Every fifth layer sees everything; the last num_kv_shared_layers use the KV of earlier ones."""
+    own = fields.whole("num_hidden_layers") - fields.count("num_kv_shared_layers")
+    if own < 1:
+        raise wrong(
+            "num_kv_shared_layers", fields.value("num_kv_shared_layers"), "must be < num_hidden_layers"
+        )
+    every_layer = windows(fields, full_every=5)
+    fields.ignore("attention_bias")
+    return [
+        *grouped_layers(fields, every_layer[:own], qk_norm=True),
+        *grouped_layers(fields, every_layer[own:], qk_norm=True, shares_kv=True),
+    ]
+
+
+def gpt_oss_attention(fields: Fields) -> list[Attention]:
+    """Every second layer sees everything; a learned sink for each head."""
+    bias = fields.flag("attention_bias", default=True)
+    return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias, sinks=True)
+
+
+def llama4_attention(fields: Fields) -> list[Attention]:
+    """Layers with rotary positions attend within chunks: at most attention_chunk_size tokens back.
+
+    Priced as a window of that size, which is an upper bound: on average a chunk reaches half as far.
+    """
+    fields.ignore("use_qk_norm")  # a norm without weights
+    bias = fields.flag("attention_bias", default=False)
+    num_layers, chunk = fields.whole("num_hidden_layers"), fields.whole_or_none("attention_chunk_size")
+    every = fields.whole("no_rope_layer_interval", default=4)
+    with_rope = fields.wholes("no_rope_layers") or [(i + 1) % every for i in range(num_layers)]
+    if len(with_rope) != num_layers:
+        raise wrong("no_rope_layers", with_rope, f"must name {num_layers} layers, names {len(with_rope)}")
+    kinds = fields.names("layer_types", ("chunked_attention", "full_attention"), num_layers)
+    if kinds is not None:
+        with_rope = [int(kind == "chunked_attention") for kind in kinds]
+    reach = [chunk if rope else None for rope in with_rope]
+    return grouped_layers(fields, reach, qkv_bias=bias, o_bias=bias)
+
+
+def latent_attention(fields: Fields) -> list[Attention]:
+    """DeepSeek V2, V3, V3.2, Kimi K2, GLM-5. index_topk: DeepSeek sparse attention."""
+    fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "qk_head_dim")
+    top_k = fields.whole_or_none("index_topk")
+    layer = LatentAttention(
+        num_heads=fields.whole("num_attention_heads"),
+        q_lora_rank=fields.whole_or_none("q_lora_rank"),
+        kv_lora_rank=fields.whole("kv_lora_rank"),
+        qk_nope_head_dim=fields.whole("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.whole("qk_rope_head_dim"),
+        v_head_dim=fields.whole("v_head_dim"),
+        sparse_top_k=top_k,
+        index_n_heads=0 if top_k is None else fields.whole("index_n_heads"),
+        index_head_dim=0 if top_k is None else fields.whole("index_head_dim"),
+    )
+    return [layer] * fields.whole("num_hidden_layers")
+
+
+def hybrid_attention(fields: Fields) -> list[Attention]:
+    """Gated delta nets, and softmax attention in each full_attention_interval-th layer."""
+    num_layers = fields.whole("num_hidden_layers")
+    every = fields.whole("full_attention_interval", default=4)
+    kinds = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers) or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
+    ]
+    dtype = fields.value("mamba_ssm_dtype")
+    if dtype not in (None, "float32", "bfloat16"):
+        raise wrong("mamba_ssm_dtype", dtype, "must be float32 or bfloat16")
+    linear = LinearAttention(
+        num_key_heads=fields.whole("linear_num_key_heads"),
+        key_head_dim=fields.whole("linear_key_head_dim"),
+        num_value_heads=fields.whole("linear_num_value_heads"),
+        value_head_dim=fields.whole("linear_value_head_dim"),
+        conv_kernel=fields.whole("linear_conv_kernel_dim", default=4),
+        state_dtype="bf16" if dtype == "bfloat16" else "fp32",
+    )
+    fields.ignore("use_sliding_window")
+    bias = fields.flag("attention_bias", default=False)
+    gate = fields.flag("attn_output_gate", default=True)
+    [full] = grouped_layers(fields, [None], qkv_bias=bias, o_bias=bias, qk_norm=True, output_gate=gate)
+    return [linear if kind == "linear_attention" else full for kind in kinds]
+
+
+def grouped_layers(fields: Fields, reach: Sequence[int | None], **switches: bool) -> list[Attention]:
+    """A layer of grouped-query attention for each window."""
+    heads = fields.whole("num_attention_heads")
+    kv_heads, dim = num_kv_heads(fields, heads), head_dim(fields, heads)
+    longest = fields.whole("max_position_embeddings")
+    return [
+        GroupedQueryAttention(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            window=window if window is not None and window < longest else None,
+            **switches,
+        )
+        for window in reach
+    ]
+
+
+def num_kv_heads(fields: Fields, num_heads: int) -> int:
+    """Without the field every head has its own keys and values."""
+    heads = fields.whole("num_key_value_heads", default=num_heads)
+    if num_heads % heads:
+        raise wrong("num_key_value_heads", heads, f"must divide num_attention_heads={num_heads}")
+    return heads
+
+
+def head_dim(fields: Fields, num_heads: int) -> int:
+    """Without the field the heads share the hidden size out."""
+    hidden_size = fields.whole("hidden_size")
+    if fields.value("head_dim") is None and hidden_size % num_heads:
+        rule = f"must be a multiple of num_attention_heads={num_heads}, or give head_dim"
+        raise wrong("hidden_size", hidden_size, rule)
+    return fields.whole("head_dim", default=hidden_size // num_heads)
+
+
+def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
+    """sliding_window (sliding_window_size) for each layer, None for those that see everything.
+
+    Which ones do: layer_types where the file has it, else each full_every-th, else none of them.
+    """
+    num_layers = fields.whole("num_hidden_layers")
+    kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
+    in_force = fields.flag("use_sliding_window", default=True)
+    window, synonym = (fields.whole_or_none(name) for name in ("sliding_window", "sliding_window_size"))
+    if window and synonym and window != synonym:
+        raise wrong("sliding_window_size", synonym, f"must be the same as sliding_window={window}")
+    window = window or synonym
+    if not in_force:
+        return [None] * num_layers
+    if kinds is not None:
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if full_every is None or (i + 1) % full_every else None for i in range(num_layers)]
+
+
+def qwen_windows(fields: Fields) -> list[int | None]:
+    """Qwen writes a window down and switches it off with use_sliding_window; the first layers have none."""
+    first, reach = fields.count("max_window_layers"), windows(fields)
+    if not fields.flag("use_sliding_window", default=False):
+        return [None] * len(reach)
+    if fields.value("layer_types") is not None:
+        return reach
+    return [window if i >= first else None for i, window in enumerate(reach)]
+
+
 DEEPSEEK_V3 = Architecture(
-    attention=attention.latent_attention,
+    attention=latent_attention,
     mlp=mlp.deepseek_mlp,
     needs=DEEPSEEK,
     draft_layers=("num_nextn_predict_layers",),
 )
 QWEN3_5_MOE = Architecture(
-    attention=attention.hybrid_attention,
+    attention=hybrid_attention,
     mlp=mlp.qwen_moe_mlp,
     needs=(*QWEN_MOE, *LINEAR),
     draft_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
 )
 GEMMA3 = Architecture(
-    attention=attention.gemma3_attention,
+    attention=gemma3_attention,
     num_norms=4,
     defaults={
         "vocab_size": 262208,
@@ -71,7 +274,7 @@ GEMMA3 = Architecture(
 )
 PER_LAYER_EMBEDDINGS = "per-layer embeddings, AltUp and LAuReL ignored: few FLOPs, but weights of their own"
 GEMMA3N = Architecture(
-    attention=attention.gemma3n_attention,
+    attention=gemma3n_attention,
     mlp=mlp.gemma3n_mlp,
     num_norms=4,
     defaults={
@@ -96,25 +299,21 @@ GEMMA3N = Architecture(
     },
 )
 LLAMA4 = Architecture(
-    attention=attention.llama4_attention,
+    attention=llama4_attention,
     mlp=mlp.llama4_mlp,
     defaults={"attention_chunk_size": 8192},
 )
-QWEN2 = Architecture(attention=attention.qwen2_attention)
-QWEN3 = Architecture(attention=attention.qwen3_attention)
-QWEN3_MOE = Architecture(attention=attention.qwen3_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE)
-MISTRAL = Architecture(attention=attention.llama_attention)
+QWEN2 = Architecture(attention=qwen2_attention)
+QWEN3 = Architecture(attention=qwen3_attention)
+QWEN3_MOE = Architecture(attention=qwen3_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE)
+MISTRAL = Architecture(attention=llama_attention)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(attention=attention.llama_attention),
+    "LlamaForCausalLM": Architecture(attention=llama_attention),
     "MistralForCausalLM": MISTRAL,
-    "MixtralForCausalLM": Architecture(
-        attention=attention.llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS
-    ),
+    "MixtralForCausalLM": Architecture(attention=llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS),
     "Qwen2ForCausalLM": QWEN2,
-    "Qwen2MoeForCausalLM": Architecture(
-        attention=attention.qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE
-    ),
+    "Qwen2MoeForCausalLM": Architecture(attention=qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Qwen3NextForCausalLM": QWEN3_5_MOE,
@@ -123,27 +322,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": DEEPSEEK_V3,
     "Glm4MoeForCausalLM": Architecture(
-        attention=attention.glm4_moe_attention,
+        attention=glm4_moe_attention,
         mlp=mlp.deepseek_mlp,
         needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
         draft_layers=("num_nextn_predict_layers",),
     ),
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
-    "GemmaForCausalLM": Architecture(
-        attention=attention.llama_attention, defaults={"tie_word_embeddings": True}
-    ),
+    "GemmaForCausalLM": Architecture(attention=llama_attention, defaults={"tie_word_embeddings": True}),
     "Gemma2ForCausalLM": Architecture(
-        attention=attention.gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
+        attention=gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3nForCausalLM": GEMMA3N,
-    "Phi3ForCausalLM": Architecture(attention=attention.phi3_attention),
-    "GptOssForCausalLM": Architecture(
-        attention=attention.gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS
-    ),
+    "Phi3ForCausalLM": Architecture(attention=phi3_attention),
+    "GptOssForCausalLM": Architecture(attention=gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS),
     "Llama4ForCausalLM": LLAMA4,
     "MiniMaxM2ForCausalLM": Architecture(
-        attention=attention.minimax_m2_attention,
+        attention=minimax_m2_attention,
         mlp=mlp.minimax_m2_mlp,
         needs=LOCAL_EXPERTS,
         draft_layers=("num_mtp_modules",),

@@ -16,7 +16,6 @@ from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import ATTENTION_SIZES, Rows, check_columns
-from hwmodels.model.attention import GroupedQueryAttention
 from hwmodels.model.matrices import Ranks, share_of
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import weight_format
@@ -134,16 +133,16 @@ def least_attention_seconds(
     peak = device.peak_flops_per_s["fp8" if in_fp8 else device.compute_dtype(model.dtype)]
     least_s = np.full(len(chunk), np.inf)
     for layer in layers:
-        if not isinstance(layer, GroupedQueryAttention):
+        pair_flops = layer.least_pair_flops(tensor_parallel_size)
+        if not pair_flops:
             return np.zeros(len(chunk))
         window = layer.window or np.inf
         decoded = seqs * np.minimum(context, window)
         pairs = decoded + _pairs(cached + chunk, window) - _pairs(cached, window)
         tokens = decoded + np.where(chunk > 0, np.minimum(cached + chunk, window), 0)
-        heads = share_of(layer.num_heads, tensor_parallel_size)
         kv_bytes = tokens * layer.kv_bytes_per_token(model.kv_dtype, tensor_parallel_size)
         from_memory_s = np.maximum(kv_bytes - device.l2_bytes, 0) / device.memory_bandwidth_bytes_per_s
-        computed_s = 4 * heads * layer.head_dim * pairs / peak
+        computed_s = pair_flops * pairs / peak
         least_s = np.minimum(least_s, np.maximum(computed_s, from_memory_s))
     return least_s
 

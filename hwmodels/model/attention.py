@@ -1,12 +1,69 @@
-"""Kinds of attention: their matrices, what they keep of a token or a sequence, how they are cut."""
+"""Kinds of attention: their matrices, what they keep of a token or a sequence, how they are cut.
+
+A new kind is a class here, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
+the fields of a config.json that say that a layer has it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from hwmodels.checks import check_whole
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+
+
+class Attention(Protocol):
+    """What a kind of attention says of one layer; a rank is one of tensor_parallel_size."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of a sequence that are kept and attended to; None: all."""
+
+    @property
+    def num_query_heads(self) -> int:
+        """Heads whose outputs are concatenated."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads with keys and values of their own in the cache."""
+
+    @property
+    def kv_is_latent(self) -> bool:
+        """Whether all heads attend to one cached vector of a token, which every rank keeps."""
+
+    @property
+    def max_tensor_parallel_size(self) -> int: ...
+
+    @property
+    def cutting_rule(self) -> str:
+        """What a tensor_parallel_size must do, for a message: divide the 32 attention heads."""
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        """Whether the heads can be shared out evenly."""
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Of one rank."""
+
+    def vector_elements(self, hidden_size: int) -> int:
+        """Biases, norms and other vectors; every rank holds them all."""
+
+    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
+        """Kept of each token on one rank."""
+
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        """Kept of a sequence of any length on one rank."""
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        """What no kernel can do without for a query and a key on one rank; 0 where nothing is known of it."""
+
+    def with_fewer_heads(self, share: float) -> Self:
+        """Pruned to that share of the heads, whole groups of them."""
+
+
+def kept_heads(num_heads: int, share: float) -> int:
+    return max(1, round(num_heads * share))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +100,14 @@ class GroupedQueryAttention:
             )
         if self.window is not None:
             check_whole("window", self.window, remedy=", or null")
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def kv_is_latent(self) -> bool:
+        return False
 
     @property
     def max_tensor_parallel_size(self) -> int:
@@ -87,6 +152,19 @@ class GroupedQueryAttention:
         head_bytes = self.head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
         return 2 * self.kv_heads_per_rank(tensor_parallel_size) * head_bytes
 
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        """4 heads head_dim."""
+        return 4 * share_of(self.num_heads, tensor_parallel_size) * self.head_dim
+
+    def with_fewer_heads(self, share: float) -> Self:
+        """Queries go with their KV head."""
+        kv_heads = kept_heads(self.num_kv_heads, share)
+        group = self.num_heads // self.num_kv_heads
+        return replace(self, num_heads=kv_heads * group, num_kv_heads=kv_heads)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention:
@@ -130,6 +208,18 @@ class LatentAttention:
     def window(self) -> None:
         """No token's latent vector is ever dropped, with the indexer neither."""
         return None
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 1
+
+    @property
+    def kv_is_latent(self) -> bool:
+        return True
 
     @property
     def max_tensor_parallel_size(self) -> int:
@@ -191,6 +281,16 @@ class LatentAttention:
         latent = self.latent_width * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
         return latent + (self.index_head_dim + 4.0 if self.sparse_top_k else 0.0)
 
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Absorbed or expanded attention, of all tokens or of a few: kernels differ too much for a limit."""
+        return 0.0
+
+    def with_fewer_heads(self, share: float) -> Self:
+        return replace(self, num_heads=kept_heads(self.num_heads, share))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearAttention:
@@ -218,6 +318,19 @@ class LinearAttention:
     @property
     def window(self) -> None:
         return None
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_value_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Nothing is cached; 1 is the least that can be said."""
+        return 1
+
+    @property
+    def kv_is_latent(self) -> bool:
+        return False
 
     @property
     def max_tensor_parallel_size(self) -> int:
@@ -267,5 +380,11 @@ class LinearAttention:
         recurrent = heads * self.key_head_dim * self.value_head_dim * KV_BYTES[self.state_dtype]
         return recurrent + self.conv_width(tensor_parallel_size) * (self.conv_kernel - 1) * KV_BYTES[dtype]
 
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        return 0.0
 
-Attention = GroupedQueryAttention | LatentAttention | LinearAttention
+    def with_fewer_heads(self, share: float) -> Self:
+        """Values go with their key head."""
+        key_heads = kept_heads(self.num_key_heads, share)
+        group = self.num_value_heads // self.num_key_heads
+        return replace(self, num_key_heads=key_heads, num_value_heads=key_heads * group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hwmodels.checks import check_whole
 from hwmodels.hf.config import model_settings, read_hf_config
@@ -80,7 +80,7 @@ class ModelSpec:
     """2:4: two of four neighbouring weights of attention and MLPs are zero and not stored."""
     draft: DraftHeads | None = None
     notes: tuple[str, ...] = ()
-    """What the model has and this description has not."""
+    """What the model has and this description has not, and what was done to it."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class ModelSpec:
         weights: str | None = None,
         moe_weights: str | None = None,
         kv_cache_dtype: str = "auto",
-        sparsity: str | None = None,
+        transform: Transform | None = None,
     ) -> ModelSpec:
         """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
         file, config = read_hf_config(Path(path))
@@ -121,7 +121,7 @@ class ModelSpec:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
         read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-        return cls(name=file.resolve().parent.name, source=str(file), sparsity=sparsity, **read)
+        return transformed(cls(name=file.resolve().parent.name, source=str(file), **read), transform)
 
     @classmethod
     def from_hf_fields(
@@ -133,13 +133,13 @@ class ModelSpec:
         weights: str | None = None,
         moe_weights: str | None = None,
         kv_cache_dtype: str = "auto",
-        sparsity: str | None = None,
+        transform: Transform | None = None,
     ) -> ModelSpec:
         """The model that the fields of a Hugging Face config.json describe.
 
         dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
         moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
-        has one. sparsity: of the pruned weights, a field of `ModelSpec`.
+        has one. transform: what is done to the model before it is served.
         Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
         quantising that is not known.
         """
@@ -148,7 +148,7 @@ class ModelSpec:
         except ValueError as error:
             raise ValueError(f"config.{error}") from None
         read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-        return cls(name=name, source=source, sparsity=sparsity, **read)
+        return transformed(cls(name=name, source=source, **read), transform)
 
     @property
     def num_layers(self) -> int:
@@ -314,7 +314,6 @@ class ModelSpec:
         return sum(
             block.count * block.attention.state_bytes(self.dtype, tensor_parallel_size)
             for block in self.blocks
-            if isinstance(block.attention, LinearAttention)
         )
 
     def check_tensor_parallel_size(self, tensor_parallel_size: int) -> None:
@@ -341,6 +340,17 @@ class ModelSpec:
         """The same model with its matrices, and its KV if given, stored otherwise."""
         kv = self.kv_cache_dtype if kv_cache_dtype is None else kv_cache_dtype
         return replace(self, weights=weights, moe_weights=moe_weights, kv_cache_dtype=kv)
+
+
+class Transform(Protocol):
+    """Makes a smaller model of a model: see `hwmodels.model.transforms`."""
+
+    def applied(self, model: ModelSpec) -> ModelSpec:
+        """The new model; its notes say what was saved. Raises ValueError where it cannot be made."""
+
+
+def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
+    return model if transform is None else transform.applied(model)
 
 
 def check_weight_format(name: str, given: str) -> None:

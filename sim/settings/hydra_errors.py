@@ -158,6 +158,9 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
         value = next((one.value for one in parsed if one.name == key), None)
         return _chosen_elsewhere(key, value or "", GROUP_OF[key], source)
     groups = list(find_groups(source.dirs))
+    culprit, group = next((one for one in parsed if one.name == key), None), key.replace(".", "/")
+    if culprit and group != key and group in groups:
+        return _chosen_elsewhere(key, culprit.value or "", group, source)
     key = next((one.name for one in parsed if one.name.startswith(f"{key}.")), key)
     cfg = _config_without(key, overrides, source)
     parent, _, _ = key.rpartition(".")
@@ -185,9 +188,10 @@ def _unused_group(group: str, overrides: Sequence[str], source: ConfigSource) ->
 def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) -> str:
     """A choice that was written to the key, or without its group."""
     choices = _choices(group, source)
+    written = group if group == key.replace(".", "/") else f"{group}@{key}"
     if value in choices:
-        return f"{key}={value}: must be written {group}@{key}={value}, as a choice of {group}"
-    return f"{key}={value}: no such choice; write {group}@{key}=...; {suggest(value, choices)}"
+        return f"{key}={value}: must be written {written}={value}, as a choice of {group}"
+    return f"{key}={value}: no such choice; write {written}=...; {suggest(value, choices)}"
 
 
 def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:

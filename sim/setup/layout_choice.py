@@ -10,7 +10,6 @@ from hwmodels.iterations.iteration import IterationModel, IterationShape, causal
 from hwmodels.iterations.operating_point import decode_shape, largest_batch, prefill_shape
 from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.roofline import Roofline
-from hwmodels.model.attention import LatentAttention, LinearAttention
 from hwmodels.model.mlp import MixtureOfExperts
 from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from sim.setup.deployment import Deployment
@@ -33,17 +32,15 @@ def facts_of(deployment: Deployment, limits_s: Mapping[str, float]) -> Facts:
     """What a policy may know."""
     model, device = deployment.model, deployment.hardware
     attentions = [block.attention for block in model.blocks]
-    heads = [a.num_value_heads if isinstance(a, LinearAttention) else a.num_heads for a in attentions]
-    kv_heads = [getattr(attention, "num_kv_heads", 1) for attention in attentions]
     experts = [block.mlp.num_experts for block in model.blocks if isinstance(block.mlp, MixtureOfExperts)]
     return Facts(
         model=model.name,
         gpu=device.name,
-        num_heads=min(heads),
-        num_kv_heads=min(kv_heads),
+        num_heads=min(attention.num_query_heads for attention in attentions),
+        num_kv_heads=min(attention.num_kv_heads for attention in attentions),
         num_layers=model.num_layers,
         num_experts=max(experts, default=0),
-        shares_kv=any(isinstance(attention, LatentAttention) for attention in attentions),
+        shares_kv=any(attention.kv_is_latent for attention in attentions),
         weight_bytes=model.weight_bytes_per_rank(),
         gpu_memory_bytes=device.memory_bytes,
         gpus_per_node=device.gpus_per_node,

@@ -43,6 +43,10 @@ CPU_KV_BYTES = 1 << 29
 
 def architecture_of(node: Mapping[str, Any]) -> Architecture:
     """What the engine computes for a choice of the config group `model`. Raises ValueError for others."""
+    if node.get("transform"):
+        raise ValueError(
+            "model.transform: the engine has no weights of a transformed model; choose model/transform=none"
+        )
     if "path" in node:
         return Architecture.from_path(Path(node["path"]))
     config = dict(node["config"])

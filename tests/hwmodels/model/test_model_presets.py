@@ -16,6 +16,7 @@ from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
 
 PRESETS = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 FIGURES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "models" / "models.csv"
@@ -37,6 +38,8 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
         "llama3_1_405b": 405_853_388_800,
         "llama3_1_70b": 70_553_706_496,
         "llama3_1_8b": 8_030_261_248,
+        "llama3_2_1b": 1_235_814_400,
+        "llama3_2_3b": 3_212_749_824,
         "mistral_7b": 7_248_023_552,
         "mistral_nemo_12b": 12_247_782_400,
         "mixtral_8x22b": 140_620_634_112,
@@ -208,12 +211,66 @@ def test_names_its_source_and_leaves_the_choice_of_formats_open(file):
     assert open_choices == ("auto", None, None, "auto")
 
 
-def test_pruned_weights_are_a_setting_of_every_preset():
+TRANSFORMS = sorted(file.stem for file in (CONFIG_DIR / "model" / "transform").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("model", ["llama3_1_8b", "deepseek_r1", "qwen3_5_397b_a17b", "gpt_oss_20b"])
+def test_every_transformation_is_a_choice_for_every_kind_of_model(models, model, transform):
+    node = SOURCE.compose([f"model={model}", f"model/transform={transform}"]).model
+    built, whole = build(node, "model"), models[model]
+    assert ("transform" in node) == (transform != "none")
+    assert (built == whole) == (transform == "none")
+    assert (
+        built.weight_bytes_per_rank() < whole.weight_bytes_per_rank()
+        or "none" in transform
+        or (transform == "sparse_unstructured")
+    )
+
+
+def test_2_4_sparsity_of_a_preset():
     """2:4 of bf16: half of the values and two bits for each, 0.5625 of the matrices' bytes."""
     models = [
-        build(SOURCE.compose(["model=llama3_1_8b", *more]).model, "model")
-        for more in ([], ["model.sparsity='2:4'"])
+        build(SOURCE.compose(["model=llama3_1_8b", f"model/transform={transform}"]).model, "model")
+        for transform in ("none", "sparse_2_4")
     ]
     dense, sparse = (model.weight_bytes_per_rank() for model in models)
     matrices = 32 * (4096 * (4096 + 2048) + 4096 * 4096 + 3 * 4096 * 14336) * 2
     assert dense - sparse == matrices * (1 - 0.5625)
+
+
+def test_the_student_of_a_distillation_is_any_preset_with_settings_of_its_own():
+    chosen = [
+        "model/transform=distill",
+        "model@model.transform.student=qwen3_8b",
+        "model.transform.student.weights=fp8",
+    ]
+    student = build(SOURCE.compose(chosen).model, "model")
+    assert (student.name, student.weights) == ("qwen3-8b", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.transform.keep=1.5", "model.transform.keep=1.5: must be a share, > 0 and <= 1"),
+        ("model.transform.keep=half", "model.transform.keep=half: must be a number"),
+    ],
+)
+def test_rejects_a_wrong_setting_of_a_transformation(override, message):
+    cfg = SOURCE.compose(["model/transform=prune_depth", override])
+    with pytest.raises(ConfigError) as error:
+        build(cfg.model, "model")
+    assert str(error.value) == message
+
+
+def test_a_transformation_is_chosen_as_a_group():
+    with pytest.raises(ConfigError) as error:
+        composed(SOURCE, ["model.transform=prune_depth"])
+    assert "must be written model/transform=prune_depth" in str(error.value)
+
+
+def test_pools_may_serve_transformations_of_one_model():
+    chosen = ["pools.whole.replicas=2", "pools.pruned={model/transform: prune_depth}"]
+    found = SOURCE.compose(chosen).pools
+    names = [build(found[pool].model, "model").name for pool in ("whole", "pruned")]
+    assert names == ["llama-3.1-8b", "llama-3.1-8b-16-layers"]

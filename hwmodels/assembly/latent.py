@@ -1,0 +1,199 @@
+"""The operators of latent attention (MLA), of one layer on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hwmodels.assembly.phases import both_phases, delay_beside_prefill
+from hwmodels.assembly.site import Site
+from hwmodels.exact import larger, smaller
+from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, nothing
+from hwmodels.model.attention import LatentAttention
+from hwmodels.model.matrices import share_of
+from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+from hwmodels.model.windows import within_window
+from hwmodels.operators.attention import DecodeAttention, HeadLayout
+from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
+
+EXPANSION_PEAK_SHARE = 0.7
+"""Of the dense peak, by the GEMM that expands thousands of cached latent vectors."""
+
+
+def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
+    """MLA. Projections of queries and of the compressed keys and values, norms, attention, output.
+
+    kv_b_proj has one form for chunks (it expands their keys and values) and one for absorbed decodes (it is
+    folded into queries and outputs); both multiply each new token by its matrix once. What chunks have cached
+    is expanded again, each time; so is the whole context of decodes that are not absorbed.
+    """
+    b, heads_here = site.model.element_bytes, share_of(spec.num_heads, site.tp)
+    scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
+    kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.latent_width
+    heads = MlaHeads(
+        num_heads=heads_here,
+        kv_lora_rank=spec.kv_lora_rank,
+        rope_head_dim=spec.qk_rope_head_dim,
+        nope_head_dim=spec.qk_nope_head_dim,
+        v_head_dim=spec.v_head_dim,
+        kv_bytes_per_element=kv_element_bytes,
+    )
+    by_name = {matrix.name: matrix for matrix in spec.matrices(site.model.hidden_size, site.tp)}
+    o_proj, kv_b_proj = by_name.pop("o_proj"), by_name["kv_b_proj"]
+    for matrix in by_name.values():
+        yield from site.gemm(matrix, calls)
+    yield site.stream("latent_norm", calls, 2 * ((spec.q_lora_rank or 0) + spec.latent_width) * b)
+    q_width = heads_here * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+    yield site.stream("rotary", calls, 2 * (q_width + spec.qk_rope_head_dim) * b)
+    yield site.stream("kv_write", calls, spec.latent_width * (b + kv_element_bytes))
+    if spec.sparse_top_k is not None:
+        yield from indexer(site, spec, calls)
+    expanded = HeadLayout(
+        num_heads=heads_here,
+        num_kv_heads=heads_here,
+        head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim,
+        v_head_dim=spec.v_head_dim,
+        kv_bytes_per_element=b,
+    )
+    yield from expansion(site, kv_b_proj.elements, heads, expanded, spec.sparse_top_k, calls)
+    yield from latent_attention(site, heads, expanded, spec.sparse_top_k, calls)
+    yield from site.gemm(o_proj, calls)
+
+
+def latent_attention(
+    site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
+) -> Iterator[Operator]:
+    """Chunks attend to expanded keys and values, absorbed decodes to the latent vectors themselves.
+
+    A naive decode is multi-head attention over expanded ones, each head with keys and values of its own. What
+    is stored, latent vectors, is then read by the expansion.
+    """
+    curve, library = site.calibration.mla, site.kernels.library
+    absorbed = site.kernels.absorbed_latent_decode
+    naive = DecodeAttention(expanded, site.device, site.calibration.attention, library)
+    decode = MlaDecode(heads, site.device, curve, library) if absorbed else naive
+    prefill = MlaPrefill(heads, site.device, curve, library, site.dtype)
+    token_flops = heads.decode_flops_per_token if absorbed else expanded.flops_per_pair
+    token_bytes = heads.latent_bytes_per_token if absorbed else expanded.kv_bytes_per_token
+
+    def decode_bytes(batch: RankBatch) -> Any:
+        return token_bytes * within_window(batch, top_k).decode_context_tokens
+
+    def prefill_bytes(batch: RankBatch) -> Any:
+        return heads.latent_bytes_per_token * within_window(batch, top_k).prefill_context_tokens
+
+    def prefill_seconds(batch: RankBatch) -> Any:
+        cut = within_window(batch, top_k)
+        return prefill.seconds(
+            cut.prefill_seqs, cut.prefill_tokens, cut.prefill_pairs, cut.prefill_context_tokens
+        )
+
+    yield from both_phases(
+        site,
+        "" if top_k is None else f"_top_{top_k}",
+        calls,
+        (DecodeSeconds(decode.lines, top_k), prefill_seconds),
+        (
+            lambda b: token_flops * within_window(b, top_k).decode_context_tokens,
+            lambda b: heads.prefill_flops_per_pair * within_window(b, top_k).prefill_pairs,
+        ),
+        (decode_bytes if absorbed else nothing, prefill_bytes),
+        (decode_bytes, prefill_bytes),
+    )
+    if not absorbed and naive.beside_prefill > 1:
+        yield delay_beside_prefill(site, naive, top_k, calls)
+
+
+def expansion(
+    site: Site, elements: float, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
+) -> Iterator[Operator]:
+    """Keys and values of cached tokens, made again from their latent vectors by kv_b_proj (elements).
+
+    Of what chunks have cached; and, where decode is not absorbed, of every context token that is attended to.
+    A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are written.
+    Whichever takes longer, and the start of a kernel.
+    """
+    read_bytes = heads.latent_bytes_per_token
+    token_bytes = read_bytes + expanded.kv_bytes_per_token
+    stream = site.calibration.stream
+    flops_s = 2.0 * elements / (site.device.peak_flops_per_s[site.dtype] * EXPANSION_PEAK_SHARE)
+    bytes_s = token_bytes / (site.device.memory_bandwidth_bytes_per_s * stream.bandwidth_share)
+    token_s = max(flops_s, bytes_s)
+
+    def made(name: str, per: Per, tokens: Quantity, seconds: Quantity, stored: Quantity) -> Operator:
+        return Operator(
+            name=name,
+            component="attention",
+            per=per,
+            calls=calls,
+            seconds=seconds,
+            flops=lambda batch: 2.0 * elements * tokens(batch),
+            stored_bytes=stored,
+            bytes_moved=lambda batch: token_bytes * tokens(batch),
+            dtype=site.dtype,
+        )
+
+    def cached(batch: RankBatch) -> Any:
+        return larger(batch.prefill_context_tokens - batch.prefill_tokens, 0.0)
+
+    def cached_seconds(batch: RankBatch) -> Any:
+        # No kernel where nothing is cached.
+        return stream.start_s * smaller(cached(batch), 1.0) + token_s * cached(batch)
+
+    yield made("latent_expansion", Per.prefill, cached, cached_seconds, nothing)
+    if site.kernels.absorbed_latent_decode:
+        return
+
+    def context(batch: RankBatch) -> Any:
+        return within_window(batch, top_k).decode_context_tokens
+
+    def lines(seqs: Any) -> Lines:
+        return ((stream.start_s * smaller(seqs, 1), token_s),)
+
+    yield made(
+        "latent_expansion_decode",
+        Per.decode,
+        context,
+        DecodeSeconds(lines, top_k),
+        lambda batch: read_bytes * context(batch),
+    )
+
+
+def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
+    """Scores every cached token with small fp8 keys, to pick those that are attended to (DeepSeek-V3.2)."""
+    key_bytes = spec.index_head_dim + 4.0
+    pair_flops = 2.0 * spec.index_n_heads * spec.index_head_dim
+    dtype = "fp8" if "fp8" in site.device.peak_flops_per_s else site.dtype
+    peak = site.device.peak_flops_per_s[dtype] * site.calibration.attention.flops_share
+    bandwidth = site.device.memory_bandwidth_bytes_per_s * site.calibration.stream.bandwidth_share
+    start_s = 2 * site.calibration.stream.start_s
+    pair_s, key_s = pair_flops / peak, key_bytes / bandwidth
+
+    def decode_lines(seqs: Any) -> Lines:
+        started_s = start_s * smaller(seqs, 1)
+        return (started_s, pair_s), (started_s, key_s)
+
+    def prefill_seconds(batch: RankBatch) -> Any:
+        busy_s = larger(pair_s * batch.prefill_pairs, key_s * batch.prefill_context_tokens)
+        return start_s * smaller(batch.prefill_seqs, 1) + busy_s
+
+    def scored(per: Per, seconds: Quantity, pairs: Quantity, keys: Quantity) -> Operator:
+        return Operator(
+            name=f"indexer_{per.name}",
+            component="attention",
+            per=per,
+            calls=calls,
+            seconds=seconds,
+            flops=lambda batch: pair_flops * pairs(batch),
+            stored_bytes=lambda batch: key_bytes * keys(batch),
+            bytes_moved=lambda batch: key_bytes * keys(batch),
+            dtype=dtype,
+            kernels=2 if per is Per.decode else 0,
+        )
+
+    def context(batch: RankBatch) -> Any:
+        return batch.decode_context_tokens
+
+    yield scored(Per.decode, DecodeSeconds(decode_lines), context, context)
+    yield scored(Per.prefill, prefill_seconds, lambda b: b.prefill_pairs, lambda b: b.prefill_context_tokens)
