@@ -39,6 +39,7 @@ def example(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_example_keeps_its_promises(example):
     for claim in claims_by_name("short_prompt.ShortPromptFirst", {"max_wait_s": 1}):
         claim.check(num_worlds=3)

@@ -74,6 +74,7 @@ print(json.dumps([asdict(row) for row in (few, small, large, error, after)]))
 """
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_kernel_is_named(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(BROKEN)

@@ -11,6 +11,8 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.core.request import Prompt, Request, Segment
 
+pytestmark = pytest.mark.slow
+
 TRACE = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "mooncake_conversation.jsonl.gz"
 
 

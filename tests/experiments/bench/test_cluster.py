@@ -11,6 +11,8 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
+pytestmark = pytest.mark.slow
+
 CONVERSATIONS = (
     "workload=conversation",
     "workload.num_conversations=40",
@@ -56,7 +58,6 @@ def test_cells_that_do_not_divide_the_fleet_are_refused(capsys):
     assert "cells must divide the replicas" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_cells_stand_beside_the_whole_run_figure_by_figure(capsys):
     options = ["--replicas=2", "--cells=2", "--sample=2", "--seconds=9"]
     bench_cells.main(options)

@@ -8,6 +8,8 @@ pytest.importorskip("aiohttp", reason="needs the extra observe: pip install 'win
 
 from experiments.bench import observe as bench_observe
 
+pytestmark = pytest.mark.slow
+
 
 def test_prints_a_line_for_each_rate(capsys):
     bench_observe.main(["--rate", "20", "40", "--chunks", "4", "--seconds", "0.5"])

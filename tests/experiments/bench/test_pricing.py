@@ -2,7 +2,11 @@
 
 import re
 
+import pytest
+
 from experiments.bench import pricing as bench_pricing
+
+pytestmark = pytest.mark.slow
 
 
 def test_prints_a_line_a_question(capsys):

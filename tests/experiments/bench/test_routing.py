@@ -2,9 +2,13 @@
 
 import re
 
+import pytest
+
 from experiments.bench import routing as bench_routing
 from experiments.bench.routing import READS
 from sim.settings.config_groups import CONFIG_DIR, find_groups
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_choice_is_measured():

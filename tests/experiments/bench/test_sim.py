@@ -2,7 +2,11 @@
 
 import re
 
+import pytest
+
 from experiments.bench import sim as bench_sim
+
+pytestmark = pytest.mark.slow
 
 
 def test_prints_cpu_time_memory_and_yardstick_of_a_case(monkeypatch, capsys):

@@ -343,6 +343,7 @@ def test_a_link_comes_back_from_the_times_of_its_ring():
     assert device_of(hardware_yaml("alone", MACHINE)).scale_up is None
 
 
+@pytest.mark.slow
 def test_two_processes_measure_their_link():
     link = measure_link("cpu", 2)
     assert set(link.by_bytes) == set(SIZES)
@@ -363,6 +364,7 @@ def test_the_written_engine_is_the_profile_that_it_was_written_from():
     assert build(node, "engine") == profile
 
 
+@pytest.mark.slow
 def test_what_calibrate_writes_flies_in_simulate(calibrated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chosen = ["hardware=cpu", "engine=cpu", "latency=cpu_random_8m", "model=random_8m", "model.dtype=fp32"]
@@ -395,6 +397,7 @@ def test_the_report_says_how_far_whole_iterations_are_from_the_table(calibrated)
     assert report["machine"]["copy_bytes_per_s"] > 1e8
 
 
+@pytest.mark.slow
 def test_calibrating_again_writes_over_its_own_files_only(calibrated, capsys):
     assert main(["calibrate", "device=cpu", "model=random_8m", f"out={calibrated}", *SMALLEST]) == 0
     (calibrated / "hardware" / "hers.yaml").write_text("_target_: hwmodels.devices.device.Device\n")

@@ -407,6 +407,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     assert "prediction=" in told
 
 
+@pytest.mark.slow
 def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = ["capacity.seeds=[0,1]", "capacity.headroom=0.3", "capacity.spare=1"]

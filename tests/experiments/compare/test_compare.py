@@ -39,6 +39,20 @@ from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 
 SHIPPED = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
+LARGE = (
+    "autoscaling_day",
+    "disaggregation_long_inputs",
+    "disaggregation_short_inputs",
+    "fcfs_mlfq_s3_sjf",
+    "lora_packed",
+    "lora_thousands",
+    "orca_vllm_sarathi_fastgen",
+    "prefill_decode_interference",
+    "replicas_against_tensor_parallel",
+    "retry_storm",
+    "tensor_parallel_links",
+)
+"""Whose arms take more than a second to compose."""
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 NAN = math.nan
 
@@ -125,7 +139,11 @@ def shipped(path: Path) -> list[str]:
     return [f"experiment={path.stem}", f'also=["workload.path={trace}"]']
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow) if path.stem in LARGE else path for path in SHIPPED],
+    ids=lambda path: path.stem,
+)
 def test_every_shipped_experiment_composes_and_builds(path):
     cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose(shipped(path))
     settings, arms = build_comparison(cfg, [CONFIG_DIR])
@@ -246,6 +264,7 @@ def test_arms_that_are_the_same_are_equal_in_every_seed(folder):
     assert "mine against chunked: TTFT mean is the same in every seed (2 paired seeds)" in verdicts_found
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_a_line_an_arm_and_multirun_repeats_the_comparison(folder, capsys):
     sweep = "experiment.sweep={key: workload.arrivals.rate_per_s, values: [50, 400], label: requests/s}"
     many = ["--multirun", f"hydra.sweep.dir={folder}/sweep", "experiment.seeds=[0,1],[2,3]"]

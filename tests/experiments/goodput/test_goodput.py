@@ -187,6 +187,7 @@ def test_what_cannot_be_searched_is_refused_with_key_value_and_rule(overrides, m
         arms_of(*overrides)
 
 
+@pytest.mark.slow
 def test_a_search_writes_its_verdict_its_runs_and_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     overrides = [
@@ -228,6 +229,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 def test_processes_find_what_one_finds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for jobs in (1, 2):
@@ -237,6 +239,7 @@ def test_processes_find_what_one_finds(tmp_path, monkeypatch):
     assert one.equals(two)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arrive = FrontDoor.arrive

@@ -105,6 +105,7 @@ def run_script(monkeypatch, folder, how, part_s=60.0):
     return read(folder / "limits.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [("crash", "signal SIGSEGV"), ("poison", "the GPU is lost"), ("raise", "ValueError: wrong")],
@@ -117,6 +118,7 @@ def test_a_row_that_kills_its_process_leaves_the_rows_after_it(monkeypatch, tmp_
     assert found["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_row_that_hangs_is_named_and_no_child_of_it_stays(monkeypatch, tmp_path):
     found = run_script(monkeypatch, tmp_path, "hang", part_s=6.0)
     assert found["status"] == "out of time"
@@ -139,6 +141,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_a_part_that_does_not_begin_shows_why_in_the_table(monkeypatch, tmp_path):
     found = run_script(monkeypatch, tmp_path, "import")
     assert found["status"] == "died"
@@ -417,6 +420,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert "--device cpu --quick rehearses" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_part_writes_its_file_and_the_table_comes_last(tmp_path):
     done = run_program("limits", "--device", "cpu", "--quick", "--out", str(tmp_path), "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -431,6 +435,7 @@ def test_a_part_writes_its_file_and_the_table_comes_last(tmp_path):
     assert not list(folder.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_part_for_which_no_time_is_left_is_skipped_and_said_to_be(tmp_path):
     done = run_program("limits", "--device", "cpu", "--quick", "--out", str(tmp_path), "--limit-s", "8")
     assert done.returncode == 0

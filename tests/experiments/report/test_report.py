@@ -208,6 +208,7 @@ def _without_ids(page):
     return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", page)
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_again_as_it_was(folders, monkeypatch, capsys):
     before = (folders / "run/report.html").read_text()
     (folders / "run/report.html").unlink()
