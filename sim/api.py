@@ -17,11 +17,11 @@ import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
 from sim.metrics.dialects import DIALECTS, in_dialects
+from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.records.events import events_table
-from sim.records.result import RunResult
+from sim.records.event_table import events_table
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
@@ -151,7 +151,7 @@ class Result:
 
     @property
     def events(self) -> pd.DataFrame:
-        """One row an event: see `sim.records.events.events_table`."""
+        """One row an event: see `sim.records.event_table.events_table`."""
         return events_table(self.run.records)
 
     @property

@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.capacity.settings import CapacitySettings
+from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
-from sim.records.result import RunResult
 from sim.settings.scenario import run
 from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from experiments.conformance.worlds import Flown, World
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 
 def gaps_of(records: RunRecords) -> list[tuple[float, float]]:

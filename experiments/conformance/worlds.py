@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from policies.core.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.fleet import Fleet
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
-from sim.records.records import RunRecords
-from sim.setup.pool import Pool
+from sim.engine.pool import Pool
+from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
 
 
@@ -143,19 +144,17 @@ class World:
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
         """Run to the end."""
         cores: list[DiaryCore] = []
-        source, admission = self._source(), deepcopy(self.admission)
-        simulation = Simulation(
-            source=source,
-            pools=self._pools(cores),
-            routing=deepcopy(self.routing),
-            admission=admission,
-            predictor=deepcopy(self.prediction),
-            leap=leap,
-            until_s=self.until_s,
-            signal_age_s=self.signal_age_s,
-            **self._surroundings(),
-        )
-        return Flown(self._run(simulation, report), cores, source, simulation.fleet, admission)
+        source, cluster = self._source(), self._cluster()
+        sim = SimSettings(leap=leap, until_s=self.until_s)
+        simulation = Simulation(source=source, pools=self._pools(cores), cluster=cluster, sim=sim)
+        return Flown(self._run(simulation, report), cores, source, simulation.fleet, cluster.admission)
+
+    def _cluster(self) -> ClusterSettings:
+        """The fields of the world, or of one of more, that settle a cluster, for one run."""
+        given = {each.name: getattr(self, each.name, None) for each in fields(ClusterSettings)}
+        return ClusterSettings(
+            **{name: value for name, value in given.items() if value is not None}
+        ).for_a_run()
 
     def _run(self, simulation: Simulation, report: Callable[[float, int], None] | None) -> RunRecords:
         return simulation.run(report)
@@ -194,10 +193,6 @@ class World:
         core = DiaryCore(pool=kv_pool, residents=self._residents(kv_pool), **deepcopy(usual | settings))
         cores.append(core)
         return core
-
-    def _surroundings(self) -> dict[str, Any]:
-        """What else the simulation is given, in a world of more."""
-        return {}
 
     def _residents(self, kv_pool: BlockPool) -> Residents | None:
         """An engine's adapters; a rank takes as much as a token of KV."""

@@ -21,7 +21,7 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 from experiments.dashboard.controls import Board, State
-from sim.records.result import RunResult
+from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
+from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
-from sim.records.result import RunResult
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run

@@ -15,11 +15,12 @@ from experiments.observe.reply import Reply
 from sim.metrics import definitions
 from sim.metrics.by_class import figures_by_class
 from sim.metrics.one_run import find_warm_up
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.summary import check_conservation, request_metrics
 from sim.metrics.window import Window, measured_window
-from sim.records.records import RunRecords, Status
-from sim.setup.scenario import MetricsSettings
+from sim.records.requests import Status
+from sim.records.run import RunRecords
 from sim.workload.base import WorkloadNotes
 
 LATE_SHARE = 0.01

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from experiments.observe.reply import Reply
 from policies.core.request import Request
 from sim.engine.interrupt import Interrupt
-from sim.records.records import Status
+from sim.records.requests import Status
 from sim.workload.base import Arrival, Source
 
 AHEAD_BYTES = 64 << 20

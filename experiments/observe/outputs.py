@@ -15,8 +15,8 @@ from experiments.observe.tables import capture_table, chunks_table
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics
 from sim.metrics.window import Window
-from sim.records.events import events_table
-from sim.records.records import RunRecords
+from sim.records.event_table import events_table
+from sim.records.run import RunRecords
 from sim.report.attainment import slo_attainment
 from sim.report.files import write_table
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length

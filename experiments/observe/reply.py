@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from policies.core.request import Request
-from sim.records.records import Status
+from sim.records.requests import Status
 
 NAN = float("nan")
 _UNKNOWN = -1

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
-from sim.setup.scenario import MetricsSettings
 from sim.workload.base import Workload
 
 PATHS = {"completions": "completions", "chat": "chat/completions"}

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records.records import IterationLog, PoolRecord, RequestLog, RunRecords, replicas_throughout
+from sim.records.iterations import IterationLog
+from sim.records.requests import RequestLog
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
 BLOCK_TOKENS = 16
 """Of the blocks whose contents requests.csv names."""

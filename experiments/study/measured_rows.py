@@ -10,7 +10,7 @@ import pandas as pd
 from experiments.study.presets import NotSimulatedError
 from hwmodels.model.model_spec import ModelSpec
 from sim.metrics.summary import request_metrics
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
 
 

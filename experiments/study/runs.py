@@ -12,7 +12,7 @@ import pandas as pd
 from experiments.study.figures import as_text, figures, leaves
 from experiments.study.workers import Report, fly, in_turn
 from sim.engine.interrupt import ctrl_c_noted
-from sim.records.result import RunResult
+from sim.metrics.result import RunResult
 from sim.settings.resolve import resolved
 
 INTERRUPTED = "interrupted"  # a figure of summary.json: the run was cut short

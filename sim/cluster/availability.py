@@ -13,7 +13,8 @@ from operator import attrgetter
 
 from scipy import stats
 
-from sim.cluster.troubles import Kind, Pools, Troubles
+from sim.cluster.troubles import Pools, Troubles
+from sim.records.trouble import Kind
 
 FATAL = (Kind.crash, Kind.host_out_of_memory, Kind.link_down)
 """Troubles in which a replica is not up."""

@@ -14,9 +14,11 @@ from enum import Enum, auto
 from math import inf
 
 from policies.core.request import Request
+from sim.engine.pool import Pool
 from sim.engine.replica import Replica, Surroundings
-from sim.records.records import PoolRecord, ReplicaRecord
-from sim.setup.pool import Pool
+from sim.records.run import PoolRecord, ReplicaRecord
+from sim.transfer.interconnect import Interconnect
+from sim.transfer.mirrors import Mirrors
 
 
 class State(Enum):
@@ -78,7 +80,15 @@ class Fleet:
     that was on its way does not come; on_gone with every one that has gone.
     """
 
-    def __init__(self, pools: Sequence[Pool], around: Surroundings, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        around: Surroundings,
+        on_change: Callable[[], None],
+        *,
+        interconnect: Interconnect | None = None,
+        mirrors: Mirrors | None = None,
+    ) -> None:
         self.pools = pools
         self.members: list[Member] = []
         self.on_call: dict[int, Callable[[], bool]] = {}
@@ -92,6 +102,8 @@ class Fleet:
         self._by_model: dict[str, list[Replica]] = {}
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
+        self._interconnect = interconnect
+        self._mirrors = mirrors
         self._on_change = on_change
         for index, pool in enumerate(pools):
             for _ in range(pool.replicas):
@@ -203,8 +215,8 @@ class Fleet:
         member.state = State.down
         member.down.append([now, inf])
         lost = member.replica.crash()
-        if self._around.mirrors is not None:
-            self._around.mirrors.crashed(member.replica, lost)
+        if self._mirrors is not None:
+            self._mirrors.crashed(member.replica, lost)
         if was is State.draining:
             self._leave(member, now)
         else:
@@ -221,8 +233,8 @@ class Fleet:
         """The link to a replica is lost, or there again."""
         if member.is_reached != is_reached:
             member.is_reached = is_reached
-            if self._around.interconnect is not None:
-                self._around.interconnect.reach(member.replica.index, is_reached=is_reached)
+            if self._interconnect is not None:
+                self._interconnect.reach(member.replica.index, is_reached=is_reached)
             if member.state is State.serving:
                 self._list_serving()
                 if is_reached:
@@ -238,6 +250,18 @@ class Fleet:
             pools.append(PoolRecord(kv.num_blocks, kv.block_size, bytes_per_token, pool.name))
         return tuple(pools), tuple(_record(member, end_s) for member in self.members)
 
+    def next_serving(self, replica: Replica) -> Replica | None:
+        """The next one by index that serves and can be reached; None: there is no other."""
+        for place in range(1, len(self.members)):
+            other = self.members[(replica.index + place) % len(self.members)]
+            if other.state is State.serving and other.is_reached:
+                return other.replica
+        return None
+
+    def is_reached(self, replica: Replica) -> bool:
+        """Whether the link to a replica is up."""
+        return self.members[replica.index].is_reached
+
     def _begin_to_serve(self, member: Member) -> None:
         member.state = State.serving
         self._list_serving()
@@ -246,7 +270,7 @@ class Fleet:
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
         replica = Replica(len(self.members), pool, self._around)
-        interconnect = self._around.interconnect
+        interconnect = self._interconnect
         if interconnect is not None:
             if pool.device is None:
                 raise ValueError(f"device=None: pool {pool.name} sends KV, so its network must be known")
@@ -264,10 +288,10 @@ class Fleet:
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)
-        if self._around.mirrors is not None:
-            self._around.mirrors.gone(member.replica)
-        if self._around.interconnect is not None:
-            self._around.interconnect.remove(member.replica.index)
+        if self._mirrors is not None:
+            self._mirrors.gone(member.replica)
+        if self._interconnect is not None:
+            self._interconnect.remove(member.replica.index)
 
     def _list_serving(self) -> None:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]

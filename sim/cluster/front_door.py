@@ -13,113 +13,69 @@ request came first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 from math import inf
-from typing import NamedTuple
 
 from simpy import Event
 
-from policies.admission import Admission
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence as TokenSequence
-from policies.prediction import LengthPredictor
 from policies.routing import Routing, chosen
 from sim.cluster.fleet import Fleet
-from sim.cluster.recovery import Recovery
+from sim.cluster.routers import Hooks, Routers
+from sim.cluster.settings import ClusterSettings
+from sim.cluster.visit import Visit
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
-from sim.metrics.slo import Slo
-from sim.records.records import RequestLog, Status
+from sim.records.requests import RequestLog, Status
 from sim.transfer.handovers import Handovers
 from sim.transfer.mirrors import Mirrors
 from sim.workload.base import Arrival
-from sim.workload.retries import Retries
 
 UNSERVABLE = "can never be served"
 """What failures of requests are counted as whose own reasons are full of numbers."""
 
 
-class Visit:
-    """A request under way: where it is, and how often its client has sent it."""
-
-    __slots__ = (
-        "arrival",
-        "attempt",
-        "goes_on",
-        "has_token",
-        "held_since_s",
-        "is_given_up",
-        "is_let_in",
-        "is_routed",
-        "is_timed_out",
-        "num_resends",
-        "replica",
-    )
-
-    def __init__(self, arrival: Arrival, now: float) -> None:
-        self.arrival = arrival
-        self.attempt = 0
-        self.replica: Replica | None = None
-        self.is_routed = False  # the router waits for its end on the replica that it chose
-        self.held_since_s = now  # while no replica has it
-        self.num_resends = 0
-        self.goes_on = False  # behind what a replica that crashed had got
-        self.is_let_in = False
-        self.has_token = False  # this attempt, from whichever replica
-        # Its client has left, its replica was told to drop it; after a timeout it may be sent again.
-        self.is_timed_out = self.is_given_up = False
-
-
 class FrontDoor:
-    """on_end is called with every request that has ended. patience_s: see `Source`.
+    """The gateway of a run. on_end is called with every request that has ended. patience_s: see `Source`.
 
-    max_resends: how often the service itself sends a request again whose replica has crashed; recovery: with
-    what. slo: for autoscalers, which see how many answers met it. predictor: for routers that ask how long
-    answers will be.
+    counts_met: whether somebody asks how many answers met the SLO.
     """
 
     def __init__(
         self,
+        settings: ClusterSettings,
         *,
         clock: Clock,
         requests: RequestLog,
-        admission: Admission,
-        routing: Routing,
-        retries: Retries,
         on_end: Callable[[Request], None],
-        patience_s: float | None = None,
-        max_resends: int = 0,
-        recovery: Recovery,
-        slo: Slo | None = None,
-        predictor: LengthPredictor | None = None,
+        patience_s: float | None,
+        counts_met: bool,
     ) -> None:
         self.fleet: Fleet  # set by whoever makes both: its replicas report to this door
         self.handovers: Handovers | None = None  # the same, if there are prefill pools
         self.mirrors: Mirrors | None = None  # the same, if KV is mirrored
+        self._settings = settings
         self._clock = clock
         self._requests = requests
-        self._admission = admission
-        self._routers: dict[str | None, _Router] = {}  # by model, each with a memory of its own
-        self._routing = routing
-        self._retries = retries
-        self._tell_admission = _hooks(admission)
+        self._admission = settings.admission
+        self._routers = Routers(settings.routing)
+        self._retries = settings.retries
+        self._tell_admission = Hooks.of(settings.admission)
         self._on_end = on_end
         self._patience_s = patience_s
-        self._max_resends = max_resends
-        self._recovery = recovery
-        self._slo = slo
-        self._predictor = predictor
+        self._slo = settings.slo if counts_met else None
+        self._predictor = settings.prediction
         self._visits: dict[int, Visit] = {}
         self._held: dict[int, Visit] = {}  # of these, who waits for a replica
 
     @property
     def sees_first_tokens(self) -> bool:
         """Whether anybody wants to know of them."""
-        policies = (self._tell_admission, _hooks(self._routing))
-        return self._waits_for_token or any(tell.first_token is not None for tell in policies)
+        is_told = self._tell_admission.first_token is not None or self._routers.see_first_tokens
+        return self._waits_for_token or is_told
 
     @property
     def _waits_for_token(self) -> bool:
@@ -136,15 +92,11 @@ class FrontDoor:
             give_up_s = self._clock.now + self._patience_s
             self._clock.at(give_up_s, Phase.arrive, partial(self._give_up, visit))
 
-    def first_token(self, seq: TokenSequence) -> None:
-        """A request has got its first token."""
-        self.first_token_of(seq.request_id)
-
-    def first_token_of(self, request_id: int) -> None:
-        """The same, from wherever it goes out."""
+    def first_token(self, request_id: int) -> None:
+        """A request has got its first token, from whichever replica."""
         visit = self._visits[request_id]
         request, now = visit.arrival.request, self._clock.now
-        tell_router = self._router(request).tell
+        tell_router = self._routers.of_model(request.model).tell
         if tell_router.first_token is not None:
             tell_router.first_token(request, now)
         if self._tell_admission.first_token is not None and not visit.has_token:
@@ -153,8 +105,7 @@ class FrontDoor:
 
     def stop_after(self, request_id: int) -> StopAfter:
         """The truth about a request: output tokens after which it ends."""
-        arrival = self._visits[request_id].arrival
-        return arrival.sample_tokens or arrival.num_output_tokens
+        return self._visits[request_id].stop_after
 
     def tell_length(self, routing: Routing, request: Request) -> None:
         """Tell a router that asks for it how long an answer is expected to be."""
@@ -193,8 +144,8 @@ class FrontDoor:
         replica = visit.replica
         assert replica is not None
         self._take_back(visit)
-        is_good = not visit.is_timed_out and self._is_good(seq.request_id)
-        self.fleet.ended(replica, is_good, self._clock.now)
+        is_good = self._slo is None or self._slo.is_met(self._requests, seq.request_id)
+        self.fleet.ended(replica, is_good and not visit.is_timed_out, self._clock.now)
         if visit.is_timed_out:
             replica.events.timed_out(seq, self._clock.now)
             self._requests.lose(seq.request_id, in_crash=False)
@@ -202,20 +153,6 @@ class FrontDoor:
             self._fail(visit, "timed out")
         else:
             self._ended(visit)
-
-    def _is_good(self, request_id: int) -> bool:
-        """Whether an answer met the SLO; true where there is none, or nobody asks."""
-        if self._slo is None:
-            return True
-        log = self._requests
-        if log.status[request_id] != Status.finished:
-            return False
-        arrival_s = log.arrival_s[request_id]
-        return self._slo.holds(
-            ttft_s=log.first_token_s[request_id] - arrival_s,
-            e2e_s=log.last_token_s[request_id] - arrival_s,
-            num_output_tokens=log.longest_tokens[request_id],
-        )
 
     def fleet_changed(self) -> None:
         """A replica takes requests from now on, or one that was on its way will not come."""
@@ -228,8 +165,7 @@ class FrontDoor:
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
         visit = self._visits[request_id]
-        has_left = visit.is_given_up or visit.is_timed_out
-        if has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
+        if visit.has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
             self.begin_again(request_id)
 
     def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
@@ -240,10 +176,9 @@ class FrontDoor:
         visit = self._visits[request_id]
         self._take_back(visit)
         self._requests.forget_handover(request_id)
-        has_left = visit.is_given_up or visit.is_timed_out
-        is_sent = not has_left and (not is_resend or visit.num_resends < self._max_resends)
+        is_sent = not visit.has_left and (not is_resend or visit.num_resends < self._settings.max_resends)
         several = visit.arrival.request.branching is not None
-        visit.goes_on = is_sent and self._recovery.keeps_tokens and not several
+        visit.goes_on = is_sent and self._settings.recovery.keeps_tokens and not several
         if not visit.goes_on:
             self._requests.lose(request_id, in_crash=True)
         if visit.is_given_up:
@@ -294,7 +229,7 @@ class FrontDoor:
         """Choose a replica for a request that was let in; whether it is still under way then."""
         now, arrival = self._clock.now, visit.arrival
         request = arrival.request
-        routing, candidates = self._router(request).policy, self._candidates(request)
+        routing, candidates = self._routers.of_model(request.model).policy, self._candidates(request)
         self.tell_length(routing, request)
         replica = chosen(routing, routing.choose(request, candidates, now), candidates)
         self._note_held(visit, now)
@@ -307,7 +242,7 @@ class FrontDoor:
         try:
             if migrant is None:
                 self._check_prefill(replica, request, request.prompt.num_tokens)
-            replica.submit(request, arrival.sample_tokens or arrival.num_output_tokens, migrant)
+            replica.submit(request, visit.stop_after, migrant)
         except RejectedError as error:
             self._take_back(visit)
             return self._fail(visit, str(error), inf)
@@ -351,14 +286,6 @@ class FrontDoor:
         if self.mirrors is not None:
             self.mirrors.ended(request_id)
 
-    def _router(self, request: Request) -> _Router:
-        """That of the request's model."""
-        router = self._routers.get(request.model)
-        if router is None:
-            policy = self._routing if request.model is None else deepcopy(self._routing)
-            router = self._routers[request.model] = _Router(policy, _hooks(policy))
-        return router
-
     def _candidates(self, request: Request) -> list[Replica]:
         """Whom the router may choose from."""
         if self.handovers is None:
@@ -372,9 +299,10 @@ class FrontDoor:
 
     def _tell_router(self, visit: Visit) -> None:
         """The replica that it chose is done with a request."""
-        tell = self._router(visit.arrival.request).tell.end
+        request = visit.arrival.request
+        tell = self._routers.of_model(request.model).tell.end
         if visit.is_routed and tell is not None:
-            tell(visit.arrival.request, self._clock.now)
+            tell(request, self._clock.now)
         visit.is_routed = False
 
     def _leave(self, visit: Visit) -> None:
@@ -467,21 +395,3 @@ class FrontDoor:
         if now > visit.held_since_s:
             self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
             visit.held_since_s = now
-
-
-class _Hooks(NamedTuple):
-    """What a policy wants to be told, if anything."""
-
-    first_token: Callable[[Request, float], None] | None
-    end: Callable[[Request, float], None] | None
-
-
-class _Router(NamedTuple):
-    """A routing policy, and what it wants to be told."""
-
-    policy: Routing
-    tell: _Hooks
-
-
-def _hooks(policy: object) -> _Hooks:
-    return _Hooks(getattr(policy, "on_first_token", None), getattr(policy, "on_end", None))

@@ -13,8 +13,9 @@ from math import inf, prod
 from simpy import Event
 
 from sim.cluster.fleet import Fleet, Member, State
-from sim.cluster.troubles import Kind, Trouble, Troubles
+from sim.cluster.troubles import Troubles
 from sim.engine.clock import Clock, Phase
+from sim.records.trouble import Kind, Trouble
 
 _FATAL = (Kind.crash, Kind.host_out_of_memory)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +18,12 @@ from simpy import Event
 
 from sim.engine.clock import Clock, Phase
 from sim.metrics.slo import Slo
-
-if TYPE_CHECKING:
-    from sim.records.records import RequestLog
+from sim.records.requests import RequestLog, Status
+from sim.records.run import Missed
 
 LOOKS = 400
 """While requests arrive; later in the same steps."""
 LEAST_STEP_S = 0.05
-FINISHED = 1
-"""`sim.records.records.Status.finished`."""
-
-
-class Missed(NamedTuple):
-    """Why a run was ended early."""
-
-    at_s: float
-    missed: int
-    """Requests that are certain to miss the SLO."""
-    allowed: int
-    requests: int
-    """That were to come in all."""
 
 
 class MissedWatch:
@@ -96,7 +82,7 @@ def num_missed(requests: RequestLog, slo: Slo, now: float) -> int:
         for name in ("arrival_s", "first_token_s", "last_token_s", "longest_tokens", "status")
     }
     arrival_s, first_s, last_s, tokens, status = columns.values()
-    is_finished, waits = status == FINISHED, np.isnan(first_s)
+    is_finished, waits = status == Status.finished, np.isnan(first_s)
     limits_s = slo.limits_s
     ttft_s, tpot_s, e2e_s = (limits_s.get(term, math.inf) for term in ("ttft", "tpot", "e2e"))
     gaps = np.maximum(tokens - 1, 1)

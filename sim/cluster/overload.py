@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from scipy.special import stdtrit
 from simpy import Event
 
 from sim.engine.clock import Clock, Phase
-
-if TYPE_CHECKING:
-    from sim.records.records import RequestLog
+from sim.records.requests import RequestLog
+from sim.records.run import Overload
 
 FIRST_S = 10.0
 PARTS = 12
@@ -45,20 +44,6 @@ class Count(NamedTuple):
     at_s: float
     arrived: int
     ended: int
-
-
-class Overload(NamedTuple):
-    """Why a run was ended early."""
-
-    at_s: float
-    since_s: float
-    """The rates are of the time from then on."""
-    arrivals_per_s: float
-    ends_per_s: float
-    outstanding: int
-    growth_per_s: float
-    """Of the outstanding requests, and the least that it is with 99.9 % confidence."""
-    least_growth_per_s: float
 
 
 class OverloadWatch:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isinf
+from math import inf, isinf
 
 import numpy as np
 import pandas as pd
 from simpy import Event
 
-from policies.admission import Admission
-from policies.admission.none import AdmitAll
 from policies.core.plan import StepPlan
 from policies.core.request import Request
-from policies.prediction import LengthPredictor
+from policies.core.sequence import Sequence as TokenSequence
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.fleet import Fleet
@@ -21,23 +19,22 @@ from sim.cluster.front_door import FrontDoor
 from sim.cluster.incidents import Incidents
 from sim.cluster.missed import MissedWatch
 from sim.cluster.overload import OverloadWatch
-from sim.cluster.recovery import Recovery
 from sim.cluster.role_switching import RoleSwitching
-from sim.cluster.troubles import Troubles
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.clock import Clock, Phase
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.pool import Pool
 from sim.engine.replica import Replica, Surroundings
 from sim.metrics.slo import Slo
 from sim.records.events import logged_events, waits_by_request
-from sim.records.records import EngineRecord, RecoveryRecord, RequestLog, RunRecords, expanded, own_gaps_table
-from sim.setup.pool import Pool
-from sim.transfer.handovers import Disaggregation, Handovers
+from sim.records.iterations import expanded, own_gaps_table
+from sim.records.requests import RequestLog
+from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
+from sim.transfer.handovers import Handovers
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.mirrors import Mirrors
-from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Arrival, Source
-from sim.workload.retries import Retries
 
 EVENTS_BETWEEN_REPORTS = 4096
 
@@ -52,17 +49,7 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
 class Simulation:
     """One run, of the pools' replicas.
 
-    admission: who is let in; None: everybody. retries: what clients do who are refused or have waited too
-    long; None: nothing. max_resends: how often the service sends a request again whose replica has crashed.
-    stop_overloaded: end the run once the backlog grows without bound, see `sim.cluster.overload`.
-    stop_missed: end it once the SLO is out of reach, see `sim.cluster.missed`; for traffic that says how
-    many requests will come. slo: what autoscalers may look at. disaggregation: for pools of which some
-    compute prompts and others decode. predictor: for routers that ask how long answers will be. network:
-    between replicas. recovery: with what a request is sent again; None: from scratch.
-
-    leap=False steps every iteration by itself: slower, the same result. until_s ends the run at that
-    simulated time with whatever is then unfinished. seed: of which branches of a search go on. on_plan: see
-    `Surroundings`. signal_age_s: of what the router knows of the replicas, see `Signals`.
+    cluster: its policies are used as they are, and remember the run. on_plan: see `Surroundings`.
     Raises ValueError where the router's settings and the number of replicas do not go together.
     """
 
@@ -71,33 +58,17 @@ class Simulation:
         *,
         source: Source,
         pools: Sequence[Pool],
-        routing: Routing,
-        admission: Admission | None = None,
-        retries: Retries | None = None,
-        troubles: Troubles | None = None,
-        max_resends: int = 0,
-        slo: Slo | None = None,
-        leap: bool = True,
-        until_s: float | None = None,
-        stop_overloaded: bool = False,
-        stop_missed: bool = False,
-        seed: int = 0,
+        cluster: ClusterSettings,
+        sim: SimSettings = SimSettings(),
         on_plan: Callable[[StepPlan], None] | None = None,
-        signal_age_s: float = 0.05,
-        disaggregation: Disaggregation | None = None,
-        predictor: LengthPredictor | None = None,
-        network: NetworkSettings | None = None,
-        recovery: Recovery | None = None,
     ) -> None:
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
             raise ValueError("replicas=0: must be >= 1")
-        if until_s is not None and not until_s > 0:
-            raise ValueError(f"until_s={until_s}: must be > 0 s")
-        check_fleet(routing, num_replicas)
+        check_fleet(cluster.routing, num_replicas)
         self._clock = Clock()
         self._source = source
-        self._until_s = float("inf") if until_s is None else until_s
+        self._until_s = inf if sim.until_s is None else sim.until_s
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
         self._requests = RequestLog()
@@ -105,91 +76,103 @@ class Simulation:
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
         scales = any(pool.scaling is not None for pool in pools)
-        admission = AdmitAll() if admission is None else admission
-        recovery = Recovery() if recovery is None else recovery
+        hands_over = any(pool.role != "mixed" for pool in pools)
         self._door = FrontDoor(
+            cluster,
             clock=self._clock,
             requests=self._requests,
-            admission=admission,
-            routing=routing,
-            retries=Retries(max_attempts=1) if retries is None else retries,
             on_end=self._follow_up,
             patience_s=source.patience_s,
-            max_resends=max_resends,
-            recovery=recovery,
-            slo=slo if scales else None,
-            predictor=predictor,
+            counts_met=scales,
         )
-        readers: list[object] = [admission, routing]
+        self._interconnect = self._attach_transfers(cluster, hands_over=hands_over)
+        readers: list[object] = [cluster.admission, cluster.routing]
         reads_signals = scales
-        self._interconnect: Interconnect | None = None
-        if disaggregation is not None or recovery.every_tokens is not None:
-            self._interconnect = Interconnect(network or NetworkSettings(), self._clock)
-        if recovery.every_tokens is not None:
-            assert self._interconnect is not None
-            self._door.mirrors = Mirrors(recovery.every_tokens, self._door, self._interconnect)
-        if disaggregation is not None:
-            assert self._interconnect is not None
-            self._door.handovers = Handovers(
-                settings=disaggregation,
-                clock=self._clock,
-                requests=self._requests,
-                door=self._door,
-                interconnect=self._interconnect,
-            )
-            readers.append(disaggregation.routing)
-            switches = disaggregation.roles.interval_s is not None
+        if hands_over:
+            readers.append(cluster.decode_routing)
+            switches = cluster.roles.interval_s is not None
             reads_signals = scales or switches or any(pool.role == "mixed" for pool in pools)
         reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
         around = Surroundings(
             clock=self._clock,
             requests=self._requests,
             on_end=self._door.end,
-            leap=leap,
-            seed=seed,
+            leap=sim.leap,
+            seed=cluster.seed,
             on_plan=on_plan,
-            on_first_token=self._door.first_token if self._door.sees_first_tokens else None,
-            signal_age_s=signal_age_s if reads_signals else None,
+            on_first_token=self._on_first_token if self._door.sees_first_tokens else None,
+            signal_age_s=cluster.signal_age_s if reads_signals else None,
             are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
             handovers=self._door.handovers,
             interconnect=self._interconnect,
             mirrors=self._door.mirrors,
         )
-        self.fleet = self._door.fleet = Fleet(pools, around, self._door.fleet_changed)
-        if disaggregation is not None and self._door.handovers is not None:
-            RoleSwitching(
-                roles=disaggregation.roles,
-                fleet=self.fleet,
-                clock=self._clock,
-                goes_on=self._goes_on,
-            )
+        self.fleet = self._door.fleet = Fleet(
+            pools,
+            around,
+            self._door.fleet_changed,
+            interconnect=self._interconnect,
+            mirrors=self._door.mirrors,
+        )
+        if hands_over:
+            RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
         self._incidents = Incidents(
-            troubles or Troubles(),
+            cluster.troubles,
             clock=self._clock,
             fleet=self.fleet,
-            seed=seed,
+            seed=cluster.seed,
             on_lost=self._door.lost,
             goes_on=self._goes_on,
         )
-        self._overload: OverloadWatch | None = None
-        if stop_overloaded:
-            self._overload = OverloadWatch(
-                clock=self._clock,
-                requests=self._requests,
-                num_ended=lambda: self.num_ended,
-                goes_on=self._goes_on,
-            )
+        self._overload = self._watch_overload() if sim.stop_overloaded else None
         self._missed: MissedWatch | None = None
-        num_requests, last_s = source.num_requests, source.last_arrival_s
-        if stop_missed and slo is not None and num_requests is not None and last_s is not None:
-            self._missed = MissedWatch(
-                slo=slo,
-                num_requests=num_requests,
-                last_arrival_s=last_s,
+        if sim.stop_missed and cluster.slo is not None:
+            self._missed = self._watch_missed(cluster.slo)
+        self._start_autoscalers(pools)
+
+    def _attach_transfers(self, cluster: ClusterSettings, *, hands_over: bool) -> Interconnect | None:
+        """Give the gateway what moves KV between replicas; returns the network, if there is any to move."""
+        every_tokens = cluster.recovery.every_tokens
+        if not hands_over and every_tokens is None:
+            return None
+        interconnect = Interconnect(cluster.network, self._clock)
+        if every_tokens is not None:
+            self._door.mirrors = Mirrors(every_tokens, self._door, interconnect)
+        if hands_over:
+            self._door.handovers = Handovers(
+                settings=cluster.handover,
+                routing=cluster.decode_routing,
                 clock=self._clock,
                 requests=self._requests,
-                goes_on=self._goes_on,
+                door=self._door,
+                interconnect=interconnect,
             )
+        return interconnect
+
+    def _watch_overload(self) -> OverloadWatch:
+        """End the run once the backlog grows without bound."""
+        return OverloadWatch(
+            clock=self._clock,
+            requests=self._requests,
+            num_ended=lambda: self.num_ended,
+            goes_on=self._goes_on,
+        )
+
+    def _watch_missed(self, slo: Slo) -> MissedWatch | None:
+        """End the run once the SLO is out of reach; None for traffic that does not say how much will come."""
+        num_requests, last_s = self._source.num_requests, self._source.last_arrival_s
+        if num_requests is None or last_s is None:
+            return None
+        return MissedWatch(
+            slo=slo,
+            num_requests=num_requests,
+            last_arrival_s=last_s,
+            clock=self._clock,
+            requests=self._requests,
+            goes_on=self._goes_on,
+        )
+
+    def _start_autoscalers(self, pools: Sequence[Pool]) -> None:
         for index, pool in enumerate(pools):
             if pool.scaling is not None:
                 Autoscaler(
@@ -231,6 +214,9 @@ class Simulation:
         if report:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupt.noted)
+
+    def _on_first_token(self, seq: TokenSequence) -> None:
+        self._door.first_token(seq.request_id)
 
     def _expect_next(self) -> None:
         """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""

@@ -12,7 +12,8 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence, SequenceState
 from sim.engine.parents import chosen
-from sim.records.records import IterationLog, RequestLog
+from sim.records.iterations import IterationLog
+from sim.records.requests import RequestLog
 
 
 class LastTokens:

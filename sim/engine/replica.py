@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, takewhile
 from math import inf, isnan
-from typing import TYPE_CHECKING
 
 import numpy as np
 from simpy import Event
@@ -26,38 +25,19 @@ from policies.core.limits import Bounds, StopAfter
 from policies.core.plan import Migrant, StepOutcome, StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
+from sim.engine.attached import KvHandovers, KvMirrors, ReplicaLinks
 from sim.engine.clock import Clock, Phase
+from sim.engine.flight import Flight
 from sim.engine.last_tokens import LastTokens
+from sim.engine.pool import Pool
 from sim.engine.shape import shape_of
 from sim.engine.signals import Counts, Signals
 from sim.records.events import EventLog
-from sim.records.records import EngineRecord, IterationLog, RequestLog, Status
-from sim.setup.pool import Pool
-
-if TYPE_CHECKING:
-    from sim.transfer.handovers import Handovers
-    from sim.transfer.interconnect import Interconnect
-    from sim.transfer.mirrors import Mirrors
+from sim.records.iterations import IterationLog
+from sim.records.requests import RequestLog, Status
+from sim.records.run import EngineRecord
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A plan under way: iterations end at ends_s[0], ends_s[1], ...; it is left after num_iterations.
-
-    shape: of its first iteration, if it has prompt chunks.
-    """
-
-    plan: StepPlan
-    shape: IterationShape | None
-    start_s: float
-    ends_s: list[float]
-    num_iterations: int
-    num_running: int
-    num_waiting: int
-    num_blocks_used: int
-    num_tokens_held: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,12 +59,12 @@ class Surroundings:
     on_first_token: Callable[[Sequence], None] | None = None
     signal_age_s: float | None = None
     are_looked_into: bool = False
-    handovers: Handovers | None = None
-    """Who sees to what replicas of a prefill pool have computed; None: there is no such pool."""
-    interconnect: Interconnect | None = None
-    """What KV travels on between replicas; None: it does not."""
-    mirrors: Mirrors | None = None
-    """Who copies KV in case a replica crashes; None: nobody."""
+    handovers: KvHandovers[Replica] | None = None
+    """Moves on what replicas of a prefill pool have computed; None: there is no such pool."""
+    interconnect: ReplicaLinks | None = None
+    """The network that KV travels on between replicas; None: KV does not travel."""
+    mirrors: KvMirrors[Replica] | None = None
+    """Copies KV in case a replica crashes; None: KV is not copied."""
 
 
 class Replica:

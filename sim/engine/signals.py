@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from math import inf, nextafter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from policies.core.engine import EngineCore
-
-if TYPE_CHECKING:
-    from sim.engine.replica import Flight
+from sim.engine.flight import Flight
 
 MIN_AGE_S = 1e-6
 

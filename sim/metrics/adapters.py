@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from policies.adapters.residents import AdapterCounts
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 
 def adapter_use(records: RunRecords) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sim.metrics.pipeline import pipeline_use_by_pool
 from sim.metrics.utilisation import PoolHardware, hardware_use_by_pool, rented_s
 from sim.metrics.window import Window
-from sim.records.records import ReplicaRecord, RunRecords
+from sim.records.run import ReplicaRecord, RunRecords
 
 STATES = ("wanted", "starting", "serving", "draining", "down")
 """What replicas are counted by; wanted: all but those that drain."""

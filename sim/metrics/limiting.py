@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape, UnknownIterationError
+from sim.metrics.result import RunResult
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.records.events import WAITS
-from sim.records.records import RunRecords
-from sim.records.result import RunResult
+from sim.records.run import RunRecords
 
 SAMPLES = 24
 """Iterations that are explained, evenly over the busy time."""

@@ -17,7 +17,7 @@ from sim.metrics.definitions import PERCENTILES
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.steady import MEAN, Figure, RunInterval, interval, percentile, warm_up
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 SERIES = ("ttft", "tpot")
 """In which a warm-up is looked for."""

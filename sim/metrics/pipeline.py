@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import iteration_shape
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 _ROWS_AT_ONCE = 1 << 16
 

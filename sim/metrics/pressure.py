@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.window import Window
 from sim.records.events import TIERS, WAITS, Event
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 
 def cache_use(records: RunRecords, window: Window) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.window import Window
+from sim.records.requests import RequestLog, Status
 
 TERMS = ("ttft", "tpot", "e2e")
 
@@ -53,9 +54,14 @@ class Slo:
             finished = finished & held
         return finished
 
-    def holds(self, *, ttft_s: float, e2e_s: float, num_output_tokens: int) -> bool:
-        """Whether one finished answer is good."""
-        tpot_s = (e2e_s - ttft_s) / (num_output_tokens - 1) if num_output_tokens > 1 else 0.0
+    def is_met(self, log: RequestLog, request_id: int) -> bool:
+        """Whether one request is good, as soon as it has ended."""
+        if log.status[request_id] != Status.finished:
+            return False
+        ttft_s = log.first_token_s[request_id] - log.arrival_s[request_id]
+        e2e_s = log.last_token_s[request_id] - log.arrival_s[request_id]
+        num_tokens = log.longest_tokens[request_id]
+        tpot_s = (e2e_s - ttft_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
         latencies_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
         return all(latencies_s[term] <= limit_s for term, limit_s in self.limits_s.items())
 

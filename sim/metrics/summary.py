@@ -47,7 +47,7 @@ from sim.metrics.utilisation import (
 )
 from sim.metrics.waste import kv_waste
 from sim.metrics.window import Window, measured_window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 

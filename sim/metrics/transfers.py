@@ -9,7 +9,7 @@ import pandas as pd
 
 from sim.metrics.definitions import describe
 from sim.records.events import TIERS, Event
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 
 def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hwmodels.energy import PowerModel, energy_joules, idle_joules
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 KINDS = ("decode", "mixed", "prefill")
 """Kinds of iteration: decodes only, both, prompt chunks only."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.utilisation import rented_s
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 
 
 def kv_waste(records: RunRecords, window: Window, inside_s: NDArray[np.float64]) -> dict[str, float]:

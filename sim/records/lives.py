@@ -1,7 +1,7 @@
 """A request's life as phases, one behind the other: waiting, loading, prefill, decode, paused, preempted.
 
 What a crash or a timeout has undone is one phase, in vain: prefill and decode of an attempt that was lost.
-Read from its rows of `sim.records.events.events_table`. A phase that took no time is left out, unless it is
+Read from its rows of `sim.records.event_table`. A phase that took no time is left out, unless it is
 a wait.
 """
 

@@ -12,7 +12,7 @@ from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.series import thinned
 from sim.metrics.utilisation import KINDS, iteration_kind, rented_s, seconds_by_kind
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, styled
 
 MAX_POINTS_PER_KIND = 1200

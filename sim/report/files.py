@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import yaml  # type: ignore[import-untyped]
 
+from sim.metrics.result import RunResult
 from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
-from sim.records.events import events_table
-from sim.records.result import RunResult
+from sim.records.event_table import events_table
 from sim.report import write_report
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from sim.metrics import fleet
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.report.look import BLUE, GREEN, GREY, ORANGE, RED, styled, time_unit
 
 COLOURS = (GREY, ORANGE, GREEN, BLUE, RED)

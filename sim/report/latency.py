@@ -11,7 +11,7 @@ from sim.metrics.definitions import weighted_percentile
 from sim.metrics.series import cdf_points, octaves, thinned
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.report.look import BLUE, LIMIT, ORANGE, RED, styled
 
 MAX_SCATTER_POINTS = 3000

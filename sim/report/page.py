@@ -17,7 +17,7 @@ from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind

@@ -21,9 +21,9 @@ from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel,
 from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
-from sim.records.events import events_table
+from sim.records.event_table import events_table
 from sim.records.lives import QUEUED, Phase, lives
-from sim.records.records import ReplicaRecord, RunRecords
+from sim.records.run import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
 PIPELINE_ITERATIONS = 2000

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from sim.records.records import PoolRecord, ReplicaRecord, RunRecords
+from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 
 GAPS, RECORDS = "itl.parquet", "records.json"
 

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from sim.metrics.series import mean_and_max_over_time, rate_over_time
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
+from sim.records.run import RunRecords
 from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, styled, time_unit
 
 NUM_STATE_BUCKETS = 500

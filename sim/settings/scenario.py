@@ -8,12 +8,14 @@ from hwmodels.devices.storage import Storage
 from hwmodels.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.routing import UnknownReplicaError
-from sim.records.result import RunResult
+from sim.cluster.settings import SimSettings
+from sim.metrics.result import RunResult
+from sim.metrics.settings import MetricsSettings
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
 from sim.setup.pool import PoolSettings
-from sim.setup.scenario import MetricsSettings, Scenario, SimSettings
+from sim.setup.scenario import Scenario
 from sim.transfer.handovers import HandoverSettings
 from sim.workload.base import Source
 

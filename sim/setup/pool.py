@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from hwmodels.devices.cold_start import ColdStart
-from hwmodels.devices.device import Device
 from hwmodels.devices.storage import Storage
-from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.memory import GIB
 from policies.adapters.registry import Adapter, Registry
 from policies.caching.eviction.future import FutureUses
@@ -17,55 +15,8 @@ from policies.core.engine import EngineCore
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from sim.engine.links import Links
+from sim.engine.pool import Pool, check_role
 from sim.setup.deployment import Deployment
-
-ROLES = ("mixed", "prefill", "decode")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
-    """`replicas` of them are there when the run begins.
-
-    frontend_s: from a request's arrival until the engine knows it. plans_ahead: the step after the running
-    one is planned already (asynchronous scheduling), so what arrives has to wait for both.
-    """
-
-    core: Callable[[], EngineCore]
-    """Makes a replica's engine, empty."""
-    model: IterationModel
-    name: str = ""
-    serves: str = ""
-    """The model, as requests name it."""
-    replicas: int = 1
-    frontend_s: float = 0.0
-    plans_ahead: bool = False
-    links: Callable[[], Links] = Links
-    """Makes the ways between a replica's memory tiers."""
-    price_usd_per_hour: float = 0.0
-    """Of a replica."""
-    scaling: Scaling | None = None
-    """Says how many there should be later; None: as many as at the beginning."""
-    cold_start_s: float = 0.0
-    """Until a replica that is ordered takes requests."""
-
-    role: str = "mixed"
-    """See `PoolSettings`."""
-    device: Device | None = None
-    """Of which num_devices are a replica; for the network between replicas."""
-    num_devices: int = 1
-    num_layers: int = 1
-    """Of the model: KV can be sent layer by layer."""
-
-    def __post_init__(self) -> None:
-        if self.replicas < 0:
-            raise ValueError(f"replicas={self.replicas}: must be >= 0")
-        check_role(self.role)
-
-
-def check_role(role: str) -> None:
-    """Raise ValueError for what is no role."""
-    if role not in ROLES:
-        raise ValueError(f"role={role}: must be one of {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

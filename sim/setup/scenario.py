@@ -3,101 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from hwmodels.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
-from policies.admission import Admission
-from policies.admission.none import AdmitAll
 from policies.caching.content import prompt_runs
 from policies.caching.eviction.future import FutureUses
-from policies.roles import Roles
-from policies.roles.fixed import Fixed
-from policies.routing import Routing
-from policies.routing.least_outstanding import LeastOutstanding
-from sim.cluster.recovery import Recovery
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
-from sim.cluster.troubles import Troubles
-from sim.engine.signals import check_age
-from sim.metrics.dialects import DIALECTS, in_dialects
-from sim.metrics.slo import Slo
+from sim.metrics.dialects import in_dialects
+from sim.metrics.result import RunResult
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import plain_json, request_metrics, summarise
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records.records import RunRecords
-from sim.records.result import RunResult
+from sim.records.run import RunRecords
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import pool_notes, workload_notes
-from sim.transfer.handovers import Disaggregation, HandoverSettings
-from sim.transfer.topology import NetworkSettings
 from sim.workload.answers import Answers
 from sim.workload.base import Source, Workload
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
-from sim.workload.retries import Retries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimSettings:
-    """How the simulation is run."""
-
-    leap: bool = True
-    """Run iterations that repeat as one event; false steps through each, with the same result."""
-    until_s: float | None = None
-    """End at this simulated time, whatever is then unfinished."""
-    stop_overloaded: bool = False
-    """End once more arrives than is ever served: see `sim.cluster.overload`. For traffic that does not
-    change."""
-    stop_missed: bool = False
-    """End once so many requests have missed the SLO that its target is out of reach: see
-    `sim.cluster.missed`."""
-
-    def __post_init__(self) -> None:
-        if self.until_s is not None and not 0 < self.until_s < inf:
-            raise ValueError(f"until_s={self.until_s}: must be > 0 s; null for no limit")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricsSettings:
-    """Which part of the run is measured."""
-
-    warmup_s: float | Literal["auto"] = 0.0
-    """Simulated seconds at the start that no figure counts; auto: found by MSER-5, see `one_run`."""
-    cooldown_s: float = 0.0
-    """The same at the end."""
-    dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
-    """Whose definitions the figures are told in besides ours: `sim.metrics.dialects`."""
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_s", "cooldown_s"):
-            value = getattr(self, name)
-            if value != "auto" and not 0 <= value < inf:
-                or_auto = ", or auto" if name == "warmup_s" else ""
-                raise ValueError(f"{name}={value}: must be a finite number >= 0 s{or_auto}")
-
-    @property
-    def dialects(self) -> tuple[str, ...]:
-        """Those of other tools that are asked for."""
-        return (
-            tuple(DIALECTS) if self.dialect == "all" else (self.dialect,) if self.dialect in DIALECTS else ()
-        )
-
-    @property
-    def known_warmup_s(self) -> float:
-        """For what is not simulated. Raises ValueError where it would have to be found."""
-        if self.warmup_s == "auto":
-            raise ValueError("warmup_s=auto: is found in simulated runs; here it must be a number of seconds")
-        return float(self.warmup_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scenario(PoolSettings):
+class Scenario(PoolSettings, ClusterSettings):
     """One run's settings, as objects. Raises ValueError for settings that do not go together.
 
     Without `pools`, what is inherited is the one pool there is; else it is what the pools have in common, and
@@ -105,31 +40,10 @@ class Scenario(PoolSettings):
     """
 
     workload: Workload
-    routing: Routing
-    slo: Slo | None = None
-    tariff: Tariff | None = None
-    """What clients pay; for the bill in the summary."""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     """Replicas of different kinds behind the router, by name; none: `replicas` of one kind."""
-    admission: Admission = field(default_factory=AdmitAll)
-    """Who is let in."""
-    retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
-    """What clients do who are refused, or have waited too long."""
-    troubles: Troubles = field(default_factory=Troubles)
-    """What goes wrong."""
-    max_resends: int = 1
-    """How often the service sends a request again whose replica has crashed; then its client has to."""
-    recovery: Recovery = Recovery()
-    """With what it is sent again."""
-    signal_age_s: float = 0.05
-    """How old what the router knows of them may be; 0: it is fresh. 50 ms is the Gateway API's default."""
-    decode_routing: Routing = LeastOutstanding()
-    """Chooses the decode replica when a prefill replica has computed a prompt."""
-    handover: HandoverSettings = HandoverSettings()
-    network: NetworkSettings = NetworkSettings()
-    """Between replicas."""
-    roles: Roles = Fixed()
-    """Which replicas change between prefill and decode pools."""
+    tariff: Tariff | None = None
+    """What clients pay; for the bill in the summary."""
     energy: EnergySettings = EnergySettings()
     load: float = 1.0
     """Open-loop arrivals come so many times as fast: see `sim.workload.faster`."""
@@ -137,21 +51,16 @@ class Scenario(PoolSettings):
     """Prompts are so many times as long: see `sim.workload.longer`."""
     output_scale: float = 1.0
     """Answers are so many times as long."""
-    seed: int = 0
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be >= 0")
+        ClusterSettings.__post_init__(self)  # super() does not know classes with slots
         if not 0 < self.load < inf:
             raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
         for name in ("prompt_scale", "output_scale"):
             if not 1e-6 <= getattr(self, name) <= 1e6:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
-        if self.max_resends < 0:
-            raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
-        check_age(self.signal_age_s)
         if self.sim.stop_missed:
             self._check_stop_missed()
         self._check_troubles()
@@ -167,7 +76,7 @@ class Scenario(PoolSettings):
                     f"prediction=none: {key}={type(routing).__name__} needs predicted output lengths; choose "
                     "one, such as prediction=histogram"
                 )
-        PoolSettings.__post_init__(self)  # super() does not know classes with slots
+        PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
         self._check_recovery()
         self._check_adapters()
@@ -336,39 +245,14 @@ class Scenario(PoolSettings):
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Simulate only; `report`: see `Simulation.run`."""
         future = self.future()
+        pools = self.pools_by_name.items()
         simulation = Simulation(
             source=source,
-            pools=[
-                pool.pool(name, future, self.served_adapters) for name, pool in self.pools_by_name.items()
-            ],
-            routing=deepcopy(self.routing),
-            admission=deepcopy(self.admission),
-            retries=deepcopy(self.retries),
-            troubles=self.troubles,
-            max_resends=self.max_resends,
-            recovery=self.recovery,
-            slo=self.slo,
-            leap=self.sim.leap,
-            until_s=self.sim.until_s,
-            stop_overloaded=self.sim.stop_overloaded,
-            stop_missed=self.sim.stop_missed,
-            seed=self.seed,
-            signal_age_s=self.signal_age_s,
-            disaggregation=self.disaggregation(),
-            predictor=deepcopy(self.prediction),
-            network=self.network,
+            pools=[pool.pool(name, future, self.served_adapters) for name, pool in pools],
+            cluster=self.for_a_run(),
+            sim=self.sim,
         )
         return simulation.run(report)
-
-    def disaggregation(self) -> Disaggregation | None:
-        """For a run whose pools have roles; None if all are mixed."""
-        if all(pool.role == "mixed" for pool in self.pools_by_name.values()):
-            return None
-        return Disaggregation(
-            routing=deepcopy(self.decode_routing),
-            handover=self.handover,
-            roles=deepcopy(self.roles),
-        )
 
     def run(
         self, source: Source | None = None, report: Callable[[float, int], None] | None = None

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
-from typing import TYPE_CHECKING
 
 from simpy import Event
 
@@ -28,16 +27,13 @@ from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.roles import Roles
 from policies.routing import Routing, chosen
 from sim.engine.clock import Clock, Phase
-from sim.records.records import RequestLog
+from sim.engine.replica import Replica
+from sim.records.requests import RequestLog
+from sim.transfer.gateway import Gateway
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
-
-if TYPE_CHECKING:
-    from sim.cluster.front_door import FrontDoor
-    from sim.engine.replica import Replica
 
 TRANSFERS = ("layerwise", "at_end")
 FIRST_TOKENS = ("prefill", "decode")
@@ -65,16 +61,6 @@ class HandoverSettings:
             raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disaggregation:
-    """What a service with prefill and decode pools has besides them."""
-
-    routing: Routing
-    """Chooses the decode replica."""
-    handover: HandoverSettings
-    roles: Roles
-
-
 @dataclass(slots=True, eq=False)
 class Handover:
     """A request between two replicas."""
@@ -93,23 +79,22 @@ class Handover:
 
 
 class Handovers:
-    """Those under way."""
+    """Those under way. routing: chooses the decode replica."""
 
     def __init__(
         self,
         *,
-        settings: Disaggregation,
+        settings: HandoverSettings,
+        routing: Routing,
         clock: Clock,
         requests: RequestLog,
-        door: FrontDoor,
+        door: Gateway,
         interconnect: Interconnect,
     ) -> None:
-        self.overflow_tokens = settings.handover.overflow_tokens
-        self._settings = settings.handover
-        self._routing = settings.routing
-        self._on_routed_end: Callable[[Request, float], None] | None = getattr(
-            settings.routing, "on_end", None
-        )
+        self.overflow_tokens = settings.overflow_tokens
+        self._settings = settings
+        self._routing = routing
+        self._on_routed_end: Callable[[Request, float], None] | None = getattr(routing, "on_end", None)
         self._clock = clock
         self._requests = requests
         self._door = door
@@ -236,7 +221,7 @@ class Handovers:
         else:
             since_s = self._requests.next_token(request_id, now)
             handover.source.iterations.add_gap(request_id, since_s, now)
-        self._door.first_token_of(request_id)
+        self._door.first_token(request_id)
 
     def _on_begun(self, handover: Handover, event: Event) -> None:
         if self._is_on(handover):

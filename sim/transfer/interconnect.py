@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hwmodels.devices.device import Device
 from sim.engine.clock import Clock
-from sim.records.records import LinkRecord
+from sim.records.run import LinkRecord
 from sim.transfer.network import Network, Route
 from sim.transfer.topology import NetworkSettings, Topology
 

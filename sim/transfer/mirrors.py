@@ -19,15 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from sim.cluster.fleet import State
+from sim.engine.replica import Replica
+from sim.transfer.gateway import Gateway
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
-
-if TYPE_CHECKING:
-    from sim.cluster.front_door import FrontDoor
-    from sim.engine.replica import Replica
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +52,7 @@ class _Restore:
 class Mirrors:
     """All those of a run."""
 
-    def __init__(self, every_tokens: int, door: FrontDoor, interconnect: Interconnect) -> None:
+    def __init__(self, every_tokens: int, door: Gateway, interconnect: Interconnect) -> None:
         self.every_tokens = every_tokens
         self.mirrored_bytes = self.restored_bytes = 0.0
         self.num_restored_tokens = 0
@@ -70,7 +66,7 @@ class Mirrors:
         """Send what is new. computed: tokens of each sequence that holds KV, by request id."""
         mirror = self._mirrors.get(replica.index)
         if mirror is None:
-            host = self._neighbour(replica)
+            host = self._door.fleet.next_serving(replica)
             if host is None:
                 return
             mirror = self._mirrors[replica.index] = _Mirror(host)
@@ -90,7 +86,7 @@ class Mirrors:
     def num_left(self, request_id: int) -> int:
         """Tokens of a request whose replica has crashed that can be read from a mirror now."""
         host, num_tokens = self._left.get(request_id, (None, 0))
-        return num_tokens if host is not None and self._is_reached(host) else 0
+        return num_tokens if host is not None and self._door.fleet.is_reached(host) else 0
 
     def expect(self, request_id: int, target: Replica) -> None:
         """A request goes to a replica that is to read its KV."""
@@ -181,15 +177,3 @@ class Mirrors:
         restore = self._restores.pop(request_id, None)
         if restore is not None and restore.flow is not None:
             self._interconnect.network.cancel(restore.flow)
-
-    def _neighbour(self, replica: Replica) -> Replica | None:
-        """The next one in the fleet that is up; None: there is no other."""
-        members = self._door.fleet.members
-        for place in range(1, len(members)):
-            other = members[(replica.index + place) % len(members)]
-            if other.state is State.serving and other.is_reached:
-                return other.replica
-        return None
-
-    def _is_reached(self, host: Replica) -> bool:
-        return self._door.fleet.members[host.index].is_reached

@@ -143,11 +143,6 @@ class Network:
         self._timer: Event | None = None  # the one event that counts
         self._timer_s = inf
 
-    @property
-    def num_under_way(self) -> int:
-        """Flows that have begun and whose last byte has not been sent."""
-        return sum(len(route._under_way) for route in self._active)
-
     def send(self, route: Route, num_bytes: float, on_done: Callable[[], None]) -> Flow:
         """Send bytes; they begin to flow as soon as every capacity on their way has room for one more flow.
 

@@ -167,7 +167,7 @@ def test_texts_and_numbers_reach_the_config_as_they_are():
 
 def test_the_package_is_imported_without_hydra_and_plotly():
     """Workers and policies import parts of it: these should not wait for what only a notebook needs."""
-    loaded = "import sys, sim, sim.records.records"
+    loaded = "import sys, sim, sim.records.run"
     code = f"{loaded}; assert not {{'hydra', 'plotly'}} & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(ImportError, match="nothing"):

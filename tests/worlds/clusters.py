@@ -27,10 +27,11 @@ from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
 from sim.cluster.recovery import Recovery
 from sim.cluster.simulation import Simulation
-from sim.cluster.troubles import BadRelease, Kind, Random, Scripted, Troubles
+from sim.cluster.troubles import BadRelease, Random, Scripted, Troubles
+from sim.engine.pool import Pool
 from sim.metrics.slo import Slo
-from sim.records.records import RunRecords
-from sim.setup.pool import Pool
+from sim.records.run import RunRecords
+from sim.records.trouble import Kind
 from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Arrival
 from sim.workload.retries import JITTERS, Retries
@@ -112,16 +113,6 @@ class Cluster(World):
             self._pool(cores, name=chr(ord("a") + place), **pool.settings())
             for place, pool in enumerate(self.pools)
         ]
-
-    def _surroundings(self) -> dict[str, Any]:
-        return {
-            "retries": deepcopy(self.retries),
-            "troubles": self.troubles,
-            "max_resends": self.max_resends,
-            "recovery": self.recovery,
-            "network": self.network,
-            "slo": self.slo,
-        }
 
     def _run(self, simulation: Simulation, report: Callable[[float, int], None] | None) -> RunRecords:
         if self.watch is not None:

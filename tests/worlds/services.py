@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,11 +18,13 @@ from policies.roles.balance import Balance
 from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
 from policies.routing.round_robin import RoundRobin
+from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
-from sim.setup.pool import Pool
-from sim.transfer.handovers import Disaggregation, HandoverSettings
+from sim.engine.pool import Pool
+from sim.records.trouble import Kind
+from sim.transfer.handovers import HandoverSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network
 
@@ -53,18 +54,8 @@ class Service(Cluster):
         simulation = Simulation(
             source=source,
             pools=self._pools(cores),
-            routing=deepcopy(self.routing),
-            admission=deepcopy(self.admission),
-            leap=leap,
-            until_s=self.until_s,
-            signal_age_s=self.signal_age_s,
-            disaggregation=Disaggregation(
-                routing=deepcopy(self.decode_routing),
-                handover=self.handover,
-                roles=deepcopy(self.roles),
-            ),
-            predictor=deepcopy(self.prediction),
-            **self._surroundings(),
+            cluster=self._cluster(),
+            sim=SimSettings(leap=leap, until_s=self.until_s),
         )
         return simulation, cores, source
 

@@ -20,7 +20,7 @@ from experiments.compare.whatif.tables import print_answers
 from experiments.study.runs import Runs, run_all
 from experiments.study.workers import progress_of
 from sim.metrics.limiting import time_shares
-from sim.records.result import RunResult
+from sim.metrics.result import RunResult
 from sim.report.files import write_table
 from sim.settings.compose import Composition, running_source
 from sim.settings.config_groups import CONFIG_DIR

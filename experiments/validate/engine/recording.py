@@ -28,7 +28,7 @@ from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.shape import shape_of
-from sim.records.records import NAN, RequestLog, Status
+from sim.records.requests import NAN, RequestLog, Status
 
 if TYPE_CHECKING:
     from realengine.serving.answer import Answer

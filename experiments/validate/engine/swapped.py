@@ -22,10 +22,12 @@ from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, It
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.routing.round_robin import RoundRobin
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
-from sim.records.records import RunRecords, Status
-from sim.setup.pool import Pool
+from sim.engine.pool import Pool
+from sim.records.requests import Status
+from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Arrival, WorkloadNotes
 
@@ -66,10 +68,8 @@ def replay_in_simulator(
                 links=lambda: _RecordedLinks(asked_s=asked_s),
             )
         ],
-        routing=RoundRobin(),
-        leap=False,
-        until_s=until_s(recording),
-        seed=scenario.seed,
+        cluster=ClusterSettings(routing=RoundRobin(), seed=scenario.seed),
+        sim=SimSettings(leap=False, until_s=until_s(recording)),
         on_plan=note,
     )
     return Replayed(records=simulation.run(), digests=digests)

@@ -20,7 +20,7 @@ from experiments.validate.fidelity.printed import print_fidelity
 from experiments.validate.fidelity.report import write_validation
 from experiments.validate.fidelity.settings import ValidateSettings
 from experiments.validate.foreign.run import write_tables
-from sim.records.result import RunResult
+from sim.metrics.result import RunResult
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 

@@ -13,8 +13,8 @@ from experiments.validate.fidelity.measured import Measured, of_records
 from experiments.validate.fidelity.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationModel
-from sim.records.result import RunResult
-from sim.setup.scenario import MetricsSettings
+from sim.metrics.result import RunResult
+from sim.metrics.settings import MetricsSettings
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""

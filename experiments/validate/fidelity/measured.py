@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from sim.metrics.summary import request_metrics
-from sim.records.records import Gaps, RunRecords
+from sim.records.iterations import Gaps
+from sim.records.run import RunRecords
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -17,7 +18,7 @@ class Measured:
 
     requests: sorted by arrival, columns status, arrival_s, scheduled_s, first_token_s, last_token_s,
     finished_s, prompt_tokens, output_tokens of the simulator's table
-    (`sim.records.records.RequestLog.table`), NaN for what is not known or did not happen. gaps: between
+    (`sim.records.requests.RequestLog.table`), NaN for what is not known or did not happen. gaps: between
     tokens; None: not recorded. iterations: the simulator's table; None: not recorded. samples: what a server
     logged of itself, columns time_s, running, waiting, kv_use_share. num_kv_blocks: of one replica. notes:
     what a reader must know of the recording. block_ids: of each prompt's full blocks of block_size tokens,

@@ -19,7 +19,7 @@ from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_object
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
-from sim.records.records import Gaps
+from sim.records.iterations import Gaps
 
 VLLM_BENCH = ("input_lens", "output_lens", "start_times", "ttfts", "itls")
 AIPERF = ("input_sequence_length", "output_sequence_length", "time_to_first_token", "request_latency")

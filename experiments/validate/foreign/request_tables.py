@@ -23,7 +23,7 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
-from sim.records.records import Gaps
+from sim.records.iterations import Gaps
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
 OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")

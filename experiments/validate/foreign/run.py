@@ -25,7 +25,7 @@ from experiments.validate.foreign.read import read_runs
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from sim.records.result import RunResult
+from sim.metrics.result import RunResult
 from sim.report.files import write_table
 from sim.report.perfetto import write_timeline
 from sim.settings.build import build_as

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.observe.reply import Reply
 from policies.core.request import Prompt, Request
-from sim.records.records import Status
+from sim.records.requests import Status
 
 
 def make_reply() -> Reply:

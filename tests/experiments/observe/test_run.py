@@ -24,10 +24,11 @@ from experiments.observe.scripted_server import Script, ScriptedServer
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import capture_table, chunks_table, records_of
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import check_conservation, request_metrics
-from sim.records.records import RunRecords, Status
+from sim.records.requests import Status
+from sim.records.run import RunRecords
 from sim.settings.errors import ConfigError
-from sim.setup.scenario import MetricsSettings
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed

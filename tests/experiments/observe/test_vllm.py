@@ -30,7 +30,7 @@ from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
 from sim.metrics.summary import check_conservation, request_metrics
-from sim.records.records import Status
+from sim.records.requests import Status
 from sim.workload.arrivals import Constant, Poisson
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Uniform

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from sim.cluster.settings import SimSettings
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
-from sim.setup.scenario import SimSettings
 
 SETTINGS = (
     "workload=conversation",

@@ -10,10 +10,10 @@ import pytest
 from experiments.app.cli import main
 from hwmodels.iterations.iteration import IterationShape, UnknownIterationError
 from hwmodels.levels.files import RecordedLevel, TableLevel
+from sim.cluster.settings import SimSettings
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
-from sim.setup.scenario import SimSettings
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

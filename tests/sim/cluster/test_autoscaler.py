@@ -12,9 +12,10 @@ from policies.admission.none import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.utilisation import Utilisation
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
+from sim.records.trouble import Kind
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError

@@ -11,7 +11,8 @@ from sim.cluster.availability import (
     simulated_at_least_up,
     simulated_mirrors_left,
 )
-from sim.cluster.troubles import Kind, Random, Scripted, Troubles
+from sim.cluster.troubles import Random, Scripted, Troubles
+from sim.records.trouble import Kind
 
 
 def failing(**changed):

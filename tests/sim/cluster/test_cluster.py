@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
 from sim.cluster.fleet import State
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.summary import check_conservation
+from sim.records.trouble import Kind
 from tests.worlds.clusters import draw_clusters
 
 NEVER_S = 1e6  # long after every world has ended
@@ -68,14 +69,13 @@ def check_what_is_sent(simulation):
         member = fleet.members[replica.index]
         assert member.state is State.serving
         assert member.is_reached
-        places = Counter(
-            request_id
-            for replica in fleet.replicas
-            for request_id in (*(seq.request_id for seq in replica.core.unfinished), *replica._on_the_way)
-        )
+        in_engines = {other.index: [*other.core.unfinished] for other in fleet.replicas}
+        places = Counter(seq.request_id for sequences in in_engines.values() for seq in sequences)
         assert all(num == 1 for num in places.values())
-        for replica_ in fleet.replicas:
-            assert replica_.num_outstanding == len([*replica_.core.unfinished]) + len(replica_._on_the_way)
+        for other in fleet.replicas:
+            num_on_the_way = other.num_outstanding - len(in_engines[other.index])
+            assert num_on_the_way >= 0
+            assert not num_on_the_way or other.pool.frontend_s or other.pool.plans_ahead
         send(replica, num_tokens)
 
     fleet.sent = sent

@@ -12,7 +12,8 @@ import pytest
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
 from policies.routing.least_outstanding import LeastOutstanding
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
+from sim.records.trouble import Kind
 from sim.workload.retries import Retries
 
 TICK_S = 0.125

@@ -4,7 +4,8 @@ import pytest
 
 from policies.batching.chunked import Chunked
 from policies.routing.least_outstanding import LeastOutstanding
-from sim.cluster.troubles import Kind, Random, Scripted, Troubles
+from sim.cluster.troubles import Random, Scripted, Troubles
+from sim.records.trouble import Kind
 
 TICK_S = 0.125
 

@@ -12,10 +12,11 @@ from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from sim.cluster.recovery import Recovery
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
 from sim.metrics.fleet import trouble_use
 from sim.metrics.summary import check_conservation
+from sim.records.trouble import Kind
 from sim.transfer.handovers import HandoverSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, draw_crashes, toy_network

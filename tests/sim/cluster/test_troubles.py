@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from sim.cluster.troubles import BadRelease, Kind, Random, Scripted, Trouble, Troubles
+from sim.cluster.troubles import BadRelease, Random, Scripted, Troubles
+from sim.records.trouble import Kind, Trouble
 from sim.settings.build import build
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError

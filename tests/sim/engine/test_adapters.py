@@ -17,7 +17,7 @@ from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
 from sim.engine.links import Links
-from sim.records.events import events_table
+from sim.records.event_table import events_table
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario

@@ -11,9 +11,9 @@ from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.clock import Clock, Phase
 from sim.engine.interrupt import Interrupt
+from sim.engine.pool import Pool
 from sim.engine.replica import Replica, Surroundings
-from sim.records.records import RequestLog
-from sim.setup.pool import Pool
+from sim.records.requests import RequestLog
 
 TICK_S = 0.125
 

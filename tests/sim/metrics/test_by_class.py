@@ -24,7 +24,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
 NAN = float("nan")
 WHOLE = Window(0.0, 10.0)

@@ -21,7 +21,7 @@ import pytest
 from hwmodels.energy import EnergySettings, PowerModel
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report import wording
 
 POWER = PowerModel(idle_w=100, tdp_w=300, compute_weight=1.0, memory_weight=0.5)

@@ -6,11 +6,12 @@ from experiments.conformance.toys import ToyModel
 from policies.admission.queue_bound import QueueBound
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.fleet import pool_figures, replicas_over_time, retry_use, scaling_use, trouble_use
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, seconds_inside
 from sim.metrics.window import Window
+from sim.records.trouble import Kind
 from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool
 

@@ -9,7 +9,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.evidence import caveats, interval_lines
 
 

@@ -22,7 +22,7 @@ import pytest
 from sim.metrics.slo import Slo
 from sim.metrics.summary import check_conservation, request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
 NAN = float("nan")
 NO_TIMES = np.zeros(0)

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.cluster.troubles import Kind, Scripted, Troubles
-from sim.records.events import WAIT_COLUMNS, events_table
+from sim.cluster.troubles import Scripted, Troubles
+from sim.records.event_table import events_table
+from sim.records.events import WAIT_COLUMNS
 from sim.records.lives import lives, phases
+from sim.records.trouble import Kind
 from sim.workload.retries import Retries
 
 TICK_S = 0.125  # one iteration of the flat toy model

@@ -13,7 +13,7 @@ from sim.metrics.summary import request_metrics, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.events import WAITS
-from sim.records.records import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report import write_report
 from sim.report.timeline import timeline
 

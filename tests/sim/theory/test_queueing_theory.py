@@ -45,10 +45,11 @@ from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.weighted import Weighted
 from policies.scheduling.fcfs import Fcfs
+from sim.cluster.settings import ClusterSettings
 from sim.cluster.simulation import Simulation
+from sim.engine.pool import Pool
 from sim.metrics.paired import Outcome, compare_paired
-from sim.records.records import RunRecords
-from sim.setup.pool import Pool
+from sim.records.run import RunRecords
 from sim.workload.arrivals import Poisson
 from sim.workload.distributions import Distribution, Fixed, Geometric, Lognormal
 from sim.workload.lengths import Lengths
@@ -217,8 +218,7 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
     simulation = Simulation(
         source=workload.source(seed=seed, max_model_len=MANY),
         pools=[Pool(core=core, model=server.model, replicas=queue.num_replicas)],
-        routing=watched,
-        signal_age_s=0.0,
+        cluster=ClusterSettings(routing=watched, signal_age_s=0.0),
     )
     return simulation.run(), watched
 

@@ -17,11 +17,12 @@ from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.cluster.troubles import Kind, Scripted, Troubles
+from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
 from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transfer_use
-from sim.records.events import events_table
+from sim.records.event_table import events_table
+from sim.records.trouble import Kind
 from sim.transfer.handovers import HandoverSettings
 from tests.worlds.services import (
     Service,

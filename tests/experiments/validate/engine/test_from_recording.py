@@ -10,7 +10,7 @@ import torch
 from experiments.validate.engine.from_recording import LOADED_S, asked, begins_s, ends_s, measured, until_s
 from experiments.validate.engine.recording import Event, Recording, Step, load
 from policies.core.request import Prompt, Request
-from sim.records.records import NAN, RequestLog
+from sim.records.requests import NAN, RequestLog
 from tests.experiments.validate.engine.flights import flown, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
 

@@ -10,7 +10,8 @@ import pandas as pd
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.fleet import down_s_by_replica
 from sim.metrics.slo import Slo
-from sim.records.records import RunRecords, Status
+from sim.records.requests import Status
+from sim.records.run import RunRecords
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,271 @@
+"""One row a request: a log of plain columns, written to while the simulation runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from enum import IntEnum
+from math import isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from policies.core.request import Request
+from policies.core.sequence import FinishReason, Sequence
+
+NAN = float("nan")
+
+
+class Status(IntEnum):
+    """How a request stands at the end of a run; every request has exactly one."""
+
+    unfinished = 0
+    finished = 1
+    rejected = 2
+    aborted = 3
+
+
+class RequestLog:
+    """One row a request, at the index of its id; ids count from 0 in the order in which requests are made."""
+
+    def __init__(self) -> None:
+        self.has_arrived = bytearray()
+        self.session_id = array("q")  # -1: none
+        self.tenant = array("i")  # index in _tenants
+        self.model = array("i")  # index in _models
+        self.priority = array("q")
+        self.arrival_s = array("d")
+        self.prompt_tokens = array("q")
+        self.pinned_tokens = array("q")
+        self.samples = array("i")
+        self._tenants: dict[str, int] = {}
+        self._models: dict[str, int] = {}
+        self.replica = array("i")
+        self.status = array("b")
+        self.reason: dict[int, str] = {}
+        self.scheduled_s = array("d")
+        self.first_token_s = array("d")
+        self.last_token_s = array("d")
+        self.finished_s = array("d")
+        self.output_tokens = array("q")
+        self.longest_tokens = array("q")
+        self.preemptions = array("i")
+        self.cached_tokens = array("q")
+        self.prefill_iterations = array("q")
+        self.attempts = array("i")  # times that it was sent to a replica
+        self.lost_tokens = array("q")
+        self.gateway_s = array("d")  # held, or on the way back to the service
+        self.prefill_replica = array("i")  # that computed the prompt, where another one decodes; else -1
+        self.kv_transfer_s = array("d")  # from there
+        self.kv_transfer_bytes = array("d")
+        self.tries = array("i")  # times that its client sent it
+        self.num_lost_first_tokens = 0
+        self.num_crash_tokens = 0  # of the lost ones, those that were lost in crashes
+        self.num_resends = 0
+        self.num_resumed = 0  # of these, those that went on where they were
+        self.num_recomputed_tokens = 0  # whose KV crashes had lost
+        self.lost_kv: dict[int, int] = {}  # by request id: tokens of it that have not been admitted again
+        self.held_back: set[int] = set()  # request ids: the newest token goes out with the KV, not before
+        self.failures: Counter[str] = Counter()
+
+    def schedule(self, seq: Sequence, now: float) -> None:
+        """A request is worked on, perhaps for the first time."""
+        request_id = seq.request_id
+        if isnan(self.scheduled_s[request_id]):
+            self.scheduled_s[request_id] = now
+            self.cached_tokens[request_id] = seq.num_found
+        if self.lost_kv:
+            self.num_recomputed_tokens += max(0, self.lost_kv.pop(request_id, 0) - seq.num_found)
+
+    def lose_kv(self, request_id: int, num_tokens: int) -> None:
+        """A crash has lost the KV of so many tokens."""
+        num_tokens = max(num_tokens, self.lost_kv.get(request_id, 0))
+        if num_tokens:
+            self.lost_kv[request_id] = num_tokens
+
+    def arrive(self, request: Request) -> None:
+        """Open the row of a request."""
+        request_id, session_id = request.request_id, request.session_id
+        while request_id >= len(self.has_arrived):
+            self._append_empty_rows(1024)
+        self.has_arrived[request_id] = True
+        if session_id is not None:
+            self.session_id[request_id] = session_id
+        self.tenant[request_id] = self._tenants.setdefault(request.tenant, len(self._tenants))
+        self.model[request_id] = self._models.setdefault(request.model or "", len(self._models))
+        self.priority[request_id] = request.priority
+        self.arrival_s[request_id] = request.arrival_s
+        self.prompt_tokens[request_id] = request.prompt.num_tokens
+        self.pinned_tokens[request_id] = request.prompt.num_pinned
+        self.samples[request_id] = 1 if request.branching is None else request.branching.width
+
+    def _append_empty_rows(self, num_rows: int) -> None:
+        self.has_arrived.extend(bytes(num_rows))
+        self.replica.extend([-1] * num_rows)
+        self.session_id.extend([-1] * num_rows)
+        for times_s in (
+            self.arrival_s,
+            self.scheduled_s,
+            self.first_token_s,
+            self.last_token_s,
+            self.finished_s,
+        ):
+            times_s.extend([NAN] * num_rows)
+        self.gateway_s.extend([0.0] * num_rows)
+        self.prefill_replica.extend([-1] * num_rows)
+        self.kv_transfer_s.extend([NAN] * num_rows)
+        self.kv_transfer_bytes.extend([0.0] * num_rows)
+        for counts in (
+            self.tenant,
+            self.model,
+            self.priority,
+            self.prompt_tokens,
+            self.pinned_tokens,
+            self.samples,
+            self.status,
+            self.output_tokens,
+            self.longest_tokens,
+            self.preemptions,
+            self.cached_tokens,
+            self.prefill_iterations,
+            self.attempts,
+            self.tries,
+            self.lost_tokens,
+        ):
+            counts.extend([0] * num_rows)  # status: unfinished
+
+    def first_token(self, request_id: int, now: float) -> None:
+        """The first token of a request that another replica goes on with reaches its client."""
+        self.first_token_s[request_id] = self.last_token_s[request_id] = now
+        self.output_tokens[request_id] = self.longest_tokens[request_id] = 1
+
+    def next_token(self, request_id: int, now: float) -> float:
+        """The same for a later one; returns when the one before it came."""
+        since_s = self.last_token_s[request_id]
+        self.last_token_s[request_id] = now
+        self.output_tokens[request_id] += 1
+        self.longest_tokens[request_id] += 1
+        return since_s
+
+    def send(self, request_id: int, replica: int) -> None:
+        """A request goes to a replica."""
+        self.replica[request_id] = replica
+        self.attempts[request_id] += 1
+
+    def fail(self, reason: str) -> None:
+        """An attempt of a client has failed, which may come again."""
+        self.failures[reason] += 1
+
+    def hold(self, request_id: int, held_s: float) -> None:
+        """No replica has had a request for so long."""
+        self.gateway_s[request_id] += held_s
+
+    def abandon(self, request_id: int, now: float) -> None:
+        """Close the row of a request that was given up while no replica had it."""
+        self.status[request_id] = Status.aborted
+        self.finished_s[request_id] = now
+
+    def reject(self, request_id: int, reason: str, now: float) -> None:
+        """Close the row of a request that was never served."""
+        self.status[request_id] = Status.rejected
+        self.reason[request_id] = reason
+        self.finished_s[request_id] = now
+
+    def end(self, seq: Sequence, status: Status, last_token_s: float, now: float) -> None:
+        """Close the row of a sequence that ended."""
+        request_id = seq.request_id
+        self.status[request_id] = status
+        if seq.finish_reason is FinishReason.length:
+            self.reason[request_id] = "length"
+        self.note(seq, last_token_s)
+        self.finished_s[request_id] = now
+
+    def forget_handover(self, request_id: int) -> None:
+        """Nothing is left of the KV that was handed over, nor of a token that was to go out with it."""
+        self.held_back.discard(request_id)
+        self.prefill_replica[request_id] = -1
+        self.kv_transfer_s[request_id] = NAN
+        self.kv_transfer_bytes[request_id] = 0.0
+
+    def lose(self, request_id: int, *, in_crash: bool) -> None:
+        """Forget what was answered: the engine crashed, or the client left, and the request begins anew."""
+        self.status[request_id] = Status.unfinished
+        self.reason.pop(request_id, None)
+        if not isnan(self.first_token_s[request_id]):
+            self.num_lost_first_tokens += self.samples[request_id]
+            self.lost_tokens[request_id] += self.output_tokens[request_id]
+            if in_crash:
+                self.num_crash_tokens += self.output_tokens[request_id]
+        for times_s in (self.scheduled_s, self.first_token_s, self.last_token_s, self.finished_s):
+            times_s[request_id] = NAN
+        for counts in (
+            self.output_tokens,
+            self.longest_tokens,
+            self.preemptions,
+            self.cached_tokens,
+            self.prefill_iterations,
+        ):
+            counts[request_id] = 0
+
+    def note(self, seq: Sequence, last_token_s: float) -> None:
+        """Enter how far a sequence has come. A token that no client has seen yet does not count."""
+        request_id = seq.request_id
+        self.preemptions[request_id] = seq.num_preemptions
+        if not isnan(self.first_token_s[request_id]):
+            num_unseen = request_id in self.held_back
+            self.last_token_s[request_id] = last_token_s
+            self.output_tokens[request_id] = seq.num_emitted_tokens - num_unseen
+            self.longest_tokens[request_id] = seq.num_output_tokens - num_unseen
+
+    def table(self) -> pd.DataFrame:
+        """One row a request, by request id; times in seconds, NaN where it did not happen.
+
+        samples: answers asked for. output_tokens: of all of them; longest_tokens: of the longest. tries:
+        how often its client sent it; attempts: how often it was sent to a replica; lost_tokens: answered
+        before a crash or to a client that had left, in none of the other figures. wait_gateway_s: held by the
+        service, or until the client sent it again. prefill_replica: that computed the prompt, if another one
+        decodes, else -1; kv_transfer_s, kv_transfer_bytes: of the KV from there, from slot and blocks to the
+        last byte.
+        """
+        ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
+        names = np.array([status.name for status in Status], dtype=object)
+        tenants, models = (np.array([*found], dtype=object) for found in (self._tenants, self._models))
+
+        def column(values: array[Any]) -> NDArray[Any]:
+            return np.frombuffer(values, values.typecode)[ids]
+
+        return pd.DataFrame(
+            copy=False,
+            data={
+                "request_id": ids,
+                "session_id": column(self.session_id),
+                "tenant": tenants[column(self.tenant)].tolist(),
+                "model": models[column(self.model)].tolist(),
+                "priority": column(self.priority),
+                "replica": column(self.replica),
+                "status": names[column(self.status)],
+                "reason": [self.reason.get(i, "") for i in ids.tolist()],
+                "arrival_s": column(self.arrival_s),
+                "scheduled_s": column(self.scheduled_s),
+                "first_token_s": column(self.first_token_s),
+                "last_token_s": column(self.last_token_s),
+                "finished_s": column(self.finished_s),
+                "prompt_tokens": column(self.prompt_tokens),
+                "pinned_tokens": column(self.pinned_tokens),
+                "cached_tokens": column(self.cached_tokens),
+                "output_tokens": column(self.output_tokens),
+                "longest_tokens": column(self.longest_tokens),
+                "samples": column(self.samples).astype(np.int64),
+                "preemptions": column(self.preemptions),
+                "prefill_iterations": column(self.prefill_iterations),
+                "tries": column(self.tries),
+                "attempts": column(self.attempts),
+                "lost_tokens": column(self.lost_tokens),
+                "wait_gateway_s": column(self.gateway_s),
+                "prefill_replica": column(self.prefill_replica),
+                "kv_transfer_s": column(self.kv_transfer_s),
+                "kv_transfer_bytes": column(self.kv_transfer_bytes),
+            },
+        )
