@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "experiments/tutorial.ipynb"
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(

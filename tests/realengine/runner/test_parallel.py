@@ -94,6 +94,7 @@ def found(tmp_path_factory):
     return reported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_have_the_logits_of_one(found, name):
     expected = logits_of(*MODELS[name], Group())
