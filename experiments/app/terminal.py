@@ -30,16 +30,21 @@ def terminal_console(**settings: Any) -> Console:
     return console
 
 
-def print_summary(summary: dict[str, Any], console: Console) -> None:
-    """Print what `sim.metrics.summary.summarise` returned."""
+def print_verdict(summary: dict[str, Any], caveats: Iterable[str], console: Console) -> None:
+    """Whether the SLO was attained, or what was reached without one, and what a reader must know first."""
     goodput = summary["goodput"]
     attained = goodput and goodput["attained"]
     colour = "bold" if not goodput or attained is None else "bold green" if attained else "bold red"
     console.print(Text(wording.verdict(summary), style=colour))
     if goodput and attained is not None:
         console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
-    for caveat in evidence.caveats(summary):
+    for caveat in caveats:
         console.print(Text(f"  {caveat}", style="yellow"))
+
+
+def print_summary(summary: dict[str, Any], console: Console) -> None:
+    """Print what `sim.metrics.summary.summarise` returned."""
+    print_verdict(summary, evidence.caveats(summary), console)
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
     console.print(_figures(summary, console))

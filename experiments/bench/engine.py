@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.bench.peer_config import peer_config
 from policies.batching.prefill_first import PrefillFirst
 from policies.caching.paged import Paged
 from realengine.model.architecture import Architecture
@@ -193,21 +194,8 @@ def peer_model(hf: Any, dtype: str) -> Any:
     """transformers' model with the package's weights, their merged matrices taken apart again."""
     path = find_smollm2()
     spec = Architecture.from_path(path)
-    config = hf.LlamaConfig(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position_embeddings,
-        rms_norm_eps=spec.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    own = {"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
+    config = peer_config(hf.LlamaConfig, spec, **own)
     weights = load_weights(path, spec, DTYPES[dtype], "cpu")
     state = {
         "model.embed_tokens.weight": weights["embedding.weight"],

@@ -14,6 +14,7 @@ from experiments.study.bisection import FACTOR, MAX_STEPS, bisected, bracketed
 from experiments.study.workers import in_turn
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
+from sim.metrics.summary import plain_json
 from sim.report.wording import LATENCIES, number
 from sim.settings.config_groups import find_groups
 from sim.settings.override import Override
@@ -231,7 +232,7 @@ def to_json(found: Advice) -> dict[str, Any]:
         "replicas": found.replicas,
         "share": found.share,
         "missed_terms": {
-            term: {"limit_s": limit_s, "needed_s": _finite(needed_s)}
+            term: {"limit_s": limit_s, "needed_s": plain_json(needed_s)}
             for term, (limit_s, needed_s) in found.terms.items()
         },
         "looser_limits_s": dict(found.looser),
@@ -242,10 +243,6 @@ def to_json(found: Advice) -> dict[str, Any]:
         if found.other is None
         else dict(zip(("candidate", "replicas", "usd_per_hour"), found.other, strict=True)),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _ms(seconds: float) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
     asked: list[tuple[Any, State]] = []
     waiting: dict[str, list[Any]] = {}
     num_trials, num_asked = 0, 0
-    for earlier in study.get_trials(deepcopy=False):
-        known = by_parts.get(tuple(earlier.params.get(axis) for axis in axes))
-        if known is not None and not known.runs:
-            for number, runs in earlier.user_attrs.get(RUNS, ()):
-                known.learn(number, [_run_of(one) for one in runs], len(search.seeds), search.question)
+    _recall(study, search, axes, by_parts)
 
     def tell(trial: Any, state: State) -> None:
         values = _values(search, state)
@@ -124,6 +120,17 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
             tell(each, state)
         report(done, settings.trials)
     search.interrupted = interrupt.noted
+
+
+def _recall(
+    study: Any, search: Search, axes: Iterable[str], by_parts: Mapping[tuple[str, ...], State]
+) -> None:
+    """Learn what earlier trials of the study have found out about candidates."""
+    for trial in study.get_trials(deepcopy=False):
+        known = by_parts.get(tuple(trial.params.get(axis) for axis in axes))
+        if known is not None and not known.runs:
+            for number, runs in trial.user_attrs.get(RUNS, ()):
+                known.learn(number, [_run_of(one) for one in runs], len(search.seeds), search.question)
 
 
 def load_optuna() -> Any:

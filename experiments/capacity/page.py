@@ -23,12 +23,12 @@ from experiments.capacity.tables import (
     stage_rows,
     turned,
 )
+from experiments.study.pages import COLOURS
 from hwmodels.iterations.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
-from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.look import GREY, SERIES, styled
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 
-COLOURS = (*SERIES, RED, GREY)
 HEIGHT_PX = 480
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from experiments.capacity.results import Ranked, reason_of
 from experiments.capacity.search import Status
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
+from sim.metrics.summary import plain_json
 from sim.report.wording import LATENCIES, MISSING, number, seconds
 
 AT_ONCE = 5
@@ -327,12 +328,12 @@ def _ranked_json(row: Ranked, headroom: float) -> dict[str, Any]:
         "gpus": row.num_devices,
         "usd_per_hour": row.usd_per_hour,
         "kept_output_tokens_per_s_and_replica": kept_tokens_per_s(row, headroom),
-        "share_at_margin": _plain(row.share_at_margin),
-        "figures": {name: _plain(value) for name, value in row.figures.items()},
+        "share_at_margin": plain_json(row.share_at_margin._asdict()),
+        "figures": {name: plain_json(value._asdict()) for name, value in row.figures.items()},
         "limit": None if row.limit is None else row.limit._asdict(),
         "cost_per_token_to_winner": None
         if row.ahead is None or row.ahead.ratio is None
-        else _plain(row.ahead.ratio),
+        else plain_json(row.ahead.ratio._asdict()),
     }
 
 
@@ -359,10 +360,3 @@ def _cell(interval: Interval, factor: float = 1.0) -> str:
     if math.isnan(mean):
         return MISSING
     return number(mean) if math.isnan(half) or interval.is_exact else f"{number(mean)} ± {number(half)}"
-
-
-def _plain(interval: Interval) -> Mapping[str, float | int | None]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in interval._asdict().items()
-    }

@@ -16,14 +16,13 @@ from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.tables import metric_rows
 from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.pages import line_style, notes_of_arms
 from experiments.study.runs import Point, settings_that_differ
 from experiments.study.verdicts import LEVEL
-from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.look import styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 from sim.settings.convert import shown
 
-COLOURS = (*SERIES, RED, GREY)
-DASHES = ("solid", "dash", "dot")
 COLUMNS = 2
 ROW_PX = 340
 
@@ -56,9 +55,7 @@ def write_comparison(
             "Figures": f"<p>Means over seeds and their {LEVEL}s, drawn from 0 on.</p>{drawn(figure(found))}",
             "Comparisons": tables,
             "What differs between the arms": _differences(found, points),
-            "What the figures rest on": listed(
-                [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
-            ),
+            "What the figures rest on": notes_of_arms(notes),
             "Configuration": _configuration(found, points, config),
         },
     )
@@ -74,8 +71,7 @@ def figure(found: Results) -> go.Figure:
     for i, metric in enumerate(experiment.metrics):
         where = {"row": i // COLUMNS + 1, "col": i % COLUMNS + 1}
         for j, arm in enumerate(experiment.arms):
-            style = {"color": COLOURS[j % len(COLOURS)], "dash": DASHES[j // len(COLOURS) % len(DASHES)]}
-            along = found.of(metric, arm)
+            along, style = found.of(metric, arm), line_style(j)
             traces = _line(along, style, i == 0) if experiment.sweep else _bar(along[0], style)
             for trace in traces:
                 drawing.add_trace(trace, **where)

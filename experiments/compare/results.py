@@ -12,6 +12,7 @@ import pandas as pd
 from experiments.compare.settings import Expectation, Experiment
 from experiments.study.figures import Metric
 from sim.metrics.paired import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
+from sim.metrics.summary import plain_json
 
 CLIPPED = "workload.num_clipped"  # a figure of summary.json
 
@@ -62,7 +63,7 @@ class Results:
     def to_json(self, sentences: Sequence[str]) -> dict[str, Any]:
         """What summary.json holds; null where a figure does not exist."""
         experiment = self.experiment
-        record: dict[str, Any] = _plain(
+        record: dict[str, Any] = plain_json(
             {
                 "title": experiment.title,
                 "claim": experiment.claim,
@@ -177,12 +178,3 @@ def _paired_record(paired: Paired) -> dict[str, Any]:
         "difference": paired.difference._asdict(),
         "ratio": None if paired.ratio is None else paired.ratio._asdict(),
     }
-
-
-def _plain(value: Any) -> Any:
-    """The same for JSON, which has no NaN."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,11 +15,11 @@ from plotly.subplots import make_subplots
 from experiments.goodput.answer import Outcome
 from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import caveats, rows, sentences
+from experiments.study.pages import COLOURS, notes_of_arms
 from experiments.study.verdicts import LEVEL
-from sim.report.look import GREY, LIMIT, RED, SERIES, styled
+from sim.report.look import GREY, LIMIT, styled
 from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
 
-COLOURS = (*SERIES, RED, GREY)
 HEIGHT_PX = 420
 
 
@@ -39,9 +39,7 @@ def write_goodput(
             "Against the rate": drawn(rate_figure(outcome)),
             "Against the SLO": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
-            "What the figures rest on": listed(
-                [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
-            ),
+            "What the figures rest on": notes_of_arms(notes),
             "Configuration": folded("of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))),
         },
     )

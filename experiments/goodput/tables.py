@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from experiments.goodput.search import ANSWERS
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
+from sim.metrics.summary import plain_json
 from sim.report.wording import LATENCIES, MISSING, number, with_interval
 
 HEADINGS = (
@@ -98,13 +99,15 @@ def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
             "arm": one.arm.name,
             "target": one.arm.target,
             "devices": one.arm.num_devices,
-            "highest_rate_per_s": _plain(one.rate),
+            "highest_rate_per_s": plain_json(one.rate._asdict()),
             "highest_rate_per_s_and_device": one.rate_per_device,
-            "goodput_per_s": _plain(one.goodput_per_s),
-            "figures": {key: _plain(value) for key, value in one.figures.items()},
-            "share_just_above": _plain(one.share_above),
+            "goodput_per_s": plain_json(one.goodput_per_s._asdict()),
+            "figures": {key: plain_json(value._asdict()) for key, value in one.figures.items()},
+            "share_just_above": plain_json(one.share_above._asdict()),
             "limiting": one.limiting,
-            "ratio_to_best": None if one.best is None or one.best.ratio is None else _plain(one.best.ratio),
+            "ratio_to_best": None
+            if one.best is None or one.best.ratio is None
+            else plain_json(one.best.ratio._asdict()),
         }
         for one in highest
     ]
@@ -148,10 +151,3 @@ def _bounds(interval: Interval, decimals: int | None = None) -> str:
         (number(low), number(high)) if decimals is None else (f"{low:.{decimals}f}", f"{high:.{decimals}f}")
     )
     return f" ({LEVEL} {shown[0]} to {shown[1]})"
-
-
-def _plain(interval: Interval) -> Mapping[str, float | int | None]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in interval._asdict().items()
-    }

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from experiments.bench.peer_config import peer_config
 from experiments.calibrate.engine.timing import synchronize
 from experiments.gpu.engine_models import (
     LLAMA_8B,
@@ -101,19 +102,7 @@ def _model(record: Record, spec: Architecture) -> Any:
     """The same sizes with random weights of its own; the arithmetic takes as long."""
     transformers = importlib.import_module("transformers")  # optional
     kind = transformers.Qwen3Config if spec.model_type == "qwen3" else transformers.LlamaConfig
-    config = kind(
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position_embeddings,
-        rms_norm_eps=spec.rms_norm_eps,
-        tie_word_embeddings=spec.tie_word_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
-    )
+    config = peer_config(kind, spec, tie_word_embeddings=spec.tie_word_embeddings)
     dtype = torch.bfloat16 if record.device.type == "cuda" else torch.float32
     with torch.device(record.device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """One part: `run(record)` of experiments.gpu.<module>.
 
@@ -25,88 +25,73 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "limits": Part(
-        module="limits",
-        about="what the chip can do: copies, reads, matrix products, launches, transfers",
+        "limits",
+        "what the chip can do: copies, reads, matrix products, launches, transfers",
         share=40,
         least_s=15,
     ),
     "compile": Part(
-        module="compiling",
-        about="every kernel compiled on all processors: registers, spills; later parts find them compiled",
+        "compiling",
+        "every kernel compiled on all processors: registers, spills; later parts find them compiled",
         share=55,
         least_s=15,
     ),
     "kernels_correct": Part(
-        module="kernels_correct",
-        about="kernels against their references: tests/kernels on the device, and at real models' sizes",
+        "kernels_correct",
+        "kernels against their references: tests/kernels on the device, and at real models' sizes",
         share=125,
         least_s=30,
     ),
     "kernels_speed": Part(
-        module="kernels_speed",
-        about="kernels against the limits of this run and against the library's own",
+        "kernels_speed",
+        "kernels against the limits of this run and against the library's own",
         share=110,
         least_s=30,
         needs=("limits", "compile"),
     ),
     "tiles": Part(
-        module="tiles",
-        about="other launch tables than the present ones",
-        share=50,
-        least_s=30,
-        needs=("limits",),
+        "tiles", "other launch tables than the present ones", share=50, least_s=30, needs=("limits",)
     ),
     "engine_correct": Part(
-        module="engine_correct",
-        about="the engine's tokens: kernels against torch, graphs and overlap on and off",
+        "engine_correct",
+        "the engine's tokens: kernels against torch, graphs and overlap on and off",
         share=45,
         least_s=30,
     ),
     "engine_llama_8b": Part(
-        module="engine_speed",
-        about="decode, prefill, gaps and a public workload at Llama-3.1-8B's sizes",
+        "engine_speed",
+        "decode, prefill, gaps and a public workload at Llama-3.1-8B's sizes",
         share=75,
         least_s=40,
         needs=("limits",),
     ),
     "engine_qwen3_0_6b": Part(
-        module="engine_speed",
-        about="the same at Qwen3-0.6B's",
-        share=45,
-        least_s=30,
-        needs=("limits",),
+        "engine_speed", "the same at Qwen3-0.6B's", share=45, least_s=30, needs=("limits",)
     ),
     "engine_peer": Part(
-        module="engine_peer",
-        about="transformers' continuous batching beside the engine",
-        share=60,
-        least_s=40,
+        "engine_peer", "transformers' continuous batching beside the engine", share=60, least_s=40
     ),
     "calibrate_llama_8b": Part(
-        module="calibrating",
-        about="the machine under our engine, operator by operator, at Llama-3.1-8B's sizes",
+        "calibrating",
+        "the machine under our engine, operator by operator, at Llama-3.1-8B's sizes",
         share=180,
         least_s=60,
         if_asked=True,
     ),
     "validate_llama_8b": Part(
-        module="validating",
-        about="our engine flown, recorded and simulated: loads, policies, kinds of traffic",
+        "validating",
+        "our engine flown, recorded and simulated: loads, policies, kinds of traffic",
         share=220,
         least_s=60,
         needs=("calibrate_llama_8b",),
         if_asked=True,
     ),
     "calibrate_llama_1b": Part(
-        module="calibrating",
-        about="as calibrate_llama_8b, at Llama-3.2-1B's",
-        share=70,
-        least_s=40,
-        if_asked=True,
+        "calibrating", "as calibrate_llama_8b, at Llama-3.2-1B's", share=70, least_s=40, if_asked=True
     ),
     "validate_llama_1b": Part(
-        module="validating",
-        about="as validate_llama_8b, at Llama-3.2-1B's",
+        "validating",
+        "as validate_llama_8b, at Llama-3.2-1B's",
         share=70,
         least_s=40,
         needs=("calibrate_llama_1b",),

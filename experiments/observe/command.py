@@ -18,9 +18,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.text import Text
 
-from experiments.app.terminal import plain_table, terminal_console
+from experiments.app.terminal import plain_table, print_verdict, terminal_console
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
 from experiments.observe.progress import requests_sent
@@ -133,14 +132,7 @@ def _write(
 
 
 def _print(summary: dict[str, Any], console: Console) -> None:
-    goodput = summary["goodput"]
-    attained = goodput and goodput["attained"]
-    colour = "bold" if not goodput or attained is None else "bold green" if attained else "bold red"
-    console.print(Text(wording.verdict(summary), style=colour))
-    if goodput and attained is not None:
-        console.print(Text("  " + "; ".join(wording.slo_terms(goodput)), style="dim"))
-    for note in summary["notes"]:
-        console.print(Text(f"  {note}", style="yellow"))
+    print_verdict(summary, summary["notes"], console)
     rows = [row for row in wording.latency_rows(summary) if row[0] != wording.LATENCIES["queue"]]
     for table in ([["ms", *wording.STATISTICS, "count"], *rows], *wording.class_tables(summary)):
         console.print(plain_table(table))

@@ -17,7 +17,7 @@ from sim.metrics.by_class import figures_by_class
 from sim.metrics.one_run import find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
-from sim.metrics.summary import check_conservation, request_metrics
+from sim.metrics.summary import check_conservation, plain_json, request_metrics
 from sim.metrics.window import Window, measured_window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
@@ -66,7 +66,7 @@ def observed_figures(
         "client": _client(table, load, late_s),
         "tokens": _tokens(load.replies),
     }
-    plain: dict[str, Any] = _plain(figures)
+    plain: dict[str, Any] = plain_json(figures)
     return plain
 
 
@@ -191,10 +191,3 @@ def _throughput(table: pd.DataFrame, window: Window, num_gaps: int) -> dict[str,
 
 def _times(table: pd.DataFrame, name: str) -> Any:
     return table[name].to_numpy(dtype=np.float64)
-
-
-def _plain(value: Any) -> Any:
-    """The same for JSON, which has neither NaN nor infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,14 +11,13 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.pages import line_style
 from experiments.sweep.grid import MAX_PANELS, Grid, GridAxis, panel_title
 from sim.metrics.paired import Interval
-from sim.report.look import GREY, RED, SERIES, styled
+from sim.report.look import styled
 from sim.report.plain_page import line_with_band
 from sim.settings.convert import shown
 
-COLOURS = (*SERIES, RED, GREY)
-DASHES = ("solid", "dash", "dot")
 COLUMNS = 3
 PANEL_PX = 290
 MAX_LABELLED_CELLS = 60
@@ -40,7 +39,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
         for j, value in enumerate(grid.colour.values if grid.colour else (None,)):
             chosen = {**panel, **({grid.colour.key: value} if grid.colour else {})}
             name = shown(value) if grid.colour else ""
-            style = {"color": COLOURS[j % len(COLOURS)], "dash": DASHES[j // len(COLOURS) % len(DASHES)]}
+            style = line_style(j)
             known = [(v, grid.at({**chosen, x.key: v}, metric)) for v in x.values]
             along = [
                 (v, interval if floor is None else interval._replace(low=_at_least(interval.low, floor)))

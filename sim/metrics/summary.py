@@ -286,4 +286,6 @@ def plain_json(value: Any) -> Any:
     """The same for JSON, which has neither NaN nor infinity."""
     if isinstance(value, dict):
         return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

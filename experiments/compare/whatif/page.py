@@ -23,6 +23,7 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import BASELINE
 from experiments.compare.whatif.tables import LEGEND, tables
 from experiments.study.figures import label_of
+from experiments.study.pages import notes_of_arms
 from experiments.study.runs import settings_that_differ
 from sim.metrics.paired import Outcome
 from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, styled
@@ -53,9 +54,7 @@ def write_answers(
     }
     if answers.questions.left_out:
         sections["Left out"] = listed(left_out(answers))
-    sections["What the figures rest on"] = listed(
-        [f"{arm}: {note}" for arm, lines in notes.items() for note in lines]
-    )
+    sections["What the figures rest on"] = notes_of_arms(notes)
     sections["Configuration"] = folded("of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
 

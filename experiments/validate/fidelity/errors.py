@@ -15,6 +15,7 @@ from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
+from sim.metrics.summary import plain_json
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but real runs differ by as much; empty: nothing to judge by."""
@@ -46,7 +47,7 @@ class MetricError:
         figures = ("simulated", "real", "error", "noise", "threshold")
         return {
             **{key: value for key, value in asdict(self.metric).items() if key in ("name", "label", "unit")},
-            **{name: _plain(getattr(self, name)) for name in figures},
+            **{name: plain_json(getattr(self, name)) for name in figures},
             "verdict": self.verdict,
         }
 
@@ -181,7 +182,3 @@ def _relative(difference: float, real: float) -> float:
     if real:
         return difference / real
     return 0.0 if difference == 0 else math.nan
-
-
-def _plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value

@@ -15,7 +15,7 @@ from experiments.validate.fidelity.curves import to_json
 from experiments.validate.fidelity.environment import environment
 from experiments.validate.fidelity.errors import Fidelity, Part
 from experiments.validate.fidelity.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
-from sim.report.plain_page import drawn, write_page
+from sim.report.plain_page import drawn, listed, write_page
 
 EXPLAINED = (
     "Error: simulated over measured, less 1. Noise floor: how far the measured runs are apart, (largest − "
@@ -95,7 +95,9 @@ def _write_page(
     count = len(fidelity.reals[0].requests)
     introduction = f"{count:,} requests, simulated and measured ({html.escape(runs)})."
     verdict = f"<p><strong>{html.escape(tables.verdict_line(fidelity))}</strong></p>"
-    sections = {"Verdict": verdict + _list([equivalence, tables.largest_part(parts), *notes])}
+    sections = {
+        "Verdict": verdict + listed([*filter(None, [equivalence, tables.largest_part(parts), *notes])])
+    }
     sections["Errors"] = f"<p>{EXPLAINED}</p>{table_html(tables.metric_rows(fidelity), labels=1)}"
     if parts:
         sections["Where the error comes from"] = table_html(tables.part_rows(parts), labels=1)
@@ -130,10 +132,6 @@ def table_html(rows: Sequence[Sequence[str]], *, labels: int) -> str:
     )
     table = f"<table style='white-space:nowrap'><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
     return f'<div style="overflow-x:auto">{table}</div>'
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines if line)}</ul>"
 
 
 def _folded(title: str, content: Mapping[str, Any]) -> str:

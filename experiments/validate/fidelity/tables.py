@@ -76,21 +76,14 @@ def curve_rows(curves: Sequence[Curve]) -> list[list[str]]:
     return rows
 
 
+FIGURES = ("count", "measured", "median error", "p10", "p90", "median abs.", "of the sum")
+"""Headings of what is said of a kind of iterations."""
+
+
 def iteration_rows(found: Sequence[IterationError]) -> list[list[str]]:
     """Model against measured durations, by kind and bucket."""
-    labels = ["iterations", "batch", "context a sequence"]
     return [
-        [
-            *labels,
-            "count",
-            "measured",
-            "median error",
-            "p10",
-            "p90",
-            "median abs.",
-            "of the sum",
-            "noise floor",
-        ],
+        ["iterations", "batch", "context a sequence", *FIGURES, "noise floor"],
         *([one.kind, one.batch or "all", one.context or "all", *_iteration_figures(one)] for one in found),
     ]
 
@@ -98,17 +91,7 @@ def iteration_rows(found: Sequence[IterationError]) -> list[list[str]]:
 def kind_rows(found: Sequence[IterationError]) -> list[list[str]]:
     """The same of whole kinds alone."""
     return [
-        [
-            "iterations",
-            "count",
-            "measured",
-            "median error",
-            "p10",
-            "p90",
-            "median abs.",
-            "of the sum",
-            "noise",
-        ],
+        ["iterations", *FIGURES, "noise"],
         *([one.kind, *_iteration_figures(one)] for one in found if not (one.batch or one.context)),
     ]
 

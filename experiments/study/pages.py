@@ -1,0 +1,21 @@
+"""What the pages of studies have in common: how arms are told apart, and what their figures rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sim.report.look import GREY, RED, SERIES
+from sim.report.plain_page import listed
+
+COLOURS = (*SERIES, RED, GREY)
+DASHES = ("solid", "dash", "dot")
+
+
+def line_style(index: int) -> dict[str, str]:
+    """Colour and dashes of the line of an arm: colours first, then the next kind of dashes."""
+    return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def notes_of_arms(notes: Mapping[str, Sequence[str]]) -> str:
+    """The notes on the runs of each arm, as a list of a page."""
+    return listed([f"{arm}: {note}" for arm, lines in notes.items() for note in lines])
