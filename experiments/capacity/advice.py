@@ -15,7 +15,8 @@ from experiments.study.workers import in_turn
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
 from sim.metrics.summary import plain_json
-from sim.report.wording import LATENCIES, number
+from sim.report.numbers import number
+from sim.report.wording import LATENCIES
 from sim.settings.config_groups import find_groups
 from sim.settings.override import Override
 from sim.settings.variants import Variants

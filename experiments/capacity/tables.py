@@ -19,7 +19,8 @@ from experiments.capacity.search import Status
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
-from sim.report.wording import LATENCIES, MISSING, number, seconds
+from sim.report.numbers import MISSING, number, seconds
+from sim.report.wording import LATENCIES
 
 AT_ONCE = 5
 """Candidates beside each other on a terminal."""

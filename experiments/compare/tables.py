@@ -14,7 +14,7 @@ from experiments.compare.sentences import caveats, verdicts
 from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text, value_text
 from sim.metrics.paired import Held, Outcome
-from sim.report.wording import MISSING, with_interval
+from sim.report.numbers import MISSING, with_interval
 from sim.settings.convert import shown
 
 OUTCOMES = {

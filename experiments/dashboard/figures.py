@@ -15,7 +15,7 @@ from hwmodels.iterations.iteration import UnknownIterationError
 from sim.cluster.overload import overload_of
 from sim.metrics.limiting import time_shares
 from sim.metrics.window import Window
-from sim.report import wording
+from sim.report import numbers, wording
 from sim.report.latency import latency_cdfs
 from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
 from sim.setup.deployment import Deployment
@@ -100,9 +100,9 @@ def caveats(answer: Answer) -> list[str]:
     if found is None:
         return lines
     return [
-        f"Overloaded: since {wording.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s came and "
+        f"Overloaded: since {numbers.seconds(found.since_s)}, {found.arrivals_per_s:.3g} requests/s came and "
         f"{found.ends_per_s:.3g} ended; {found.outstanding:,} were under way at "
-        f"{wording.seconds(found.at_s)}. "
+        f"{numbers.seconds(found.at_s)}. "
         "The backlog grows for as long as the traffic lasts: latencies say how long that was.",
         *lines,
     ]

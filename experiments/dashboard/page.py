@@ -12,7 +12,7 @@ from dash import dcc, html
 from experiments.dashboard.controls import Board, Control, State
 from experiments.dashboard.figures import caveats, latency_figure
 from experiments.dashboard.kitchen import Answer
-from sim.report import wording
+from sim.report import numbers, wording
 
 POLL_MS = 400
 """Between two looks at the curve while it grows."""
@@ -122,7 +122,7 @@ def summary(answer: Answer) -> list[Any]:
     attained = figures["goodput"]["attained"] if figures["goodput"] else None
     kind = "" if attained is None else " attained" if attained else " missed"
     blocks = wording.headline(figures)
-    blocks["Cost"] = {"per hour": wording.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
+    blocks["Cost"] = {"per hour": numbers.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
     if energy := wording.energy(figures):
         blocks["Energy"] = energy
     terms = "; ".join(wording.slo_terms(figures["goodput"])) if figures["goodput"] else ""

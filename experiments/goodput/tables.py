@@ -16,7 +16,8 @@ from experiments.goodput.settings import GoodputSettings
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
-from sim.report.wording import LATENCIES, MISSING, number, with_interval
+from sim.report.numbers import MISSING, number, with_interval
+from sim.report.wording import LATENCIES
 
 HEADINGS = (
     "arm",

@@ -26,7 +26,7 @@ from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
 from sim.engine.interrupt import ctrl_c_noted
-from sim.report import wording
+from sim.report import numbers, wording
 from sim.report.files import config_digest
 from sim.settings.compose import Composition
 from sim.settings.config_groups import CONFIG_DIR
@@ -137,11 +137,11 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     for table in ([["ms", *wording.STATISTICS, "count"], *rows], *wording.class_tables(summary)):
         console.print(plain_table(table))
     rates, client = summary["throughput"], summary["client"]
-    late = [f"{wording.milliseconds(client['lag'][f'{q}_s'])} ms ({q})" for q in ("p50", "p99")]
+    late = [f"{numbers.milliseconds(client['lag'][f'{q}_s'])} ms ({q})" for q in ("p50", "p99")]
     console.print(
-        f"output {wording.number(rates['output_tokens_per_s'])} tok/s, input "
-        f"{wording.number(rates['input_tokens_per_s'])} tok/s, "
-        f"{wording.number(rates['requests_per_s'])} requests/s in {wording.seconds(summary['simulated_s'])}; "
+        f"output {numbers.number(rates['output_tokens_per_s'])} tok/s, input "
+        f"{numbers.number(rates['input_tokens_per_s'])} tok/s, "
+        f"{numbers.number(rates['requests_per_s'])} requests/s in {numbers.seconds(summary['simulated_s'])}; "
         f"requests left {' and '.join(late)} after their time",
         highlight=False,
     )

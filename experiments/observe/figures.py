@@ -13,12 +13,11 @@ import pandas as pd
 from experiments.observe.load import Load
 from experiments.observe.reply import Reply
 from sim.metrics import definitions
-from sim.metrics.by_class import figures_by_class
-from sim.metrics.one_run import find_warm_up
+from sim.metrics.measured import measure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
-from sim.metrics.summary import check_conservation, plain_json, request_metrics
-from sim.metrics.window import Window, measured_window
+from sim.metrics.summary import check_conservation, plain_json
+from sim.metrics.window import Window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.workload.base import WorkloadNotes
@@ -34,12 +33,8 @@ def observed_figures(
 ) -> dict[str, Any]:
     """All figures as plain JSON. Latencies count from the moment of sending."""
     counts = check_conservation(records)
-    table = request_metrics(records.requests, slo)
-    found = find_warm_up(table) if metrics.warmup_s == "auto" else None
-    warmup_s = metrics.known_warmup_s if found is None else found.warmup_s
-    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=metrics.cooldown_s)
-    measured = table[window.holds(_times(table, "arrival_s"))]
-    gaps_inside = records.gap_count * window.holds(records.gap_end_s)
+    part = measure(records, metrics, slo)
+    table, window = part.table, part.window
     figures = {
         "source": "observed",
         "simulated_s": records.end_s,  # seconds on the wall clock; the name is a simulated run's
@@ -47,22 +42,9 @@ def observed_figures(
         "stopped": load.stopped or None,
         "requests": counts,
         "failed": _failures(load.replies),
-        "trimmed": {
-            "warmup_s": warmup_s,
-            "cooldown_s": metrics.cooldown_s,
-            "start_s": window.start_s,
-            "end_s": window.end_s,
-            "requests_left_out": len(table) - len(measured),
-        },
-        "warmup": None if found is None else found.evidence,
-        **{
-            name: definitions.describe(_times(measured, f"{name}_s"))
-            for name in ("ttft", "tpot", "e2e", "queue")
-        },
-        "itl": definitions.describe(records.gap_s, gaps_inside),
-        **figures_by_class(table, window, slo),
-        "throughput": _throughput(table, window, int(gaps_inside.sum())),
-        "goodput": None if slo is None else goodput(table, measured, window, slo),
+        **part.figures(records, slo),
+        "throughput": _throughput(table, window, int(part.gaps_inside.sum())),
+        "goodput": None if slo is None else goodput(table, part.requests, window, slo),
         "client": _client(table, load, late_s),
         "tokens": _tokens(load.replies),
     }

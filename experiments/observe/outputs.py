@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
+from sim.metrics.measured import request_metrics
 from sim.metrics.slo import Slo
-from sim.metrics.summary import request_metrics
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords

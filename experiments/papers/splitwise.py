@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from experiments.papers.phase_layouts import largest_rate
 from experiments.papers.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
+from sim.metrics.measured import request_metrics
 from sim.metrics.paired import mean_interval
-from sim.metrics.summary import request_metrics
-from sim.report.wording import with_interval
+from sim.report.numbers import with_interval
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError

@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.study.presets import NotSimulatedError
 from hwmodels.model.model_spec import ModelSpec
-from sim.metrics.summary import request_metrics
+from sim.metrics.measured import request_metrics
 from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
 

@@ -6,7 +6,7 @@ import math
 
 from experiments.study.figures import Metric, unit_of
 from sim.metrics.paired import CONFIDENCE, Interval, Paired
-from sim.report.wording import MISSING, number
+from sim.report.numbers import MISSING, number
 
 LEVEL = f"{100 * CONFIDENCE:g} % interval"
 

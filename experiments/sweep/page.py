@@ -17,8 +17,8 @@ from experiments.sweep.figures import heat_map, lines, parallel
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.grid import Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
+from sim.report.numbers import with_interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
-from sim.report.wording import with_interval
 from sim.settings.convert import shown
 
 PAGE = "sweep.html"

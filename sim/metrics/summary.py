@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from hwmodels.cost import split_cost
 from hwmodels.energy import EnergySettings
 from hwmodels.tariff import Tariff
-from sim.metrics import definitions
 from sim.metrics.adapters import adapter_use
-from sim.metrics.by_class import figures_by_class
 from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use
-from sim.metrics.one_run import find_warm_up, intervals
+from sim.metrics.measured import measure
+from sim.metrics.one_run import intervals
 from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, goodput
 from sim.metrics.transfers import transfer_use
 from sim.metrics.utilisation import (
@@ -46,27 +46,10 @@ from sim.metrics.utilisation import (
     seconds_inside,
 )
 from sim.metrics.waste import kv_waste
-from sim.metrics.window import Window, measured_window
+from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
-
-
-def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
-    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none); given an SLO, slo_met."""
-    arrival_s, first_s, last_s = (
-        _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
-    )
-    finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-    longest = requests.get("longest_tokens", requests["output_tokens"]).to_numpy()
-    tpot_s = definitions.tpot_s(first_s, last_s, longest)
-    table = requests.assign(
-        ttft_s=definitions.ttft_s(arrival_s, first_s),
-        tpot_s=np.where(finished, tpot_s, np.nan),
-        e2e_s=np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
-        queue_s=definitions.queue_s(arrival_s, _times(requests, "scheduled_s")),
-    )
-    return table if slo is None else table.assign(slo_met=slo.met(table))
 
 
 def summarise(
@@ -76,27 +59,18 @@ def summarise(
     slo: Slo | None,
     energy: EnergySettings | None = None,
     tariff: Tariff | None = None,
-    warmup_s: float | Literal["auto"] = 0.0,
-    cooldown_s: float = 0.0,
+    metrics: MetricsSettings = MetricsSettings(),
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
     pools: as in the records. Without an SLO there is no goodput, without the power of a device no energy.
-    warmup_s: auto finds it, see `sim.metrics.one_run`.
-    Raises ValueError for a negative warm-up, cool-down or price, AssertionError if the records do not add up.
+    Raises AssertionError if the records do not add up.
     """
     counts = check_conservation(records)
-    table = request_metrics(records.requests, slo)
-    found = None
-    if isinstance(warmup_s, str):
-        found = find_warm_up(table)
-        warmup_s = found.warmup_s
-    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=cooldown_s)
-    measured = table[window.holds(_times(table, "arrival_s"))]
+    part = measure(records, metrics, slo)
+    window, measured = part.window, part.requests
     inside_s = seconds_inside(records.iterations, window)
-    # A gap outside counts zero times: cheaper than copying the millions that are inside.
-    gaps_inside = records.gap_count * window.holds(records.gap_end_s)
-    output = _output(records, window, int(gaps_inside.sum()))
+    output = _output(records, window, int(part.gaps_inside.sum()))
     joules = energy_use(records, window, inside_s, pools)
     replica_s = rented_s(records, window)
     figures = {
@@ -105,27 +79,14 @@ def summarise(
         "overload": None if records.overload is None else records.overload._asdict(),
         "missed": None if records.missed is None else records.missed._asdict(),
         "requests": counts,
-        "trimmed": {
-            "warmup_s": warmup_s,
-            "cooldown_s": cooldown_s,
-            "start_s": window.start_s,
-            "end_s": window.end_s,
-            "requests_left_out": len(table) - len(measured),
-        },
-        "warmup": None if found is None else found.evidence,
-        **{
-            name: definitions.describe(_times(measured, f"{name}_s"))
-            for name in ("ttft", "tpot", "e2e", "queue")
-        },
-        "itl": definitions.describe(records.gap_s, gaps_inside),
-        **figures_by_class(table, window, slo),
+        **part.figures(records, slo),
         "throughput": {
             "requests_per_s": _per(output.requests, window.duration_s),
             "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
-        "goodput": None if slo is None else goodput(table, measured, window, slo),
-        "intervals": intervals(records, table, measured, window),
+        "goodput": None if slo is None else goodput(part.table, measured, window, slo),
+        "intervals": intervals(records, part.table, measured, window),
         **hardware_use(records, window, inside_s, pools),
         "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
@@ -147,7 +108,7 @@ def summarise(
         "retries": retry_use(records),
         "scaling": scaling_use(records, [pool.num_devices for pool in pools]),
         "by_pool": pool_figures(records, window, inside_s, pools),
-        "bill_usd": None if tariff is None else _bill_usd(table, records, tariff),
+        "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }
     plain: dict[str, Any] = plain_json(figures)

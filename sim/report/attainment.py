@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from sim.metrics.series import octaves
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
-from sim.report import wording
+from sim.report import numbers
 from sim.report.look import BLUE, GREEN, LIMIT, ORANGE, PURPLE, styled, time_unit
 
 NUM_TIME_BUCKETS = 60
@@ -33,7 +33,7 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> go.Figur
         x=list(held),
         y=[100 * share for share in whole],
         marker={"color": list(colours.values())},
-        text=[wording.percent_at_least(share) for share in whole],
+        text=[numbers.percent_at_least(share) for share in whole],
         textposition="auto",
         insidetextanchor="middle",
         showlegend=False,

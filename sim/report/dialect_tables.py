@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from sim.metrics.dialects import DIALECTS, PERCENTILES, ours
-from sim.report.wording import MISSING, milliseconds, number, percent_at_least
+from sim.report.numbers import MISSING, milliseconds, number, percent_at_least
 
 LATENCIES = {
     "ttft": "time to first token",

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from sim.report import wording
-from sim.report.wording import CLASS_LATENCIES, LATENCIES, milliseconds, number, seconds
+from sim.report.numbers import milliseconds, number, seconds
+from sim.report.wording import CLASS_LATENCIES, LATENCIES
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:

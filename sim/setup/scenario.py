@@ -15,9 +15,10 @@ from policies.caching.eviction.future import FutureUses
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.metrics.dialects import in_dialects
+from sim.metrics.measured import request_metrics
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.summary import plain_json, request_metrics, summarise
+from sim.metrics.summary import plain_json, summarise
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
@@ -276,8 +277,7 @@ class Scenario(PoolSettings, ClusterSettings):
             slo=self.slo,
             energy=self.energy,
             tariff=self.tariff,
-            warmup_s=self.metrics.warmup_s,
-            cooldown_s=self.metrics.cooldown_s,
+            metrics=self.metrics,
         )
         summary["memory"] = asdict(pools[0].plan_memory())
         if self.metrics.dialects:

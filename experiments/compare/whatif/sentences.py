@@ -15,7 +15,7 @@ from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import label_of, unit_of
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text
 from sim.metrics.paired import Interval, Outcome, mean_interval
-from sim.report.wording import MISSING, number
+from sim.report.numbers import MISSING, number
 
 LIMITS = "limits."
 """Columns of the runs: shares of the requests' time by resource."""

@@ -11,7 +11,7 @@ from rich.text import Text
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.report.explain.narrative import heading, lines, verdicts
 from experiments.report.explain.run_folder import read_request
-from sim.report import wording
+from sim.report import numbers
 from sim.settings.errors import ConfigError, suggest
 
 USAGE = """\
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     console.print(Text(heading(story), style="bold"))
     rows = [("ms", "lasted", "")]
     for line in lines(story):
-        lasted = "" if math.isnan(line.lasted_s) else wording.milliseconds(line.lasted_s)
+        lasted = "" if math.isnan(line.lasted_s) else numbers.milliseconds(line.lasted_s)
         rows.append((f"{line.at_s * 1e3:,.1f}", lasted, line.what))
     console.print(plain_table(rows, label_columns=(2,)))
     for verdict in verdicts(story):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.report.explain.run_folder import RequestStory
 from sim.records.lives import QUEUED, Phase
-from sim.report import wording
+from sim.report import numbers, wording
 
 DOING = {
     "waiting": "waiting",
@@ -67,17 +67,17 @@ def verdicts(story: RequestStory) -> Iterator[str]:
     for term, limit_s in story.limits_s.items():
         took_s = story.request[f"{term}_s"]
         label = wording.LATENCIES[term]
-        limit = f"limit {wording.milliseconds(limit_s)} ms"
+        limit = f"limit {numbers.milliseconds(limit_s)} ms"
         if math.isnan(took_s):
             one_token = story.request["status"] == "finished" and term == "tpot"
             verdict = "kept, an answer of one token has none" if one_token else "missed, there is none"
             yield f"{label}: {verdict} ({limit})"
             continue
         kept = took_s <= limit_s
-        by = wording.milliseconds(abs(limit_s - took_s))
+        by = numbers.milliseconds(abs(limit_s - took_s))
         verdict = f"kept with {by} ms to spare" if kept else f"missed by {by} ms"
         most = _dominant(story, term)
-        yield f"{label}: {wording.milliseconds(took_s)} ms, {verdict} ({limit}); {most}"
+        yield f"{label}: {numbers.milliseconds(took_s)} ms, {verdict} ({limit}); {most}"
 
 
 def _dominant(story: RequestStory, term: str) -> str:
@@ -99,7 +99,7 @@ def _dominant(story: RequestStory, term: str) -> str:
     if not spent_s or end_s <= start_s:
         return "no time passed"
     most = max(spent_s, key=lambda label: spent_s[label])
-    return f"{wording.percent(spent_s[most] / (end_s - start_s))} of it {most}"
+    return f"{numbers.percent(spent_s[most] / (end_s - start_s))} of it {most}"
 
 
 def _phase(phase: Phase, story: RequestStory) -> str:
@@ -111,7 +111,7 @@ def _phase(phase: Phase, story: RequestStory) -> str:
     if phase.name in QUEUED and phase.waited_s:
         parts = sorted(phase.waited_s.items(), key=lambda part: -part[1])
         causes = [
-            wording.WAITS[cause] + (f" {wording.milliseconds(part_s)} ms" if len(parts) > 1 else "")
+            wording.WAITS[cause] + (f" {numbers.milliseconds(part_s)} ms" if len(parts) > 1 else "")
             for cause, part_s in parts
         ]
         return f"{text}: {', '.join(causes)}"
@@ -128,8 +128,8 @@ def _sending(phase: Phase, story: RequestStory) -> str:
     there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
     if not there_s or there_s[0] > phase.end_s:
         return "KV being sent"
-    sent, waited = wording.milliseconds(there_s[0] - phase.start_s), phase.end_s - there_s[0]
-    after = f", then iteration under way {wording.milliseconds(waited)} ms" if waited > 0 else ""
+    sent, waited = numbers.milliseconds(there_s[0] - phase.start_s), phase.end_s - there_s[0]
+    after = f", then iteration under way {numbers.milliseconds(waited)} ms" if waited > 0 else ""
     return f"KV being sent {sent} ms{after}"
 
 

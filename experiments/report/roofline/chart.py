@@ -11,8 +11,8 @@ from experiments.report.roofline.survey import Survey
 from experiments.report.roofline.tables import explained_title, memory_lines, title
 from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
 from sim.report.look import BLUE, GREEN, GREY, ORANGE, styled
+from sim.report.numbers import number, percent
 from sim.report.plain_page import drawn, write_page
-from sim.report.wording import number, percent
 
 PHASE_COLOURS = {"decode": BLUE, "prefill": ORANGE}
 

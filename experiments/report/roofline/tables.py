@@ -13,7 +13,7 @@ from experiments.report.roofline.survey import Survey
 from hwmodels.iterations.iteration import Explained
 from hwmodels.iterations.memory import GIB
 from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
-from sim.report.wording import number, percent
+from sim.report.numbers import number, percent
 
 MIN_SHARE = 0.002
 """Of an iteration: operators below it are summed up in one line."""

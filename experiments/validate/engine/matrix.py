@@ -16,7 +16,7 @@ from experiments.validate.engine.verdict import Verdict
 from experiments.validate.fidelity.errors import MetricError
 from experiments.validate.fidelity.report import table_html
 from experiments.validate.fidelity.tables import VERDICTS, plain_percent, signed_percent
-from sim.report import wording
+from sim.report import numbers
 from sim.report.plain_page import write_page
 
 SHOWN = {
@@ -66,7 +66,7 @@ def matrix_rows(
 
 def _cell(one: MetricError | None, with_noise: bool) -> str:
     if one is None or math.isnan(one.error):
-        return wording.MISSING
+        return numbers.MISSING
     signed = plain_percent if one.metric.family == "iteration" else signed_percent
     has_noise = with_noise and not math.isnan(one.noise)
     return f"{signed(one.error)} ({100 * one.noise:.1f})" if has_noise else signed(one.error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from sim.metrics.summary import request_metrics
+from sim.metrics.measured import request_metrics
 from sim.records.iterations import Gaps
 from sim.records.run import RunRecords
 

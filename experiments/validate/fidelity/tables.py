@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from experiments.validate.fidelity.curves import Curve
 from experiments.validate.fidelity.errors import Fidelity, MetricError, Part
 from experiments.validate.fidelity.iteration_errors import IterationError
-from sim.report import wording
+from sim.report import numbers
 
 VERDICTS = {
     "met": "within",
     "noise": "within noise",
     "missed": "outside",
-    "": wording.MISSING,
+    "": numbers.MISSING,
 }
 
 
@@ -99,7 +99,7 @@ def kind_rows(found: Sequence[IterationError]) -> list[list[str]]:
 def _iteration_figures(one: IterationError) -> list[str]:
     return [
         f"{one.count:,}",
-        f"{wording.milliseconds(one.measured_s)} ms",
+        f"{numbers.milliseconds(one.measured_s)} ms",
         *map(signed_percent, (one.median, one.p10, one.p90)),
         plain_percent(one.median_absolute),
         signed_percent(one.total),
@@ -129,21 +129,21 @@ def largest_part(parts: Sequence[Part]) -> str:
 def valued(value: float, unit: str) -> str:
     """With its unit; seconds as milliseconds."""
     if math.isnan(value):
-        return wording.MISSING
+        return numbers.MISSING
     if unit == "s":
-        return f"{wording.milliseconds(value)} ms"
+        return f"{numbers.milliseconds(value)} ms"
     if unit == "share":
-        return wording.percent(value)
-    return f"{wording.number(value)} {unit if unit != 'requests' else ''}".strip()
+        return numbers.percent(value)
+    return f"{numbers.number(value)} {unit if unit != 'requests' else ''}".strip()
 
 
 def signed_percent(share: float | None) -> str:
     """With a sign unless it rounds to nothing."""
     if share is None or math.isnan(share):
-        return wording.MISSING
+        return numbers.MISSING
     text = f"{100 * share:+.1f} %"
     return "0.0 %" if text[1:] == "0.0 %" else text
 
 
 def plain_percent(share: float | None) -> str:
-    return wording.MISSING if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+    return numbers.MISSING if share is None or math.isnan(share) else f"{100 * share:.1f} %"

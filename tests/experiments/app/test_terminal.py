@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments.app.terminal import print_summary
-from sim.report import wording
+from sim.report import numbers, wording
 
 GOODPUT = {
     "requests_per_s": 5.1,
@@ -143,7 +143,7 @@ def test_figures_that_do_not_exist_are_dashes():
     [(0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (12.345, "12.3"), (99.96, "100"), (1234.5, "1,234")],
 )
 def test_numbers_have_three_figures(value, text):
-    assert wording.number(value) == text
+    assert numbers.number(value) == text
 
 
 CACHE = {

@@ -31,7 +31,7 @@ from experiments.study.runs import settings_that_differ
 from hwmodels.iterations.iteration import UnknownIterationError
 from sim.cluster.front_door import FrontDoor
 from sim.metrics.paired import Held, Outcome
-from sim.report.wording import with_interval
+from sim.report.numbers import with_interval
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError

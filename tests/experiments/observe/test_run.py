@@ -24,8 +24,9 @@ from experiments.observe.scripted_server import Script, ScriptedServer
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import capture_table, chunks_table, records_of
+from sim.metrics.measured import request_metrics
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.summary import check_conservation, request_metrics
+from sim.metrics.summary import check_conservation
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.settings.errors import ConfigError

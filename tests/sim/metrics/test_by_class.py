@@ -20,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.metrics.by_class import COUNTS, MAX_CLASSES, figures_by_class
+from sim.metrics.measured import request_metrics
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
@@ -159,7 +161,12 @@ def summary_of(records, **trim):
     nothing = SimpleNamespace(
         peak_flops_per_s=1.0, peak_bytes_per_s=1.0, flops=lambda _: 0.0, bytes_moved=lambda _: 0.0
     )
-    return summarise(records, pools=[PoolHardware(model=nothing, price_usd_per_hour=1.0)], slo=SLO, **trim)
+    return summarise(
+        records,
+        pools=[PoolHardware(model=nothing, price_usd_per_hour=1.0)],
+        slo=SLO,
+        metrics=MetricsSettings(**trim),
+    )
 
 
 def test_the_summary_has_classes_where_there_are_several():

@@ -19,10 +19,11 @@ import pandas as pd
 import pytest
 
 from hwmodels.energy import EnergySettings, PowerModel
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.report import wording
+from sim.report import numbers, wording
 
 POWER = PowerModel(idle_w=100, tdp_w=300, compute_weight=1.0, memory_weight=0.5)
 SETTINGS = EnergySettings(grid_g_co2e_per_kwh=360, pue=2)
@@ -124,7 +125,7 @@ def test_a_replica_that_does_nothing_idles():
 
 def test_only_what_lies_in_the_window_counts():
     """1.5 to 3 s: half of the second iteration, all of the third."""
-    energy = summary_of(two_requests(), warmup_s=1.5, cooldown_s=1.0)["energy"]
+    energy = summary_of(two_requests(), metrics=MetricsSettings(warmup_s=1.5, cooldown_s=1.0))["energy"]
     assert energy["joules"] == pytest.approx(125 + 170)
     assert energy["idle_joules"] == 0
 
@@ -143,7 +144,7 @@ def test_without_the_power_of_a_device_there_is_no_energy():
 
 
 def test_an_empty_window_has_no_energy_per_token():
-    summary = summary_of(two_requests(), warmup_s=100)
+    summary = summary_of(two_requests(), metrics=MetricsSettings(warmup_s=100))
     json.dumps(summary, allow_nan=False)
     assert summary["energy"]["joules"] == 0
     assert summary["energy"]["joules_per_output_token"] is None
@@ -155,7 +156,7 @@ def test_energy_is_one_line_in_words():
     assert wording.energy_line(summary) == (
         "Energy: 0.000228 kWh, 820 g CO2e; 205 J per output token, 0.114 kWh per 1,000 requests; 205 W a GPU"
     )
-    assert wording.grams(1234) == "1.23 kg"
+    assert numbers.grams(1234) == "1.23 kg"
 
 
 def test_cost_is_split_as_the_busy_time_is():

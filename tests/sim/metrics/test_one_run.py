@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.metrics.measured import request_metrics
 from sim.metrics.one_run import find_warm_up, intervals
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
@@ -147,7 +149,7 @@ def summarise_latencies(records, warmup_s):
         RunRecords(**{**{n: getattr(records, n) for n in records.__slots__}, "iterations": empty}),
         pools=[PoolHardware(model=NothingDone(), price_usd_per_hour=1.0, power=None, num_devices=1)],
         slo=None,
-        warmup_s=warmup_s,
+        metrics=MetricsSettings(warmup_s=warmup_s),
     )
 
 

@@ -19,8 +19,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.metrics.measured import request_metrics
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.summary import check_conservation, request_metrics, summarise
+from sim.metrics.summary import check_conservation, summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
@@ -104,7 +106,7 @@ def nothing_at_all():
 
 def summary_of(records, *, slo=None, price_usd_per_hour=3.6, **trim):
     pool = PoolHardware(model=TenFlopsAToken(), price_usd_per_hour=price_usd_per_hour)
-    return summarise(records, pools=[pool], slo=slo, **trim)
+    return summarise(records, pools=[pool], slo=slo, metrics=MetricsSettings(**trim))
 
 
 def with_request(row, **changed):
@@ -224,7 +226,7 @@ def test_trimming_counts_what_happened_inside_and_says_so():
 
 
 def test_rejects_a_negative_warm_up():
-    with pytest.raises(ValueError, match="warmup_s=-1: must be finite and >= 0 s"):
+    with pytest.raises(ValueError, match="warmup_s=-1: must be a finite number >= 0 s"):
         summary_of(three_requests(), warmup_s=-1)
 
 

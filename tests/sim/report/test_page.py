@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from hwmodels.iterations.iteration import COMPONENTS
+from sim.metrics.measured import request_metrics
+from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.summary import request_metrics, summarise
+from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.events import WAITS
@@ -101,7 +103,12 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
 def report_of(records, path, *, slo=CHAT, config=None, **trim):
     """Write the report; return its text without plotly's own code."""
     model = EvenSplit()
-    summary = summarise(records, pools=[PoolHardware(model=model, price_usd_per_hour=2.0)], slo=slo, **trim)
+    summary = summarise(
+        records,
+        pools=[PoolHardware(model=model, price_usd_per_hour=2.0)],
+        slo=slo,
+        metrics=MetricsSettings(**trim),
+    )
     write_report(
         path,
         records=records,

@@ -1,0 +1,90 @@
+"""The part of a run that is measured, and the figures that simulated and observed runs have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics import definitions
+from sim.metrics.by_class import figures_by_class
+from sim.metrics.one_run import FoundWarmUp, find_warm_up
+from sim.metrics.settings import MetricsSettings
+from sim.metrics.slo import Slo
+from sim.metrics.window import Window, measured_window
+from sim.records.run import RunRecords
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A run's requests, and what is left of it without warm-up and cool-down."""
+
+    table: pd.DataFrame
+    """`request_metrics` of the whole run."""
+    requests: pd.DataFrame
+    """Its rows that arrived in the window."""
+    window: Window
+    warmup_s: float
+    cooldown_s: float
+    found: FoundWarmUp | None
+    """The warm-up, where it was looked for."""
+    gaps_inside: NDArray[np.int64]
+    """`RunRecords.gap_count`, 0 for a gap that ended outside: cheaper than copying the millions inside."""
+
+    def figures(self, records: RunRecords, slo: Slo | None) -> dict[str, Any]:
+        """What was left out, and the latencies of all requests and of each class."""
+        latencies = ("ttft", "tpot", "e2e", "queue")
+        return {
+            "trimmed": {
+                "warmup_s": self.warmup_s,
+                "cooldown_s": self.cooldown_s,
+                "start_s": self.window.start_s,
+                "end_s": self.window.end_s,
+                "requests_left_out": len(self.table) - len(self.requests),
+            },
+            "warmup": None if self.found is None else self.found.evidence,
+            **{name: definitions.describe(_times(self.requests, f"{name}_s")) for name in latencies},
+            "itl": definitions.describe(records.gap_s, self.gaps_inside),
+            **figures_by_class(self.table, self.window, slo),
+        }
+
+
+def measure(records: RunRecords, metrics: MetricsSettings, slo: Slo | None) -> Measured:
+    """The part of a run that the settings ask for."""
+    table = request_metrics(records.requests, slo)
+    found = find_warm_up(table) if metrics.warmup_s == "auto" else None
+    warmup_s = metrics.known_warmup_s if found is None else found.warmup_s
+    window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=metrics.cooldown_s)
+    return Measured(
+        table=table,
+        requests=table[window.holds(_times(table, "arrival_s"))],
+        window=window,
+        warmup_s=warmup_s,
+        cooldown_s=metrics.cooldown_s,
+        found=found,
+        gaps_inside=records.gap_count * window.holds(records.gap_end_s),
+    )
+
+
+def request_metrics(requests: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
+    """The requests with ttft_s, tpot_s, e2e_s, queue_s (NaN where there is none); given an SLO, slo_met."""
+    arrival_s, first_s, last_s = (
+        _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
+    )
+    finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+    longest = requests.get("longest_tokens", requests["output_tokens"]).to_numpy()
+    tpot_s = definitions.tpot_s(first_s, last_s, longest)
+    table = requests.assign(
+        ttft_s=definitions.ttft_s(arrival_s, first_s),
+        tpot_s=np.where(finished, tpot_s, np.nan),
+        e2e_s=np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
+        queue_s=definitions.queue_s(arrival_s, _times(requests, "scheduled_s")),
+    )
+    return table if slo is None else table.assign(slo_met=slo.met(table))
+
+
+def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    return table[name].to_numpy(dtype=np.float64)
