@@ -1,92 +1,68 @@
-"""Running a Hydra application so that every mistake in the settings is found before anything runs.
+"""The command line of a command whose settings Hydra composes: its help, its config, and its runs."""
 
-An application is a module with `main`, a `@hydra.main` function, and `check(cfg, composition)`, which builds
-everything from a config and throws it away: it raises ConfigError if something cannot be built. `launch`
-composes and checks every point of the run, then hands over to Hydra; an exception after that is a bug and
-keeps its traceback.
-"""
+from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from hydra._internal.hydra import Hydra
 
 from experiments.app.help import print_help
-from sim.settings.compose import Composition, ConfigSource
+from experiments.app.runner import files_told, run_command
+from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, config_dirs
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, composed, explain
-from sim.settings.pools import forced
+from sim.settings.hydra_errors import USER_ERRORS, explained
 
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """A command that Hydra runs."""
+    """A command whose settings Hydra composes."""
 
     name: str  # of the command
     summary: str
-    module: str  # with main() and check(cfg, composition)
+    module: str  # with prepare(cfg, composition): see `job`
     config_name: str
     config_dir: Path = CONFIG_DIR
 
+    def source(self, user_dir: Path | None) -> ConfigSource:
+        """Raises ConfigError where there is no such folder."""
+        return ConfigSource(config_name=self.config_name, dirs=config_dirs(user_dir, self.config_dir))
+
 
 def launch(application: Application, arguments: Sequence[str]) -> None:
-    """Check the settings and run, once or (`--multirun`) for every combination. Raises ConfigError."""
+    """Do what the command line says. Raises ConfigError, UnsuccessfulError and KeyboardInterrupt."""
     options = parser_of(application).parse_intermixed_args(arguments)
-    source = ConfigSource(
-        config_name=application.config_name, dirs=config_dirs(options.config_dir, application.config_dir)
-    )
+    _check_flags(options)
+    source, overrides = application.source(options.config_dir), options.overrides
     if options.help:
-        try:
-            print_help(application.name, application.summary, source, options.overrides)
-        except COMPOSE_ERRORS as error:
-            raise explain(error, options.overrides, source) from error
+        with explained(source, overrides):
+            print_help(application.name, application.summary, source, overrides)
         return
     # A user's own classes may lie in the current folder; last, so that they cannot shadow anything.
     sys.path.append(os.getcwd())
-    module = importlib.import_module(application.module)
-    if not (options.cfg or options.info):
-        _check_points(source, options.overrides, options.multirun, module.check)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints a stack trace of its own and exits 1
-    flags = [argument for argument in arguments if argument not in options.overrides]
-    sys.argv = [sys.argv[0], *flags, *forced(options.overrides)]
-    try:
-        module.main()
-    except USER_ERRORS as error:
-        raise explain(error, options.overrides, source) from error
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
+    with explained(source, overrides, USER_ERRORS), files_told():
+        if options.cfg or options.info:
+            _show(source, options)
+        else:
+            run_command(source, overrides, application.module, multirun=options.multirun)
 
 
-def _check_points(
-    source: ConfigSource,
-    overrides: Sequence[str],
-    multirun: bool,
-    check: Callable[[DictConfig, Composition], object],
-) -> None:
-    """Compose and check each run's config; an error in a multirun says at which point."""
-    try:
-        points = source.points(overrides) if multirun else [list(overrides)]
-    except COMPOSE_ERRORS as error:
-        raise explain(error, overrides, source) from error
-    for point in points or []:
-        try:
-            check(composed(source, point), Composition(source, point))
-        except ConfigError as error:
-            swept = [override for override in point if override not in overrides]
-            where = f" (at {' '.join(swept)})" if swept else ""
-            raise ConfigError(f"{error}{where}") from error
+def _show(source: ConfigSource, options: argparse.Namespace) -> None:
+    """Print the config, or what Hydra knows of it."""
+    hydra = Hydra(task_name=source.config_name, config_loader=source.loader())
+    if options.cfg:
+        hydra.show_cfg(source.config_name, options.overrides, options.cfg, None, options.resolve)
+    else:
+        hydra.show_info(options.info, source.config_name, options.overrides)
 
 
 def parser_of(application: Application) -> argparse.ArgumentParser:
-    """The part of Hydra's command line that we stand by; it is passed on as it was written."""
+    """The part of Hydra's command line that we stand by."""
     parser = argparse.ArgumentParser(
         prog=f"windtunnel {application.name}",
         usage=f"windtunnel {application.name} [group=choice ...] [key=value ...] [--multirun] [--help]",
@@ -103,3 +79,11 @@ def parser_of(application: Application) -> argparse.ArgumentParser:
         "--info", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
     )
     return parser
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    asked = [f"--{name}" for name in ("multirun", "cfg", "info") if getattr(options, name)]
+    if len(asked) > 1:
+        raise ConfigError(f"{' '.join(asked)}: only one of them can be given; leave out {asked[0]}")
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve: fills in what --cfg prints; add --cfg job, or leave it out")

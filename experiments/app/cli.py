@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.app.job import UnsuccessfulError
 from sim.settings.errors import ConfigError, suggest
 
 
 class Command(NamedTuple):
     """One line of the table below."""
 
-    module: str  # with main(arguments); of a Hydra application main() and check(cfg)
+    module: str  # with main(arguments), or with prepare(cfg, composition): see `job`
     summary: str
-    config_name: str | None = None  # the root config of a Hydra application
-    by_hydra: bool = True  # Hydra runs it; else main(arguments) composes for itself
+    config_name: str | None = None  # its root config, if Hydra composes its settings
+    by_runner: bool = True  # the runner composes and runs it; else main(arguments) composes for itself
 
 
 COMMANDS = {
@@ -49,7 +50,7 @@ COMMANDS = {
         "experiments.dashboard.command",
         "A local page that simulates while its settings are turned.",
         "simulate",
-        by_hydra=False,
+        by_runner=False,
     ),
     "capacity": Command(
         "experiments.capacity.command",
@@ -60,7 +61,7 @@ COMMANDS = {
         "experiments.sweep.command",
         "Every combination of several values, one run each, in warm workers; can be resumed.",
         "sweep",
-        by_hydra=False,
+        by_runner=False,
     ),
     "report": Command(
         "experiments.report.command", "Draw a run or a sweep again, without simulating; also PNG and SVG."
@@ -142,6 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"windtunnel: {error}", file=sys.stderr)
         return 2
+    except UnsuccessfulError as error:
+        if str(error):
+            print(f"windtunnel: {error}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print("windtunnel: interrupted", file=sys.stderr)
         return 130
@@ -166,7 +171,7 @@ def _run(arguments: list[str]) -> None:
         raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
     check_not_shadowed(Path(__file__).resolve().parents[2])
     command = COMMANDS[name]
-    if command.config_name is None or not command.by_hydra:
+    if command.config_name is None or not command.by_runner:
         importlib.import_module(command.module).main(rest)
         return
     application = importlib.import_module("experiments.app.application")

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-import hydra
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from experiments.app.job import Job
 from experiments.app.output_file import check_output_file
+from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine import command as of_engine
 from experiments.calibrate.fit import (
@@ -35,7 +36,6 @@ from hwmodels.operators.gemm import GemmCurve
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
-from sim.settings.config_groups import CONFIG_DIR
 
 COLUMNS = {
     "rows fitted": "fitted_rows",
@@ -89,61 +89,62 @@ class CalibrateSettings:
             GemmCurve(compute_capability=self.compute_capability)  # raises for one that it does not know
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateJob:
+    """Measured operators, read and checked."""
+
+    settings: CalibrateSettings
+    tables: dict[str, Measured]
+
+    def run(self, folder: Path) -> None:
+        """Fit, write, print."""
+        settings, tables, device = self.settings, self.tables, self.settings.hardware
+        console = terminal_console()
+        num_rows = sum(len(table.sound) for table in tables.values())
+        calibration = replace(
+            fit_calibration(
+                tables,
+                device,
+                compute_capability=settings.compute_capability,
+                source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
+            ),
+            sustained_clock_share=settings.sustained_clock_share,
+            start_share=settings.start_share,
+        )
+        lines = {
+            name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()
+        }
+        figures = {name: error_table(found) for name, found in lines.items()}
+        for name, found in figures.items():
+            console.print(printed(OPERATORS[name].title, found))
+        notes = remarks(tables, calibration)
+        for note in notes:
+            console.print(note, highlight=False, soft_wrap=True)
+        count = len(fitted_figures(calibration))
+        description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured calls of operators"
+        text = calibration_yaml(calibration, fitted_curves(tables), description)
+        Path(settings.out).write_text(text, encoding="utf-8")
+        print_path(settings.out, console)
+        if settings.report is not None:
+            _write_report(Path(settings.report), device, lines, figures, notes)
+            print_path(settings.report, console)
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> Job:
     """Raises ConfigError for settings and for tables that cannot be right."""
     if cfg.device is not None:
-        of_engine.check(cfg)
-        return
-    _read(_settings(cfg))
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="calibrate")
-def main(cfg: DictConfig) -> None:
-    """Fit, write, print."""
-    if cfg.device is not None:
-        of_engine.main(cfg)
-        return
+        return of_engine.prepare(cfg)
     settings = _settings(cfg)
-    tables, device, console = _read(settings), settings.hardware, terminal_console()
-    num_rows = sum(len(table.sound) for table in tables.values())
-    calibration = fit_calibration(
-        tables,
-        device,
-        compute_capability=settings.compute_capability,
-        source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
-    )
-    calibration = replace(
-        calibration,
-        sustained_clock_share=settings.sustained_clock_share,
-        start_share=settings.start_share,
-    )
-    lines = {name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()}
-    figures = {name: error_table(found) for name, found in lines.items()}
-    for name, found in figures.items():
-        console.print(printed(OPERATORS[name].title, found))
-    notes = remarks(tables, calibration)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    count = len(fitted_figures(calibration))
-    description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured calls of operators"
-    text = calibration_yaml(calibration, fitted_curves(tables), description)
-    Path(settings.out).write_text(text, encoding="utf-8")
-    console.print(settings.out, style="dim", soft_wrap=True, highlight=False)
-    if settings.report is not None:
-        _write_report(Path(settings.report), device, lines, figures, notes)
-        console.print(settings.report, style="dim", soft_wrap=True, highlight=False)
+    tables = read_tables(Path(settings.ops), settings.hardware, settings.gpu)
+    return CalibrateJob(settings=settings, tables=tables)
 
 
 def _settings(cfg: DictConfig) -> CalibrateSettings:
     # Every hardware preset brings the calibration that it has now; the fit does not start from it.
-    others = ("hydra", "calibration", *OF_ENGINE)
+    others = ("calibration", *OF_ENGINE)
     given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in others])
     settings: CalibrateSettings = build_as(CalibrateSettings, given, "")
     return settings
-
-
-def _read(settings: CalibrateSettings) -> dict[str, Measured]:
-    return read_tables(Path(settings.ops), settings.hardware, settings.gpu)
 
 
 def source_of(num_rows: int, source: str) -> str:

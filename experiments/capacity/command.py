@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from experiments.app.job import UnsuccessfulError
+from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.capacity.answer import Answer, answer
 from experiments.capacity.candidates import Question, build_question
@@ -21,55 +19,42 @@ from experiments.capacity.results import candidates_table
 from experiments.capacity.tables import print_answer, to_json
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition, running_source
-from sim.settings.config_groups import CONFIG_DIR
-
-NONE_KEEPS = 3
-"""Exit code: the search is done, and no candidate keeps the SLO."""
-
-# What was built for the settings checked last: candidates are composed once, not twice.
-_checked: dict[str, Question] = {}
+from sim.settings.compose import Composition
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
-    """Raises ConfigError for whatever a user can mend."""
-    _checked.clear()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityJob:
+    """The candidates, composed and built."""
+
+    cfg: DictConfig
+    question: Question
+
+    def run(self, folder: Path) -> None:
+        """Search, write, print. Raises UnsuccessfulError if no candidate keeps the SLO."""
+        console = terminal_console()
+        with progress_of(console, enabled=self.question.settings.progress, what="candidates") as report:
+            found = answer(self.question, report)
+        if found is None:
+            raise KeyboardInterrupt  # before anything was known
+        _write(folder, found, resolved_config(self.cfg))
+        print_answer(found, console)
+        print_folder(folder, console)
+        if found.interrupted:
+            raise KeyboardInterrupt  # what is known is written
+        if not found.ranked:
+            raise UnsuccessfulError
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> CapacityJob:
+    """Compose and build the candidates. Raises ConfigError."""
     question = build_question(cfg, composition.source, composition.overrides)
     if question.settings.search == "optuna":
         load_optuna()
-    _checked[OmegaConf.to_yaml(cfg)] = question
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="capacity")
-def main(cfg: DictConfig) -> None:
-    """Search, write, print."""
-    key, folder = OmegaConf.to_yaml(cfg), Path(HydraConfig.get().runtime.output_dir)
-    source, overrides = running_source(), list(HydraConfig.get().overrides.task)
-    state = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()  # candidates are composed from here on
-    question = _checked.pop(key) if key in _checked else build_question(cfg, source, overrides)
-    console = terminal_console()
-    with progress_of(console, enabled=question.settings.progress, what="candidates") as report:
-        found = answer(question, report)
-    GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    if found is None:
-        raise KeyboardInterrupt  # before anything was known
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    _write(folder, found, config)
-    print_answer(found, console)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
-    if found.interrupted:
-        raise KeyboardInterrupt  # what is known is written
-    if not found.ranked:
-        sys.exit(NONE_KEEPS)
+    return CapacityJob(cfg=cfg, question=question)
 
 
 def _write(folder: Path, found: Answer, config: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     write_table(candidates_table(found.search, found.question.refused), folder / "candidates.parquet")
-    text = json.dumps(to_json(found), indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
+    write_study(folder, config, to_json(found))
     if found.question.settings.report:
         write_capacity(folder / "capacity.html", found, config)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.compare.arms import points
 from experiments.compare.page import write_comparison
@@ -22,68 +19,41 @@ from experiments.compare.tables import print_results
 from experiments.study.runs import Point, Runs, run_all
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition, ConfigSource, running_source
-from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.compose import Composition, ConfigSource
 
 
-class Comparable(NamedTuple):
-    """What a comparison needs, all of it checked."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareJob:
+    """What a comparison needs: its arms have been composed and built."""
 
+    cfg: DictConfig
     settings: CompareSettings
-    points: list[Point]
+    points: Sequence[Point]
+
+    def run(self, folder: Path) -> None:
+        """Run, evaluate, write, print."""
+        console, experiment = terminal_console(), self.settings.experiment
+        with progress_of(console, enabled=self.settings.progress) as report:
+            runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
+        if runs.table.empty:
+            raise KeyboardInterrupt  # before the first run was done
+        found = evaluate(experiment, runs.table, interrupted=runs.interrupted)
+        self._write(folder, found, runs)
+        print_results(found, console)
+        print_folder(folder, console)
+        if runs.interrupted:
+            raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+
+    def _write(self, folder: Path, found: Results, runs: Runs) -> None:
+        config = resolved_config(self.cfg)
+        write_table(runs.table, folder / "runs.parquet")
+        write_study(folder, config, {**found.to_json(verdicts(found)), "notes": runs.notes})
+        if self.settings.report:
+            write_comparison(folder / "compare.html", found, self.points, config, runs.notes)
 
 
-# What was composed for the settings checked last: arms are composed once, not twice.
-_checked: dict[str, Comparable] = {}
-
-
-def check(cfg: DictConfig, composition: Composition) -> None:
-    """Raises ConfigError for whatever a user can mend."""
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = build_comparison(cfg, composition.source.dirs)
-
-
-def build_comparison(cfg: DictConfig, dirs: Sequence[Path]) -> Comparable:
+def prepare(cfg: DictConfig, composition: Composition) -> CompareJob:
     """Compose and build every arm. Raises ConfigError."""
     settings = build_settings(cfg)
-    return Comparable(settings, points(settings, ConfigSource(config_name="simulate", dirs=dirs)))
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="compare")
-def main(cfg: DictConfig) -> None:
-    """Run, evaluate, write, print."""
-    key, folder, dirs = OmegaConf.to_yaml(cfg), _output_dir(), running_source().dirs
-    state = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()  # the arms are composed from here on
-    settings, arms = _checked.pop(key) if key in _checked else build_comparison(cfg, dirs)
-    GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console = terminal_console()
-    experiment = settings.experiment
-    with progress_of(console, enabled=settings.progress) as report:
-        runs = run_all(arms, experiment.seeds, settings.num_processes, report)
-    if runs.table.empty:
-        raise KeyboardInterrupt  # before the first run was done
-    found = evaluate(experiment, runs.table, interrupted=runs.interrupted)
-    _write(folder, found, runs, arms, OmegaConf.to_container(cfg, resolve=True), report=settings.report)
-    print_results(found, console)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
-    if runs.interrupted:
-        raise KeyboardInterrupt  # the partial result is written; what else was to run is not
-
-
-def _write(
-    folder: Path, found: Results, runs: Runs, arms: Sequence[Point], config: Any, *, report: bool
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
-    write_table(runs.table, folder / "runs.parquet")
-    record = {**found.to_json(verdicts(found)), "notes": runs.notes}
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
-    if report:
-        write_comparison(folder / "compare.html", found, arms, config, runs.notes)
-
-
-def _output_dir() -> Path:
-    return Path(HydraConfig.get().runtime.output_dir)
+    simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
+    return CompareJob(cfg=cfg, settings=settings, points=points(settings, simulate))

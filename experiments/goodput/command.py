@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.goodput.answer import Outcome, search
 from experiments.goodput.arms import build_arms
@@ -21,45 +20,38 @@ from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition, running_source
-from sim.settings.config_groups import CONFIG_DIR
-
-# What was built for the settings checked last: arms are composed once, not twice.
-_checked: dict[str, tuple[GoodputSettings, list[Arm]]] = {}
+from sim.settings.compose import Composition
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
-    """Raises ConfigError for whatever a user can mend."""
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = build_arms(cfg, composition.source, composition.overrides)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoodputJob:
+    """The configurations that are searched, composed and built."""
+
+    cfg: DictConfig
+    settings: GoodputSettings
+    arms: Sequence[Arm]
+
+    def run(self, folder: Path) -> None:
+        """Search, write, print."""
+        console = terminal_console()
+        with progress_of(console, enabled=self.settings.progress, what="searches") as report:
+            outcome = search(self.settings, self.arms, report)
+        if outcome is None:
+            raise KeyboardInterrupt  # before an arm was searched
+        _write(folder, outcome, resolved_config(self.cfg))
+        print_goodput(outcome.highest, caveats(self.settings, outcome.short), console)
+        print_folder(folder, console)
+        if outcome.interrupted:
+            raise KeyboardInterrupt  # the partial result is written
 
 
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="goodput")
-def main(cfg: DictConfig) -> None:
-    """Search, write, print."""
-    key, folder = OmegaConf.to_yaml(cfg), Path(HydraConfig.get().runtime.output_dir)
-    source, overrides = running_source(), list(HydraConfig.get().overrides.task)
-    state = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()  # the arms are composed from here on
-    settings, arms = _checked.pop(key) if key in _checked else build_arms(cfg, source, overrides)
-    GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console = terminal_console()
-    with progress_of(console, enabled=settings.progress, what="searches") as report:
-        outcome = search(settings, arms, report)
-    if outcome is None:
-        raise KeyboardInterrupt  # before an arm was searched
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    _write(folder, outcome, config)
-    print_goodput(outcome.highest, caveats(settings, outcome.short), console)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
-    if outcome.interrupted:
-        raise KeyboardInterrupt  # the partial result is written
+def prepare(cfg: DictConfig, composition: Composition) -> GoodputJob:
+    """Compose and build every arm. Raises ConfigError."""
+    settings, arms = build_arms(cfg, composition.source, composition.overrides)
+    return GoodputJob(cfg=cfg, settings=settings, arms=arms)
 
 
 def _write(folder: Path, outcome: Outcome, config: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     write_table(runs_table(outcome.arms, outcome.settings.seeds, outcome.found), folder / "runs.parquet")
     record: dict[str, Any] = {
         "interrupted": outcome.interrupted,
@@ -73,7 +65,6 @@ def _write(folder: Path, outcome: Outcome, config: dict[str, Any]) -> None:
             if outcome.found[arm.name][0].at_rates
         },
     }
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
+    write_study(folder, config, record)
     if outcome.settings.report:
         write_goodput(folder / "goodput.html", outcome, config, record["notes"])

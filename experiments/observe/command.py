@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.app.job import UnsuccessfulError
+from experiments.app.run_folder import print_folder, resolved_config, seen_from_here
 from experiments.app.terminal import plain_table, print_verdict, terminal_console
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
@@ -29,17 +28,37 @@ from sim.engine.interrupt import ctrl_c_noted
 from sim.report import numbers, wording
 from sim.report.files import config_digest
 from sim.settings.compose import Composition
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 if TYPE_CHECKING:
     from experiments.observe.session import Observed
 
-FAILED = 3
-"""Exit code."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObserveJob:
+    """The load; the server is asked only when it runs."""
+
+    cfg: DictConfig
+    settings: ObserveSettings
+
+    def run(self, folder: Path) -> None:
+        """Load, write, print. Raises UnsuccessfulError if requests failed, or none finished."""
+        from experiments.observe.session import observe  # noqa: PLC0415  (the client library is an extra)
+
+        settings, console = self.settings, terminal_console()
+        started = datetime.now(UTC)
+        with ctrl_c_noted() as interrupt, requests_sent(console, enabled=settings.progress) as begin:
+            observed = asyncio.run(observe(settings, interrupt=interrupt, begin=begin))
+        summary = _write(folder, settings, observed, resolved_config(self.cfg), started)
+        _print(summary, console)
+        print_folder(folder, console)
+        if observed.load.stopped == "interrupted":
+            raise KeyboardInterrupt  # the partial result is written
+        if summary["failed"]["count"] or not summary["requests"]["finished"]:
+            raise UnsuccessfulError(f"requests failed; the result is in {seen_from_here(folder)}")
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+def prepare(cfg: DictConfig, composition: Composition) -> ObserveJob:
     """Raises ConfigError for whatever a user can mend without the server."""
     settings = build_settings(cfg)
     _require_client()
@@ -47,53 +66,7 @@ def check(cfg: DictConfig, composition: Composition) -> None:
         settings.workload.source(seed=settings.seed, max_model_len=settings.max_model_len or DEFAULT_CONTEXT)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-
-
-# Why points of the run that is under way could not be observed, or failed in part: told when all are done.
-# What is raised inside of Hydra it announces in lines of its own.
-_errors: list[ConfigError] = []
-_failed: list[str] = []
-
-
-def main() -> None:
-    """Observe what Hydra reads from sys.argv. Raises ConfigError; exits with `FAILED`."""
-    _errors.clear()
-    _failed.clear()
-    _run()
-    for error in _errors:
-        raise error
-    if _failed:
-        print(f"windtunnel: requests failed; the result is in {', '.join(_failed)}", file=sys.stderr)
-        sys.exit(FAILED)
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="observe")
-def _run(cfg: DictConfig) -> None:
-    try:
-        _observe(cfg)
-    except ConfigError as error:
-        _errors.append(error)
-
-
-def _observe(cfg: DictConfig) -> None:
-    """Load, write, print."""
-    settings = build_settings(cfg)
-    from experiments.observe.session import observe  # noqa: PLC0415  (the client library is an extra)
-
-    console = terminal_console()
-    started = datetime.now(UTC)
-    with ctrl_c_noted() as interrupt, requests_sent(console, enabled=settings.progress) as begin:
-        observed = asyncio.run(observe(settings, interrupt=interrupt, begin=begin))
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    summary = _write(folder, settings, observed, config, started)
-    _print(summary, console)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
-    if observed.load.stopped == "interrupted":
-        raise KeyboardInterrupt  # the partial result is written
-    if summary["failed"]["count"] or not summary["requests"]["finished"]:
-        _failed.append(str(shown))
+    return ObserveJob(cfg=cfg, settings=settings)
 
 
 def _require_client() -> None:

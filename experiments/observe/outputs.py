@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
+from experiments.app.run_folder import write_study
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
 from sim.metrics.measured import request_metrics
@@ -34,11 +34,7 @@ def write_observation(
     report: bool,
 ) -> None:
     """Write the files; requests.parquet carries the digest of the configuration in its attrs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
-    (folder / "summary.json").write_text(
-        json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_study(folder, config, summary)
     requests = request_metrics(records.requests, slo)
     requests.attrs = {"source": "observed", "config_digest": summary["config_digest"]}
     write_table(requests, folder / "requests.parquet")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.terminal import plain_table, terminal_console
@@ -22,7 +21,6 @@ from sim.cluster.recovery import Recovery
 from sim.cluster.troubles import Random, Troubles
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 MINUTES_PER_YEAR = 365.25 * 24 * 60
@@ -82,32 +80,23 @@ class SparesSettings:
         return share
 
 
-_checked: dict[str, SparesSettings] = {}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparesJob:
+    """Settings that were checked."""
+
+    settings: SparesSettings
+
+    def run(self, folder: Path) -> None:
+        """Print a line for each number of replicas."""
+        try:
+            report(self.settings, terminal_console())
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+def prepare(cfg: DictConfig, composition: Composition) -> SparesJob:
     """Raises ConfigError for whatever a user can mend."""
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = read_settings(cfg)
-
-
-def read_settings(cfg: DictConfig) -> SparesSettings:
-    """Raises ConfigError."""
-    own: dict[str, Any] = {str(key): cfg[key] for key in cfg if key != "hydra"}
-    settings: SparesSettings = build_as(SparesSettings, own, "")
-    return settings
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="spares")
-def main(cfg: DictConfig) -> None:
-    """Print a line for each number of replicas."""
-    key = OmegaConf.to_yaml(cfg)
-    settings = _checked.pop(key) if key in _checked else read_settings(cfg)
-    console = terminal_console()
-    try:
-        report(settings, console)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    return SparesJob(settings=build_as(SparesSettings, cfg, ""))
 
 
 def report(settings: SparesSettings, console: Console) -> None:

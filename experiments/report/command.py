@@ -10,12 +10,13 @@ from typing import Any
 
 from rich.text import Text
 
+from experiments.app.key_values import key_values
 from experiments.app.terminal import terminal_console
 from experiments.report.run import redraw
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.page import of_folder, print_found, write
 from experiments.sweep.settings import FORMATS, LISTS, ReportSettings, build_report_settings
-from sim.settings.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError
 
 USAGE = f"""\
 usage: windtunnel report run=DIR [report.format=html,png,svg]
@@ -58,14 +59,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parsed(arguments: Sequence[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in SETTINGS:
-            raise ConfigError(f"{key}: no such setting; {suggest(key, SETTINGS)}")
+    given = key_values(arguments, SETTINGS)
+    for key, value in given.items():
         if not value:
             raise ConfigError(f"{key}=: must have a value")
-        given["report.metrics" if key == "metric" else key] = value
+    if "metric" in given:
+        given["report.metrics"] = given.pop("metric")
     if ("run" in given) == ("sweep" in given):
         raise ConfigError("one of run=DIR and sweep=DIR must be given")
     for key in given:

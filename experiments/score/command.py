@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hydra
 import pandas as pd
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import track
 
@@ -27,7 +25,6 @@ from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError, suggest
 from sim.setup.scenario import Scenario
 
@@ -96,45 +93,44 @@ class ScoreSettings:
         check_output_file("out", self.out)
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreJob:
+    """The rows to predict."""
+
+    settings: ScoreSettings
+    table: pd.DataFrame
+    impossible: dict[Any, str]
+    """Why the truth of some rows cannot be right, by id."""
+
+    def run(self, folder: Path) -> None:
+        """Predict, write, print."""
+        settings, table, console = self.settings, self.table, Console()
+        kind = KINDS[settings.kind]
+        columns = ["id", *kind.metrics, "status"]
+        predicted = pd.DataFrame(list(_predictions(settings, table, console))).reindex(columns=columns)
+        predicted.to_csv(settings.out, index=False)
+        renamed = predicted.rename(columns={metric: f"{metric}_predicted" for metric in kind.metrics})
+        scored = table.merge(renamed.drop(columns="status"), on="id")
+        if "concurrency" in scored:
+            scored["concurrency_band"] = scored["concurrency"].map(concurrency_band)
+        credible = scored[~scored["id"].isin(list(self.impossible))]
+        print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
+        is_predicted = predicted["status"] == "ok"
+        console.print(f"{is_predicted.sum():,} of {len(predicted):,} rows predicted: {settings.out}")
+        for reason, count in predicted.loc[~is_predicted, "status"].value_counts().items():
+            console.print(f"  {count:,} not: {reason}", highlight=False)
+        for row_id, reason in self.impossible.items():
+            text = f"  left out of the errors, id={row_id}: {reason}"
+            console.print(text, highlight=False, soft_wrap=True)
+        for line in not_measured(settings, table[table["id"].isin(predicted.loc[is_predicted, "id"])]):
+            console.print(line, highlight=False, soft_wrap=True)
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob:
     """Raises ConfigError for settings and for tables that cannot be right."""
-    _read(_settings(cfg))
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="score")
-def main(cfg: DictConfig) -> None:
-    """Predict, write, print."""
-    settings = _settings(cfg)
-    GlobalHydra.instance().clear()  # the rows' presets are composed from here on
-    (table, impossible), console = _read(settings), Console()
-    kind = KINDS[settings.kind]
-    columns = ["id", *kind.metrics, "status"]
-    predicted = pd.DataFrame(list(_predictions(settings, table, console))).reindex(columns=columns)
-    predicted.to_csv(settings.out, index=False)
-    renamed = predicted.rename(columns={metric: f"{metric}_predicted" for metric in kind.metrics})
-    scored = table.merge(renamed.drop(columns="status"), on="id")
-    if "concurrency" in scored:
-        scored["concurrency_band"] = scored["concurrency"].map(concurrency_band)
-    credible = scored[~scored["id"].isin(list(impossible))]
-    print_errors(errors_by_group(credible, kind.metrics, kind.groups), console)
-    reasons = predicted.loc[predicted["status"] != "ok", "status"].value_counts()
-    console.print(
-        f"{(predicted['status'] == 'ok').sum():,} of {len(predicted):,} rows predicted: {settings.out}"
-    )
-    for reason, count in reasons.items():
-        console.print(f"  {count:,} not: {reason}", highlight=False)
-    for row_id, reason in impossible.items():
-        console.print(f"  left out of the errors, id={row_id}: {reason}", highlight=False, soft_wrap=True)
-    for line in not_measured(
-        settings, table[table["id"].isin(predicted.loc[predicted["status"] == "ok", "id"])]
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _settings(cfg: DictConfig) -> ScoreSettings:
-    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    settings: ScoreSettings = build_as(ScoreSettings, given, "")
-    return settings
+    settings: ScoreSettings = build_as(ScoreSettings, cfg, "")
+    table, impossible = _read(settings)
+    return ScoreJob(settings=settings, table=table, impossible=impossible)
 
 
 def _read(settings: ScoreSettings) -> tuple[pd.DataFrame, dict[Any, str]]:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.settings.errors import ConfigError, suggest
+from experiments.app.key_values import key_values
+from sim.settings.errors import ConfigError
 
 if TYPE_CHECKING:
     from realengine.serving.llm import LLM
@@ -47,16 +48,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> tuple[dict[str, str], str]:
     """The settings, and the words that are none as the message. Raises ConfigError."""
-    settings, words = dict(DEFAULTS), []
+    settings, words = list[str](), list[str]()
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if equals and key.isidentifier():
-            if key not in DEFAULTS:
-                raise ConfigError(f"{key}: no such setting; {suggest(key, tuple(DEFAULTS))}")
-            settings[key] = value
-        else:
-            words.append(argument)
-    return settings, " ".join(words)
+        key, equals, _ = argument.partition("=")
+        (settings if equals and key.isidentifier() else words).append(argument)
+    return DEFAULTS | key_values(settings, tuple(DEFAULTS)), " ".join(words)
 
 
 def _load(settings: dict[str, str]) -> tuple[LLM, SamplingParams]:

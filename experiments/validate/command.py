@@ -6,46 +6,50 @@ against=...    what was measured: a recording of our own engine, or anybody's re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.app.run_folder import resolved_config, write_config
 from experiments.app.terminal import terminal_console
 from experiments.validate.engine import flown_run, recorded_run
 from experiments.validate.fidelity.settings import split
 from experiments.validate.foreign import run as foreign_run
-from sim.settings.compose import Composition, ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
-
-
-class Validation(Protocol):
-    """All of it checked, nothing run."""
-
-    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
-        """Simulate, compare, write, print. Raises ConfigError."""
-
 
 FLOWN_KEYS = ("suite", "load", "repeats", "calibrated")
 """Of no use with against=."""
 
-_checked: dict[str, Validation] = {}
-"""The settings checked last: a single validation reads its files once, not twice."""
 
-_told: list[ConfigError] = []
-"""What was found to be wrong while running."""
+class Validation(Protocol):
+    """One way to validate, all of it checked."""
+
+    def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
+        """Simulate, compare, write, print. Raises as `Job.run` does."""
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateJob:
+    """A validation of any kind."""
+
+    cfg: DictConfig
+    validation: Validation
+
+    def run(self, folder: Path) -> None:
+        """Raises UnsuccessfulError if our engine decided otherwise than the simulator."""
+        config = resolved_config(self.cfg)
+        write_config(folder, config)
+        self.validation.run(config, folder, terminal_console())
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> ValidateJob:
     """Raises ConfigError for settings and for recordings that cannot be used."""
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = _validation(cfg, composition)
+    return ValidateJob(cfg=cfg, validation=_validation(cfg, composition))
 
 
 def _validation(cfg: DictConfig, composition: Composition) -> Validation:
@@ -65,38 +69,3 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
     if all(recorded_run.is_recording(file) for file in settings.files):
         return recorded_run.build(cfg)
     return foreign_run.build(cfg)
-
-
-def main() -> None:
-    """Run what was checked. Raises ConfigError, the first one of a multirun."""
-    _told.clear()
-    _run()
-    if _told:
-        raise _told[0]
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="validate")
-def _run(cfg: DictConfig) -> None:
-    try:
-        _validate(cfg)
-    except ConfigError as error:  # Hydra would write more than the message
-        _told.append(error)
-
-
-def _validate(cfg: DictConfig) -> None:
-    hydra_cfg, key = HydraConfig.get(), OmegaConf.to_yaml(cfg)
-    folder, overrides = Path(hydra_cfg.runtime.output_dir), list(hydra_cfg.overrides.task)
-    folders = [Path(one.path) for one in hydra_cfg.runtime.config_sources if one.schema == "file"]
-    console = terminal_console()
-    state = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()  # cases are composed from here on
-    try:
-        source = ConfigSource(config_name="validate", dirs=list(dict.fromkeys([CONFIG_DIR, *folders])))
-        validation = (
-            _checked.pop(key) if key in _checked else _validation(cfg, Composition(source, overrides))
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-        validation.run(cfg, folder, console)
-    finally:
-        GlobalHydra.instance().hydra = state  # a multirun goes on with it

@@ -1,4 +1,4 @@
-"""Composing configs before Hydra runs anything: one run's, or every point's of a multirun."""
+"""Composing configs: one run's, or those of every point of a multirun."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.utils import JobRuntime, setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sim.settings import pools
 from sim.settings.config_groups import find_groups
-from sim.settings.errors import ConfigError
 
 
 class Composition(NamedTuple):
@@ -23,6 +25,7 @@ class Composition(NamedTuple):
 
     source: "ConfigSource"
     overrides: Sequence[str]
+    """Those of the settings; none is about Hydra itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +36,24 @@ class ConfigSource:
     dirs: Sequence[Path]
 
     def compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-        """The config with these overrides, its pools complete: see `pools.completed`.
+        """The config with these overrides, its pools complete: see `pools.complete`.
 
         Raises what Hydra raises, which `hydra_errors.explain` reads, and ConfigError for a pool's settings.
         """
-        overrides = pools.forced(overrides)
-        cfg = self._compose(overrides, with_hydra=with_hydra)
-        if cfg.get("pools"):
-            pools.complete(cfg, overrides, find_groups(self.dirs), self._compose)
-        return cfg
+        cfg = self.loader().load_configuration(self.config_name, list(overrides), RunMode.RUN)
+        return cfg if with_hydra else _without_hydra(cfg)
 
-    def _compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+    def loader(self) -> "PoolsLoader":
+        """What Hydra composes with. It leaves Hydra's state of the process alone, a running job's too."""
+        version.setbase("1.3")
+        setup_globals()  # ${now:...} and ${hydra:...}
+        JobRuntime.instance().set("name", self.config_name)
         own_dir, *more = self.dirs
-        with initialize_config_dir(config_dir=str(own_dir), version_base="1.3"):
-            return compose(
-                self.config_name, overrides=[*_search_path(more), *overrides], return_hydra_config=with_hydra
-            )
+        search_path = create_config_search_path(str(own_dir))
+        for folder in more:
+            schema = SearchPathQuery(provider="schema")
+            search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=schema)
+        return PoolsLoader(search_path, self.dirs)
 
     def compose_plain(self, overrides: Sequence[str]) -> Any:
         """The same as dicts and lists, interpolations and `???` as they are written."""
@@ -57,12 +62,14 @@ class ConfigSource:
     def points(self, overrides: Sequence[str]) -> list[list[str]] | None:
         """The overrides of every run of a multirun, as Hydra's basic sweeper orders them.
 
-        None if only another sweeper can tell (intervals, a `hydra/sweeper` of the user's).
+        None if only another sweeper can tell (intervals, a `hydra/sweeper` of the user's). Of overrides of
+        one key the last one counts.
         """
         alternatives = self.alternatives(overrides)
         if alternatives is None:
             return None
-        return [list(point) for point in itertools.product(*alternatives)]
+        by_key = {o.partition("=")[0]: found for o, found in zip(overrides, alternatives, strict=True)}
+        return [list(point) for point in itertools.product(*by_key.values())]
 
     def alternatives(self, overrides: Sequence[str]) -> list[list[str]] | None:
         """For each override, those that a multirun makes of it: one, unless it names several values.
@@ -85,34 +92,41 @@ class ConfigSource:
         return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def running_source() -> ConfigSource:
-    """Where the config of the job that Hydra is running came from: our own folder, then the user's."""
-    hydra = HydraConfig.get()
-    assert hydra.job.config_name is not None
-    dirs = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    return ConfigSource(config_name=hydra.job.config_name, dirs=list(dict.fromkeys(dirs)))
-
-
-def recomposed() -> DictConfig:
-    """The config of the job that Hydra is running, as `ConfigSource` composes it: its pools complete."""
-    source, overrides = running_source(), HydraConfig.get().overrides.task
-    running = GlobalHydra.instance().hydra
-    assert running is not None
-    GlobalHydra.instance().clear()
-    try:
-        return source.compose(overrides)
-    finally:
-        GlobalHydra.instance().clear()
-        GlobalHydra.instance().initialize(running)
-
-
 def _is_continuous(override: Override) -> bool:
     return override.is_sweep_override() and not override.is_discrete_sweep()
 
 
-def _search_path(dirs: Sequence[Path]) -> list[str]:
-    for folder in dirs:
-        if "'" in str(folder):
-            raise ConfigError(f"--config-dir={folder}: must have no quote in its name")
-    folders = ",".join(f"'file://{folder}'" for folder in dirs)
-    return [f"hydra.searchpath=[{folders}]"] if dirs else []
+class PoolsLoader(ConfigLoaderImpl):
+    """Hydra's loader, which completes the pools of what it composes for a run."""
+
+    def __init__(self, search_path: Any, dirs: Sequence[Path]) -> None:
+        super().__init__(search_path)
+        self._dirs = dirs
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Of a multirun as a whole, pools are as they are written."""
+        overrides = pools.forced(overrides)
+        checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
+        load = super().load_configuration
+        cfg = load(config_name, overrides, run_mode, **checks)
+        if run_mode == RunMode.RUN and cfg.get("pools"):
+            pools.complete(
+                cfg,
+                overrides,
+                find_groups(self._dirs),
+                lambda own: _without_hydra(load(config_name, list(own), run_mode)),
+            )
+        return cfg
+
+
+def _without_hydra(cfg: DictConfig) -> DictConfig:
+    with open_dict(cfg):
+        cfg.pop("hydra", None)
+    return cfg

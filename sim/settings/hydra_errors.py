@@ -7,6 +7,7 @@ where they do not.
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -43,12 +44,21 @@ def explain(error: Exception, overrides: Sequence[str], source: ConfigSource) ->
     return ConfigError(_message(error, overrides, source))
 
 
-def composed(source: ConfigSource, overrides: Sequence[str]) -> DictConfig:
-    """The config with these overrides. Raises ConfigError."""
+@contextmanager
+def explained(
+    source: ConfigSource, overrides: Sequence[str], errors: tuple[type[Exception], ...] = COMPOSE_ERRORS
+) -> Iterator[None]:
+    """ConfigError in place of such an error, which came up with these overrides."""
     try:
-        cfg = source.compose(overrides)
-    except COMPOSE_ERRORS as error:
+        yield
+    except errors as error:
         raise explain(error, overrides, source) from error
+
+
+def composed(source: ConfigSource, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
+    """The config with these overrides. Raises ConfigError."""
+    with explained(source, overrides):
+        cfg = source.compose(overrides, with_hydra=with_hydra)
     check_edits(cfg, overrides, source)
     return cfg
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -77,29 +78,38 @@ class MeasureSettings:
         return LIMITS[self.device]["budget_s"] if self.budget_s is None else self.budget_s
 
 
-def check(cfg: DictConfig) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureJob:
+    """What is measured, and the model's node, which the engine reads in its own way."""
+
+    settings: MeasureSettings
+    node: Mapping[str, Any]
+
+    def run(self, folder: Path) -> None:
+        """Measure, write, print."""
+        console = terminal_console()
+        with console.status("measuring") as status:
+            try:
+                found = _engine().measure(
+                    self.settings, self.node, lambda text: status.update(f"measuring: {text}")
+                )
+            except (ValueError, RuntimeError, OSError) as error:
+                raise ConfigError(_one_line(error)) from error
+        console.print(operator_table(found.operators))
+        console.print(error_table(found.errors, self.settings.device))
+        for note in found.notes:
+            console.print(note, highlight=False, soft_wrap=True)
+        console.print(found.how_to, style="dim", highlight=False, soft_wrap=True)
+
+
+def prepare(cfg: DictConfig) -> MeasureJob:
     """Raises ConfigError for what cannot be measured, here and so."""
     settings, node = _settings(cfg)
     try:
         _engine().check(settings, node)
     except (ValueError, RuntimeError, OSError) as error:
         raise ConfigError(_one_line(error)) from error
-
-
-def main(cfg: DictConfig) -> None:
-    """Measure, write, print."""
-    settings, node = _settings(cfg)
-    console = terminal_console()
-    with console.status("measuring") as status:
-        try:
-            found = _engine().measure(settings, node, lambda text: status.update(f"measuring: {text}"))
-        except (ValueError, RuntimeError, OSError) as error:
-            raise ConfigError(_one_line(error)) from error
-    console.print(operator_table(found.operators))
-    console.print(error_table(found.errors, settings.device))
-    for note in found.notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(found.how_to, style="dim", highlight=False, soft_wrap=True)
+    return MeasureJob(settings=settings, node=node)
 
 
 def operator_table(operators: pd.DataFrame) -> Table:

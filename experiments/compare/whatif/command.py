@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.compare.results import evaluate
 from experiments.compare.whatif.arms import Questions, build_questions
@@ -22,17 +20,7 @@ from experiments.study.workers import progress_of
 from sim.metrics.limiting import time_shares
 from sim.metrics.result import RunResult
 from sim.report.files import write_table
-from sim.settings.compose import Composition, running_source
-from sim.settings.config_groups import CONFIG_DIR
-
-# What was composed for the settings checked last: arms are composed once, not twice.
-_checked: dict[str, Questions] = {}
-
-
-def check(cfg: DictConfig, composition: Composition) -> None:
-    """Raises ConfigError for whatever a user can mend."""
-    _checked.clear()
-    _checked[OmegaConf.to_yaml(cfg)] = build_questions(cfg, composition.source, composition.overrides)
+from sim.settings.compose import Composition
 
 
 def with_limits(result: RunResult) -> dict[str, Any]:
@@ -40,51 +28,50 @@ def with_limits(result: RunResult) -> dict[str, Any]:
     return {**result.summary, "limits": time_shares(result)}
 
 
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="whatif")
-def main(cfg: DictConfig) -> None:
-    """Run, evaluate, write, print."""
-    key, folder = OmegaConf.to_yaml(cfg), Path(HydraConfig.get().runtime.output_dir)
-    source, overrides = running_source(), list(HydraConfig.get().overrides.task)
-    state = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()  # the arms are composed from here on
-    questions = _checked.pop(key) if key in _checked else build_questions(cfg, source, overrides)
-    GlobalHydra.instance().hydra = state  # a multirun goes on with it
-    console, settings = terminal_console(), questions.settings
-    with progress_of(console, enabled=settings.progress) as report:
-        runs = run_all(questions.points, settings.seeds, settings.num_processes, report, with_limits)
-    if runs.table.empty:
-        raise KeyboardInterrupt  # before the first run was done
-    answers = Answers(
-        questions=questions,
-        found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
-        limits=limits_by_arm(runs.table),
-    )
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    _write(folder, answers, runs, config)
-    print_answers(answers, console)
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
-    if runs.interrupted:
-        raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatifJob:
+    """The baseline and its changes, composed and built."""
+
+    cfg: DictConfig
+    questions: Questions
+
+    def run(self, folder: Path) -> None:
+        """Run, evaluate, write, print."""
+        console, questions, settings = terminal_console(), self.questions, self.questions.settings
+        with progress_of(console, enabled=settings.progress) as report:
+            runs = run_all(questions.points, settings.seeds, settings.num_processes, report, with_limits)
+        if runs.table.empty:
+            raise KeyboardInterrupt  # before the first run was done
+        answers = Answers(
+            questions=questions,
+            found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
+            limits=limits_by_arm(runs.table),
+        )
+        self._write(folder, answers, runs)
+        print_answers(answers, console)
+        print_folder(folder, console)
+        if runs.interrupted:
+            raise KeyboardInterrupt  # the partial result is written; what else was to run is not
+
+    def _write(self, folder: Path, answers: Answers, runs: Runs) -> None:
+        config = resolved_config(self.cfg)
+        write_table(runs.table, folder / "runs.parquet")
+        record = {
+            **answers.found.to_json(verdicts(answers)),
+            "caveats": caveats(answers),
+            "changes": {arm: list(words) for arm, words in self.questions.experiment.arms.items()},
+            "left_out": self.questions.left_out,
+            "limits": {
+                arm: {name: share.mean for name, share in shares.items()}
+                for arm, shares in answers.limits.items()
+            },
+            "notes": runs.notes,
+        }
+        write_study(folder, config, record)
+        if self.questions.settings.report:
+            write_answers(folder / "whatif.html", answers, config, runs.notes)
 
 
-def _write(folder: Path, answers: Answers, runs: Runs, config: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
-    write_table(runs.table, folder / "runs.parquet")
-    questions = answers.questions
-    record = {
-        **answers.found.to_json(verdicts(answers)),
-        "caveats": caveats(answers),
-        "changes": {arm: list(words) for arm, words in questions.experiment.arms.items()},
-        "left_out": questions.left_out,
-        "limits": {
-            arm: {name: share.mean for name, share in shares.items()}
-            for arm, shares in answers.limits.items()
-        },
-        "notes": runs.notes,
-    }
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
-    if questions.settings.report:
-        write_answers(folder / "whatif.html", answers, config, runs.notes)
+def prepare(cfg: DictConfig, composition: Composition) -> WhatifJob:
+    """Compose and build the baseline and every change. Raises ConfigError."""
+    return WhatifJob(cfg=cfg, questions=build_questions(cfg, composition.source, composition.overrides))

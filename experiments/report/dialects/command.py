@@ -11,6 +11,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 from rich.text import Text
 
+from experiments.app.key_values import key_values
 from experiments.app.terminal import print_tables, terminal_console
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
 from sim.metrics.slo import TERMS, Slo
@@ -72,12 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> Asked:
     """key=value. Raises ConfigError."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in SETTINGS:
-            raise ConfigError(f"{key}: no such setting; {suggest(key, SETTINGS)}")
-        given[key] = value
+    given = key_values(arguments, SETTINGS)
     if not given.get("run"):
         raise ConfigError("run: is missing; say run=outputs/simulate/...")
     name = given.get("dialect", "all")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.text import Text
 
+from experiments.app.key_values import key_values
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.report.explain.narrative import heading, lines, verdicts
 from experiments.report.explain.run_folder import read_request
 from sim.report import numbers
-from sim.settings.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError
 
 USAGE = """\
 usage: windtunnel explain run=DIR request=ID
@@ -44,12 +45,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def parse(arguments: Sequence[str]) -> tuple[Path, int]:
     """run and request, as key=value. Raises ConfigError."""
-    given: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals or key not in SETTINGS:
-            raise ConfigError(f"{key}: no such setting; {suggest(key, SETTINGS)}")
-        given[key] = value
+    given = key_values(arguments, SETTINGS)
     for key, example in (("run", "run=outputs/simulate/..."), ("request", "request=0")):
         if not given.get(key):
             raise ConfigError(f"{key}: is missing; say {example}")

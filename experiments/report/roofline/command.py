@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig, ListConfig
 
 from experiments.app.output_file import check_output_file
+from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.report.roofline.chart import write_chart
 from experiments.report.roofline.survey import RooflineSettings, Survey, survey
 from experiments.report.roofline.tables import print_survey
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
 
 
 def build_survey(cfg: DictConfig) -> Survey:
     """Raises ConfigError for whatever a user can mend."""
-    own = {str(key): cfg[key] for key in cfg if key != "hydra"}
+    own = {str(key): cfg[key] for key in cfg}
     if isinstance(own["batch_sizes"], ListConfig):
         own["batch_sizes"] = list(own["batch_sizes"])
     settings: RooflineSettings = build_as(RooflineSettings, with_layout(own), "")
@@ -33,17 +33,21 @@ def build_survey(cfg: DictConfig) -> Survey:
         raise ConfigError(str(error)) from error
 
 
-def check(cfg: DictConfig, composition: Composition) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflineJob:
+    """The operators that were surveyed."""
+
+    found: Survey
+
+    def run(self, folder: Path) -> None:
+        """Print, draw."""
+        console, out = terminal_console(), self.found.settings.out
+        print_survey(self.found, console)
+        if out is not None:
+            write_chart(Path(out), self.found)
+            print_path(out, console)
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> RooflineJob:
     """Raises ConfigError for whatever a user can mend."""
-    build_survey(cfg)
-
-
-@hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name="roofline")
-def main(cfg: DictConfig) -> None:
-    """Compute, print, draw."""
-    found = build_survey(cfg)
-    console = terminal_console()
-    print_survey(found, console)
-    if found.settings.out is not None:
-        write_chart(Path(found.settings.out), found)
-        console.print(found.settings.out, style="dim", soft_wrap=True, highlight=False)
+    return RooflineJob(found=build_survey(cfg))

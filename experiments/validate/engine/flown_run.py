@@ -6,7 +6,6 @@ Nothing here imports torch before something is flown: settings are checked, and 
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from experiments.app.job import UnsuccessfulError
 from experiments.calibrate.engine.command import MeasureSettings
 from experiments.calibrate.engine.files import Files
-from experiments.simulate.command import OutputSettings
+from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate.engine.suite import Case, cases_of, model_of
 from experiments.validate.fidelity.printed import print_files
@@ -39,7 +39,7 @@ class FlownRun:
     block_size: int
     node: dict[str, Any]
 
-    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+    def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
         """Measure, fly, simulate, compare, write, print. Raises ConfigError."""
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
@@ -67,7 +67,7 @@ class FlownRun:
         if failed:
             raise ConfigError("; ".join(failed))
         if not all(row.verdict.is_equal for row in rows):
-            sys.exit(3)
+            raise UnsuccessfulError
 
     def _fly(self, case: Case, folder: Path, engine: Any, hangar: Any) -> Row:
         verdict, recordings = engine.fly_case(case, hangar, folder / "recordings")

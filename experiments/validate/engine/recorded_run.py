@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.simulate.command import OutputSettings
+from experiments.app.job import UnsuccessfulError
+from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load
 from experiments.validate.engine.swapped import RecordedSource
@@ -41,7 +41,7 @@ class RecordedRun:
     output: OutputSettings
     recordings: list[Recording]
 
-    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+    def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
         """Replay, simulate, compare, write, print."""
         source = RecordedSource(self.recordings[0], as_seen=False)
         verdict = judge(self.settings, self.scenario, self.recordings, source)
@@ -49,7 +49,7 @@ class RecordedRun:
             folder,
             verdict,
             title=f"{self.scenario.model.name}: simulated against a recording of our engine",
-            config=plain(cfg),
+            config=config,
             recordings=self.recordings,
             page=self.output.report,
             tables=self.output.tables,
@@ -57,7 +57,7 @@ class RecordedRun:
         verdict.print(console)
         print_files(written, console)
         if not verdict.is_equal:
-            sys.exit(3)
+            raise UnsuccessfulError
 
 
 def build(cfg: DictConfig) -> RecordedRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.app.run_folder import print_folder
 from experiments.app.terminal import plain_table
 from experiments.validate.fidelity import tables
 from experiments.validate.fidelity.errors import Fidelity, Part
@@ -33,5 +34,4 @@ def print_fidelity(
 def print_files(files: Sequence[Path], console: Console) -> None:
     """Where they are, seen from here."""
     for file in files:
-        shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        console.print(str(shown), style="dim", soft_wrap=True, highlight=False)
+        print_folder(file, console)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.progress import simulated_time
-from experiments.simulate.command import OutputSettings
+from experiments.simulate.output import OutputSettings
 from experiments.study.measured_requests import Replayed
 from experiments.validate.fidelity.errors import fidelity_of
 from experiments.validate.fidelity.measured import Measured
@@ -44,7 +44,7 @@ class ForeignRun:
     output: OutputSettings
     reals: list[Measured]
 
-    def run(self, cfg: DictConfig, folder: Path, console: Console) -> None:
+    def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
         """Simulate, compare, write, print. Raises ConfigError."""
         scenario, output = self.scenario, self.output
         source = scenario.source()
@@ -63,7 +63,7 @@ class ForeignRun:
         notes = notes_of(self, result)
         title = f"{scenario.model.name} on {scenario.hardware.name}: simulated against measured"
         written = write_validation(
-            folder, fidelity, title=title, config=plain(cfg), notes=notes, page=output.report
+            folder, fidelity, title=title, config=config, notes=notes, page=output.report
         )
         if output.tables:
             write_tables(folder, result, self.reals)

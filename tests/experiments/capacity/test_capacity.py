@@ -464,7 +464,7 @@ def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     asked = [o for o in TINY if not o.startswith("capacity.hardware")]
     asked += ["capacity.hardware=[t4]", "capacity.seeds=[0]", "capacity.max_replicas=2", "slo.tpot_ms=2.5"]
-    assert main_code(["capacity", *asked]) == 3
+    assert main(["capacity", *asked]) == 3
     lines = capsys.readouterr().out.splitlines()
     advice = json.loads((tmp_path / "out/summary.json").read_text())["advice"]
     assert lines[0].startswith("No candidate keeps the SLO. The closest is t4")
@@ -537,13 +537,6 @@ def test_the_closest_is_found_by_runs_to_the_end_not_by_bounds(monkeypatch):
     monkeypatch.setattr("experiments.capacity.advice.Probe.run", run)
     best, probe, runs = closest(search, Interrupt())
     assert (best.candidate.name, probe.replicas, runs[0].share) == ("cut", 4, 0.7)
-
-
-def main_code(arguments):
-    try:
-        return main(arguments)
-    except SystemExit as stopped:
-        return stopped.code
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments.app import cli
 from experiments.app.cli import main
 from experiments.app.completion import candidates
-from experiments.compare.command import build_comparison
+from experiments.compare.arms import points
 from experiments.compare.page import figure
 from experiments.compare.results import evaluate
 from experiments.compare.sentences import caveats, verdicts
@@ -75,6 +75,11 @@ expect:
 """
 
 MINE = "# My own\n_target_: policies.batching.static.Static\nbatch_size: 4\n"
+
+
+def arms_of(cfg, dirs):
+    """Every arm of a comparison, composed and built."""
+    return points(build_settings(cfg), ConfigSource(config_name="simulate", dirs=dirs))
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +151,7 @@ def shipped(path: Path) -> list[str]:
 )
 def test_every_shipped_experiment_composes_and_builds(path):
     cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose(shipped(path))
-    settings, arms = build_comparison(cfg, [CONFIG_DIR])
+    settings, arms = build_settings(cfg), arms_of(cfg, [CONFIG_DIR])
     experiment = settings.experiment
     assert first_comment(path), "windtunnel list experiment shows it"
     assert len(arms) * len(experiment.seeds) == experiment.num_runs
@@ -249,7 +254,7 @@ def test_the_page_needs_no_network_and_shows_all_parts(finished):
 
 def test_processes_change_no_figure_and_no_order(folder):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
-    _, arms = build_comparison(source.compose(["experiment=tiny"]), source.dirs)
+    arms = arms_of(source.compose(["experiment=tiny"]), source.dirs)
     told = []
     one, two = (runs.run_all(arms, (0, 1), jobs, lambda *done: told.append(done)) for jobs in (1, 2))
     assert one.table.equals(two.table)
@@ -281,7 +286,7 @@ def test_also_reaches_every_arm_and_an_arms_own_setting_wins(folder):
     also = 'also=["hardware=l40s","batching=static"]'
     assert compare(folder, also, "jobs=1", "report=false") == 0
     cfg = OmegaConf.load(folder / "out/config.yaml")
-    settings, arms = build_comparison(cfg, [CONFIG_DIR, folder / "own"])
+    settings, arms = build_settings(cfg), arms_of(cfg, [CONFIG_DIR, folder / "own"])
     assert settings.also == ("hardware=l40s", "batching=static")
     assert {point.config["hardware"]["name"] for point in arms} == {"L40S"}
     assert arms[0].config["batching"]["_target_"].endswith("Chunked")
@@ -321,7 +326,7 @@ def die(config):
 
 def test_a_process_that_dies_is_named(folder, monkeypatch):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
-    _, arms = build_comparison(source.compose(["experiment=tiny"]), source.dirs)
+    arms = arms_of(source.compose(["experiment=tiny"]), source.dirs)
     monkeypatch.setattr(runs, "fly", die)
     with pytest.raises(ConfigError, match=r"arm \w+, seed 0: its process ended abruptly"):
         runs.run_all(arms, (0, 1), 2, lambda *done: None)
@@ -332,7 +337,7 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         raise UnknownIterationError("no such iteration was recorded")
 
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
-    _, arms = build_comparison(source.compose(["experiment=tiny"]), source.dirs)
+    arms = arms_of(source.compose(["experiment=tiny"]), source.dirs)
     monkeypatch.setattr(Scenario, "run", unpriced)
     with pytest.raises(ConfigError, match="arm chunked, seed 5: latency: no such iteration"):
         runs.run_all(arms, (5,), 1, lambda *done: None)
@@ -426,7 +431,7 @@ def test_a_swept_setting_changed_in_place_is_as_if_composed(folder):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
     sweep = "experiment.sweep={key: batching.max_num_batched_tokens, values: [64, 128]}"
     cfg = source.compose(["experiment=tiny", 'experiment.arms.mine=["batching=prefill_first"]', sweep])
-    _, arms = build_comparison(cfg, source.dirs)
+    arms = arms_of(cfg, source.dirs)
     (point,) = [p for p in arms if (p.arm, p.swept) == ("mine", 128)]
     composed = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose_plain(
         [*cfg.experiment.base, "batching=prefill_first", "batching.max_num_batched_tokens=128"]
@@ -437,7 +442,7 @@ def test_a_swept_setting_changed_in_place_is_as_if_composed(folder):
 def test_choices_of_a_group_can_be_swept(folder):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
     sweep = "experiment.sweep={key: scheduling, values: [fcfs, priority]}"
-    _, arms = build_comparison(source.compose(["experiment=tiny", sweep]), source.dirs)
+    arms = arms_of(source.compose(["experiment=tiny", sweep]), source.dirs)
     assert [p.config["scheduling"]["_target_"].rpartition(".")[2] for p in arms[:2]] == ["Fcfs", "Priority"]
 
 

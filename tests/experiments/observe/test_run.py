@@ -411,10 +411,7 @@ def command(monkeypatch, tmp_path, capsys):
 
     def call(*arguments: str, num_requests: int = 20) -> tuple[int, str, str]:
         given = ["observe", *TRAFFIC, f"workload.num_requests={num_requests}", *arguments]
-        try:
-            code = cli.main(given)
-        except SystemExit as end:
-            code = int(str(end.code))
+        code = cli.main(given)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

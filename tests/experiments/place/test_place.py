@@ -8,7 +8,8 @@ import re
 import pytest
 
 from experiments.app.cli import main
-from experiments.place.command import place, read_settings
+from experiments.place.problem import place
+from experiments.place.settings import read_settings
 from hwmodels.devices.time_slicing import TimeSlicing
 from policies.parallelism import Load
 from policies.placement.best_fit import BestFitDecreasing

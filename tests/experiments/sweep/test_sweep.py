@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rich.console import Console
 
-import experiments.sweep.command as command
 import experiments.sweep.folder as folder_module
 import experiments.sweep.progress as progress
 from experiments.app.cli import main
+from experiments.study.launchers.outcome import Outcome
 from experiments.sweep.flight import Flight, Flown, flights
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import MAX_CHECKED_VALUES, Plan, plan_of
+from experiments.sweep.run import collect
+from sim.engine.interrupt import Interrupt
 from sim.report.files import config_yaml
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -241,7 +243,7 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
     same = {"check_dtype": False}
     pd.testing.assert_frame_equal(again.drop(columns=["wall_s", "code"]), whole.drop(columns="code"), **same)
     Path("out/1/summary.json").unlink()
-    monkeypatch.setattr(command, "code_version", lambda dirs: "changed")
+    monkeypatch.setattr("experiments.sweep.setup.code_version", lambda dirs: "changed")
     assert sweep("resume=out", "launcher.jobs=1") == 0
     assert "has changed since" in capsys.readouterr().out
     assert runs_of()["code"][1] == "changed" != whole["code"][0]
@@ -285,7 +287,7 @@ def test_a_crash_or_a_killed_worker_leaves_the_others(capsys, monkeypatch, tmp_p
     Path("mine/batching/doomed.yaml").write_text("_target_: doomed.Doomed\nhow: fine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     own = ["--config-dir", "mine", "batching=doomed", "batching.how=fine,killed,raises", "seed=0,1"]
-    assert _exit_code(*SMALL, *own, "launcher.jobs=2", "hydra.run.dir=out") == 3
+    assert sweep(*SMALL, *own, "launcher.jobs=2", "hydra.run.dir=out") == 3
     runs = runs_of().set_index("run")
     assert runs["status"].tolist() == ["done", "done", "failed", "failed", "failed", "failed"]
     assert runs["error"][2].startswith("its process was killed (SIGKILL), perhaps for lack of memory")
@@ -348,16 +350,14 @@ def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
     folder = SweepFolder.create(tmp_path / "out", plan, {})
     points = list(plan.points())
     tasks = flights(points, SOURCE, [], tables=False)
-    command._collect(
-        folder, _CutShort(), tasks, points, command.Interrupt(), "code", lambda done, failed: None
-    )
+    collect(folder, _CutShort(), tasks, points, Interrupt(), "code", lambda done, failed: None)
     assert folder.rows == {}
     assert len(folder.missing()) == 2
 
 
 class _CutShort:
     def outcomes(self, work, tasks, interrupt):
-        yield command.Outcome(0, Flown(figures={}, files={}, wall_s=1.0, interrupted=True), None)
+        yield Outcome(0, Flown(figures={}, files={}, wall_s=1.0, interrupted=True), None)
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
@@ -383,12 +383,6 @@ def _noted(flown, fly, then=lambda: None, at=None):
         return result
 
     return noting
-
-
-def _exit_code(*overrides):
-    with pytest.raises(SystemExit) as ended:
-        sweep(*overrides)
-    return ended.value.code
 
 
 plain = st.recursive(

@@ -1,0 +1,212 @@
+"""From settings to runs, for every command: each point is composed once, all are prepared, then they run.
+
+Hydra itself takes over where another launcher or sweeper than its basic ones is chosen, or a callback: each
+process of its then prepares what it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from experiments.app.job import Job, Prepare, UnsuccessfulError
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import check_edits, composed, explained
+
+MULTIRUN = "hydra.mode=MULTIRUN"
+
+
+class Point(NamedTuple):
+    """One run."""
+
+    cfg: DictConfig
+    """With the node `hydra`."""
+    composition: Composition
+    where: str
+    """Its place in a multirun, for messages; empty for a single run."""
+
+
+def run_command(source: ConfigSource, overrides: Sequence[str], module: str, *, multirun: bool) -> None:
+    """Run once, or once for each point of a multirun. module: of the command, which has `prepare`.
+
+    ConfigError for a setting that cannot be used is raised before anything runs. A point of a multirun that
+    fails while it runs does not keep the others from running; its error is raised when all are done.
+    """
+    if multirun or MULTIRUN in overrides:
+        _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module)
+        return
+    cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
+    job = _prepared(_point(source, cfg, ""), module)
+    if cfg.hydra.callbacks:
+        _hydra(source).run(source.config_name, HydraTask(source, module), list(overrides))
+    else:
+        _run(source, cfg, job)
+
+
+def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> None:
+    with explained(source, overrides):
+        whole = source.loader().load_configuration(source.config_name, overrides, RunMode.MULTIRUN)
+    points = _points(source, whole)
+    if points is None or not _is(whole.hydra.launcher, BasicLauncher) or whole.hydra.callbacks:
+        for point in points or ():
+            _prepared(point, module)
+        _hydra(source).multirun(source.config_name, HydraTask(source, module), overrides)
+        return
+    jobs = [_prepared(point, module) for point in points]
+    folder = Path(whole.hydra.sweep.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(whole, folder / "multirun.yaml")
+    errors: list[ConfigError] = []
+    unsuccessful: list[str] = []
+    while points:
+        point, job = points.pop(0), jobs.pop(0)  # a job that is done makes room
+        try:
+            _run(source, point.cfg, job)
+        except ConfigError as error:
+            errors.append(_located(error, point.where))
+        except UnsuccessfulError as error:
+            unsuccessful.append(str(error))
+    if errors:
+        raise errors[0]
+    if unsuccessful:
+        raise UnsuccessfulError("; ".join(filter(None, unsuccessful)))
+
+
+def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
+    """Every point of a multirun, composed; None if only the chosen sweeper of Hydra knows them."""
+    if not _is(whole.hydra.sweeper, BasicSweeper):
+        return None
+    params = whole.hydra.sweeper.params or {}
+    given = [*(f"{key}={value}" for key, value in params.items()), *_overrides_of(whole)]
+    with explained(source, given):
+        alternatives = source.points(given)
+    points = []
+    for number, words in enumerate(alternatives or ()):
+        where = " ".join(word for word in words if word not in given)
+        try:
+            with explained(source, words):
+                cfg = source.loader().load_sweep_config(whole, words)
+            check_edits(cfg, words, source)
+        except ConfigError as error:
+            raise _located(error, where) from error
+        with open_dict(cfg):
+            cfg.hydra.job.id = cfg.hydra.job.num = number
+        points.append(_point(source, cfg, where))
+    return None if alternatives is None else points
+
+
+def _point(source: ConfigSource, cfg: DictConfig, where: str) -> Point:
+    return Point(cfg, Composition(source, _overrides_of(cfg)), where)
+
+
+def _overrides_of(cfg: Any) -> list[str]:
+    """Those that are not about Hydra, as they are written."""
+    found: Any = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    return list(found)
+
+
+def _prepared(point: Point, module: str) -> Job:
+    """The point's job. Raises ConfigError, which says where."""
+    prepare: Prepare = importlib.import_module(module).prepare
+    try:
+        with _as_running(point.cfg) as cfg:
+            return prepare(cfg, point.composition)
+    except ConfigError as error:
+        raise _located(error, point.where) from error
+
+
+@contextmanager
+def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
+    """The config without Hydra's node, to which `${hydra:...}` refers nevertheless."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(cfg)
+    try:
+        with read_write(cfg.hydra.runtime):
+            parts = [str(OmegaConf.select(cfg, key)) for key in _folder_keys(cfg) if key]
+            cfg.hydra.runtime.output_dir = str(Path(*parts).absolute())
+        HydraConfig.instance().set_config(cfg)
+        own = deepcopy(cfg)
+        with read_write(own), open_dict(own):
+            del own["hydra"]
+        yield own
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
+    """Run a job as Hydra would: its folder, working directory, environment and logging are the config's."""
+    failures: list[ConfigError | UnsuccessfulError] = []
+
+    def task(_: DictConfig) -> None:
+        try:
+            _in_its_folder(job)
+        except (ConfigError, UnsuccessfulError) as error:
+            failures.append(error)  # Hydra would announce it in lines of its own
+
+    context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
+    done = run_job(task, cfg, *_folder_keys(cfg), context)
+    _ = done.return_value  # raises what is a bug
+    for error in failures:
+        raise error
+
+
+def _folder_keys(cfg: DictConfig) -> tuple[str, str | None]:
+    """Where the config names the folder of its run, and the folder in that."""
+    if cfg.hydra.mode == RunMode.MULTIRUN:
+        return "hydra.sweep.dir", "hydra.sweep.subdir"
+    return "hydra.run.dir", None
+
+
+def _in_its_folder(job: Job) -> None:
+    with files_told():
+        job.run(Path(HydraConfig.get().runtime.output_dir))
+
+
+@contextmanager
+def files_told() -> Iterator[None]:
+    """ConfigError in place of an OSError about a file or folder: the user can choose another."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
+
+
+@dataclass(frozen=True)
+class HydraTask:
+    """What Hydra calls for each point that it runs, perhaps in another process or on another machine."""
+
+    source: ConfigSource
+    module: str
+
+    def __call__(self, cfg: DictConfig) -> None:
+        prepare: Prepare = importlib.import_module(self.module).prepare
+        _in_its_folder(prepare(cfg, Composition(self.source, _overrides_of(HydraConfig.instance().cfg))))
+
+
+def _hydra(source: ConfigSource) -> Hydra:
+    return Hydra(task_name=source.config_name, config_loader=source.loader())
+
+
+def _is(node: DictConfig, plugin: type) -> bool:
+    return bool(node["_target_"] == f"{plugin.__module__}.{plugin.__qualname__}")
+
+
+def _located(error: ConfigError, where: str) -> ConfigError:
+    return ConfigError(f"{error} (at {where})") if where else error

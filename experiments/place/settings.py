@@ -1,0 +1,113 @@
+"""What `windtunnel place` is asked: models, kinds of GPUs, and what counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.app.output_file import check_output_file
+from hwmodels.levels.rooflines import LatencyLevel
+from policies.batching import Batching
+from policies.caching.pool import Caching
+from policies.parallelism import Load
+from policies.placement import Objective, Placing
+from policies.scheduling import Scheduling
+from sim.settings.build import build_as
+from sim.setup.engine_profile import EngineProfile
+from sim.setup.placement_prices import ReplicaNeeds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """One model of the fleet."""
+
+    name: str
+    """Of configs/model."""
+    weights: str | None = None
+    """How they are stored; None: as the checkpoint has them."""
+    demand: float | None = None
+    """Output tokens/s, or replicas; None: all that can be had."""
+    value: float = 1.0
+    """Of each of them."""
+
+    def __post_init__(self) -> None:
+        if self.demand is not None and not 0 <= self.demand < inf:
+            raise ValueError(f"demand={self.demand}: must be >= 0, or null for no limit (of {self.name})")
+        if not 0 <= self.value < inf:
+            raise ValueError(f"value={self.value}: must be >= 0 (of {self.name})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSettings:
+    """One kind of GPU."""
+
+    name: str
+    """Of configs/hardware."""
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count={self.count}: must be >= 0 (of {self.name})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceSettings:
+    """Settings of `windtunnel place`."""
+
+    models: tuple[ModelSettings, ...]
+    gpus: tuple[GpuSettings, ...]
+    placing: Placing
+    latency: LatencyLevel
+    batching: Batching
+    scheduling: Scheduling
+    caching: Caching
+    engine: EngineProfile
+    objective: Objective = Objective.value
+    counts: Literal["tokens", "replicas"] = "tokens"
+    prompt: int = 512
+    output: int = 256
+    min_seqs: int = 8
+    max_models_per_gpu: int = 4
+    tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    time_slice_ms: float = 2.0
+    measured: tuple[str, ...] = ()
+    """summary.json files of `windtunnel capacity`: rates within the SLO in place of the roofline's."""
+    out: str | None = "placement.json"
+
+    def __post_init__(self) -> None:
+        for key, parts in (("models", self.models), ("gpus", self.gpus)):
+            if not parts:
+                raise ValueError(f"{key}=[]: must name one, say [{{name: ...}}]")
+            names = [part.name for part in parts]
+            for i, name in enumerate(names):
+                if (first := names.index(name)) < i:
+                    raise ValueError(f"{key}[{i}].name={name}: must be named once, {key}[{first}] has it")
+        if not any(gpu.count for gpu in self.gpus):
+            raise ValueError("gpus[0].count=0: must be >= 1, or that of another entry")
+        if self.out is not None:
+            check_output_file("out", self.out)
+        if not 0 < self.time_slice_ms < inf:
+            raise ValueError(f"time_slice_ms={self.time_slice_ms}: must be > 0 ms")
+        _ = self.needs
+
+    @property
+    def needs(self) -> ReplicaNeeds:
+        return ReplicaNeeds(
+            load=Load(self.prompt, self.output),
+            min_seqs=self.min_seqs,
+            tensor_parallel_sizes=self.tensor_parallel_sizes,
+        )
+
+
+def read_settings(cfg: DictConfig) -> PlaceSettings:
+    """Raises ConfigError."""
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    own = dict(plain)
+    for key, kind in (("models", ModelSettings), ("gpus", GpuSettings)):
+        if isinstance(own[key], list):
+            own[key] = [build_as(kind, part, f"{key}[{i}]") for i, part in enumerate(own[key])]
+    settings: PlaceSettings = build_as(PlaceSettings, own, "")
+    return settings

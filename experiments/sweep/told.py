@@ -1,0 +1,47 @@
+"""What a sweep says on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
+
+
+def tell_resumed(folder: SweepFolder, already: int, missing: int, console: Console) -> None:
+    console.print(Text(f"{already:,} runs are done; {missing:,} are missing or failed."))
+    if len(folder.about["code"]) > 1:
+        console.print(
+            Text(
+                "  The code or a config has changed since: runs.parquet says which made a run (code).",
+                style="yellow",
+            )
+        )
+
+
+def tell_done(folder: SweepFolder, num_new: int, seconds: float, console: Console) -> None:
+    total, rate = folder.plan.num_points, num_new / seconds if seconds > 0 else 0.0
+    parts = [f"{folder.num_of(DONE):,} of {total:,} runs done"]
+    parts += [f"{count:,} {status}" for status in (FAILED, REFUSED) if (count := folder.num_of(status))]
+    console.print(Text(f"{', '.join(parts)}; {num_new:,} in {seconds:.1f} s ({rate:.1f}/s)", style="bold"))
+    messages: dict[str, list[dict[str, Any]]] = {}
+    for row in folder.rows.values():
+        if row["status"] != DONE:
+            messages.setdefault(f"{row['status']}: {row['error']}", []).append(row)
+    for message, rows in list(messages.items())[:5]:
+        where = ", ".join(str(row["run"]) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
+        console.print(Text(f"  {message} (run {where})", style="yellow"), soft_wrap=True)
+    if len(messages) > 5:
+        console.print(Text(f"  and {len(messages) - 5} other reasons: the column error of runs.parquet"))
+
+
+def tell_left(count: int, folder: str, console: Console) -> None:
+    """How to go on with the runs that are missing."""
+    console.print(
+        f"{count:,} runs are left: windtunnel sweep resume={folder}",
+        style="yellow",
+        soft_wrap=True,
+        highlight=False,
+    )
