@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.bench.peer_config import peer_config
+from experiments.study.peer_config import peer_config
 from policies.batching.prefill_first import PrefillFirst
 from policies.caching.paged import Paged
 from realengine.model.architecture import Architecture

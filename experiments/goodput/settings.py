@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from experiments.study.override_lines import by_name, check_line, check_reserved
+from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
 
 MAX_RUNS = 10_000
@@ -73,11 +73,7 @@ class GoodputSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}; null for no limit of ours")
-        if len(self.overrides_by_arm) < len(self.arms):
-            raise ValueError(f"arms={list(self.arms)}: must have different names")
-        for i, overrides in enumerate(self.overrides_by_arm.values()):
-            check_line(f"arms[{i}]", overrides)
-            check_reserved(f"arms[{i}]", overrides, RESERVED)
+        check_lines("arms", self.arms, RESERVED)
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
         if num_runs > MAX_RUNS:

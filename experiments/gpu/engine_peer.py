@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from experiments.bench.peer_config import peer_config
 from experiments.calibrate.engine.timing import synchronize
 from experiments.gpu.engine_models import (
     LLAMA_8B,
@@ -27,6 +26,7 @@ from experiments.gpu.engine_models import (
 )
 from experiments.gpu.engine_speed import throughput
 from experiments.gpu.record import Record, UnavailableError
+from experiments.study.peer_config import peer_config
 from realengine.model.architecture import Architecture
 
 AT_LEAST = 3.0

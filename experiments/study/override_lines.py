@@ -68,3 +68,13 @@ def check_reserved(name: str, overrides: Iterable[str], reserved: Mapping[str, s
         override = Override.parse(text)
         if override.root in reserved:
             raise ValueError(f"{name}={override.name}: must not be set here; {reserved[override.root]}")
+
+
+def check_lines(name: str, lines: Sequence[str], reserved: Mapping[str, str]) -> None:
+    """Raise ValueError unless the lines have different names and hold overrides of no reserved key."""
+    overrides = by_name(lines)
+    if len(overrides) < len(lines):
+        raise ValueError(f"{name}={list(lines)}: must have different names")
+    for i, own in enumerate(overrides.values()):
+        check_line(f"{name}[{i}]", own)
+        check_reserved(f"{name}[{i}]", own, reserved)

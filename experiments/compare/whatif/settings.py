@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiments.compare.whatif.offered import OFFERED
-from experiments.study.override_lines import by_name, check_line, check_reserved
+from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
 from sim.settings.errors import suggest
 from sim.settings.override import Override
@@ -69,13 +68,10 @@ class WhatifSettings:
 
     @staticmethod
     def _check(name: str, lines: tuple[str, ...]) -> None:
-        overrides: Mapping[str, tuple[str, ...]] = by_name(lines)
-        if len(overrides) < len(lines):
-            raise ValueError(f"{name}={list(lines)}: must have different names")
+        check_lines(name, lines, RESERVED)
+        overrides = by_name(lines)
         if BASELINE in overrides:
             raise ValueError(f"{name}={BASELINE}: is the name of what they are changes of; choose another")
         for i, (change, own) in enumerate(overrides.items()):
             if not own:
                 raise ValueError(f"{name}[{i}]={change}: must override something, such as load=2")
-            check_line(f"{name}[{i}]", own)
-            check_reserved(f"{name}[{i}]", own, RESERVED)

@@ -26,7 +26,6 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import WhatifSettings
 from experiments.compare.whatif.tables import tables
 from experiments.study.figures import Metric
-from experiments.study.override_lines import by_name, split
 from sim.metrics.paired import compare_paired, mean_interval
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
@@ -178,15 +177,6 @@ def test_figures_have_a_row_a_change_and_a_bar_a_resource():
     assert {dot.y[0] for dot in dots} == {"twice"}
     bars = {bar.name: list(bar.x) for bar in limit_figure(answers).data}
     assert bars["compute"] == pytest.approx([60, 20])  # from below
-
-
-def test_overrides_are_parted_at_blanks_outside_of_brackets_and_quotes():
-    assert split("a=1  b={c: 2, d: [3, 4]} e='f g'") == ("a=1", "b={c: 2, d: [3, 4]}", "e='f g'")
-    assert by_name(["two words: a=1 b=2", "a=1", "x: "]) == {
-        "two words": ("a=1", "b=2"),
-        "a=1": ("a=1",),
-        "x": (),
-    }
 
 
 def test_one_gpu_is_offered_what_applies_and_told_what_does_not():
