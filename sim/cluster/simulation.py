@@ -75,7 +75,6 @@ class Simulation:
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
-        scales = any(pool.scaling is not None for pool in pools)
         hands_over = any(pool.role != "mixed" for pool in pools)
         self._door = FrontDoor(
             cluster,
@@ -83,33 +82,12 @@ class Simulation:
             requests=self._requests,
             on_end=self._follow_up,
             patience_s=source.patience_s,
-            counts_met=scales,
+            counts_met=any(pool.scaling is not None for pool in pools),
         )
         self._interconnect = self._attach_transfers(cluster, hands_over=hands_over)
-        readers: list[object] = [cluster.admission, cluster.routing]
-        reads_signals = scales
-        if hands_over:
-            readers.append(cluster.decode_routing)
-            switches = cluster.roles.interval_s is not None
-            reads_signals = scales or switches or any(pool.role == "mixed" for pool in pools)
-        reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
-        around = Surroundings(
-            clock=self._clock,
-            requests=self._requests,
-            on_end=self._door.end,
-            leap=sim.leap,
-            seed=cluster.seed,
-            on_plan=on_plan,
-            on_first_token=self._on_first_token if self._door.sees_first_tokens else None,
-            signal_age_s=cluster.signal_age_s if reads_signals else None,
-            are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
-            handovers=self._door.handovers,
-            interconnect=self._interconnect,
-            mirrors=self._door.mirrors,
-        )
         self.fleet = self._door.fleet = Fleet(
             pools,
-            around,
+            self._surroundings(pools, cluster, leap=sim.leap, on_plan=on_plan),
             self._door.fleet_changed,
             interconnect=self._interconnect,
             mirrors=self._door.mirrors,
@@ -148,6 +126,37 @@ class Simulation:
                 interconnect=interconnect,
             )
         return interconnect
+
+    def _surroundings(
+        self,
+        pools: Sequence[Pool],
+        cluster: ClusterSettings,
+        *,
+        leap: bool,
+        on_plan: Callable[[StepPlan], None] | None,
+    ) -> Surroundings:
+        """What the replicas share: signals and caches are kept up for those who read them only."""
+        readers: list[object] = [cluster.admission, cluster.routing]
+        reads_signals = any(pool.scaling is not None for pool in pools)
+        if self._door.handovers is not None:
+            readers.append(cluster.decode_routing)
+            has_mixed = any(pool.role == "mixed" for pool in pools)
+            reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
+        reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
+        return Surroundings(
+            clock=self._clock,
+            requests=self._requests,
+            on_end=self._door.end,
+            leap=leap,
+            seed=cluster.seed,
+            on_plan=on_plan,
+            on_first_token=self._on_first_token if self._door.sees_first_tokens else None,
+            signal_age_s=cluster.signal_age_s if reads_signals else None,
+            are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
+            handovers=self._door.handovers,
+            interconnect=self._interconnect,
+            mirrors=self._door.mirrors,
+        )
 
     def _watch_overload(self) -> OverloadWatch:
         """End the run once the backlog grows without bound."""

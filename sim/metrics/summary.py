@@ -71,8 +71,7 @@ def summarise(
     window, measured = part.window, part.requests
     inside_s = seconds_inside(records.iterations, window)
     output = _output(records, window, int(part.gaps_inside.sum()))
-    joules = energy_use(records, window, inside_s, pools)
-    replica_s = rented_s(records, window)
+    joules, replica_s = energy_use(records, window, inside_s, pools), rented_s(records, window)
     figures = {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,

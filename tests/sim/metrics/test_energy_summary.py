@@ -14,7 +14,6 @@ Two requests of 8 and 4 prompt tokens; 4 output tokens.
 import json
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -22,8 +21,9 @@ from hwmodels.energy import EnergySettings, PowerModel
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.run import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import replicas_throughout
 from sim.report import numbers, wording
+from tests.sim.metrics.small_runs import run_of_three_iterations
 
 POWER = PowerModel(idle_w=100, tdp_w=300, compute_weight=1.0, memory_weight=0.5)
 SETTINGS = EnergySettings(grid_g_co2e_per_kwh=360, pue=2)
@@ -56,37 +56,7 @@ def two_requests():
             "preemptions": [0, 0],
         }
     )
-    iterations = pd.DataFrame(
-        {
-            "replica": [0, 0, 0],
-            "iteration": [0, 1, 2],
-            "start_s": [0.0, 1.0, 2.0],
-            "duration_s": [1.0, 1.0, 1.0],
-            "decode_seqs": [0, 1, 1],
-            "decode_context_tokens": [0, 9, 10],
-            "prefill_seqs": [1, 1, 0],
-            "prefill_tokens": [8, 4, 0],
-            "prefill_pairs": [36, 10, 0],
-            "prefill_context_tokens": [8, 4, 0],
-            "sampled_seqs": [1, 2, 1],
-            "running": [1, 2, 1],
-            "waiting": [0, 0, 0],
-            "kv_blocks_used": [2, 4, 3],
-            "kv_tokens_used": [8, 13, 10],
-            "preempted": [0, 0, 0],
-            "waits_for_memory": [0, 0, 0],
-        }
-    )
-    return RunRecords(
-        requests=requests,
-        iterations=iterations,
-        gap_s=np.array([1.0, 1.0]),
-        gap_count=np.array([1, 1]),
-        gap_end_s=np.array([2.0, 3.0]),
-        pools=(PoolRecord(10, 4),),
-        replicas=replicas_throughout(1, 4.0),
-        end_s=4.0,
-    )
+    return run_of_three_iterations(requests)
 
 
 def summary_of(records, **given):
