@@ -190,7 +190,7 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        core = DiaryCore(pool=kv_pool, residents=self._residents(kv_pool), **deepcopy(usual | settings))
+        core = DiaryCore(pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
         cores.append(core)
         return core
 

@@ -30,7 +30,7 @@ from typing import ClassVar
 from policies.caching.buddy import Buddy
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.regions import FirstFit, Region, RegionAllocator
-from policies.core.decode_set import Growth
+from policies.core.growth import Growth
 from policies.core.sequence import Sequence
 
 RESERVES = ("max_model_len", "max_tokens", "predicted")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from policies.caching.eviction.future import FutureUses
-from policies.core.decode_set import PAGED, Growth
+from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
 from policies.core.sequence import Sequence

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.streaming import LossyPool, WindowPool
-from policies.core.decode_set import PAGED, Growth
+from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
-from policies.core.decode_set import PAGED, Growth
+from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 
 STEADY = Growth(takes_blocks=False, widens=False)

@@ -13,7 +13,6 @@ copy, and so does a step with prompt chunks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from collections.abc import Set
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.prefix import PrefixPool
 from policies.caching.runs import Held, Run
+from policies.caching.tier import Piece, Tier
 from policies.caching.told import Told
 from policies.core.plan import Content, Transfer
 from policies.core.sequence import Sequence
@@ -80,113 +80,6 @@ class Tiered(Caching):
             writes_through=self.write == "through",
             min_load_tokens=self.min_load_tokens,
         )
-
-
-Piece = tuple[int, int, int]
-"""Blocks of a place: the place, the first block, the one behind the last. Plain, as one is made a copy."""
-
-
-class Tier:
-    """Contents in one tier, by place; never more than num_blocks blocks."""
-
-    def __init__(self, name: str, num_blocks: int) -> None:
-        self.name = name
-        self.num_blocks = num_blocks
-        self.num_used = 0
-        self._at: OrderedDict[int, list[tuple[int, int]]] = (
-            OrderedDict()
-        )  # place -> [first, end), least used first
-
-    @property
-    def places(self) -> set[int]:
-        """Where it has contents."""
-        return set(self._at)
-
-    def reach(self, place: int, first: int) -> int:
-        """Up to which block, without a gap from block `first` on, it has a place's contents."""
-        for one, end in self._at.get(place, ()):
-            if one <= first < end:
-                return end
-        return first
-
-    def reach_back(self, place: int, end: int) -> int:
-        """From which block on, without a gap up to block `end`, it has a place's contents."""
-        for first, one in self._at.get(place, ()):
-            if first < end <= one:
-                return first
-        return end
-
-    def missing(self, place: int, first: int, end: int) -> list[tuple[int, int]]:
-        """Which of a place's blocks first to end - 1 it does not have."""
-        missing = []
-        for one, other in self._at.get(place, ()):
-            if first < min(one, end):
-                missing.append((first, min(one, end)))
-            first = max(first, other)
-        return [*missing, (first, end)] if first < end else missing
-
-    def drop(self, place: int, first: int, end: int) -> None:
-        """Give up a place's blocks first to end - 1, as far as it has them."""
-        held = self._at.get(place, [])
-        kept = [part for f, e in held for part in ((f, min(e, first)), (max(f, end), e)) if part[0] < part[1]]
-        self.num_used -= sum(e - f for f, e in held) - sum(e - f for f, e in kept)
-        if kept:
-            self._at[place] = kept
-        elif held:
-            del self._at[place]
-
-    def touch(self, place: int) -> None:
-        """Contents were used."""
-        if place in self._at:
-            self._at.move_to_end(place)
-
-    def put(self, place: int, first: int, end: int) -> tuple[int, list[Piece]]:
-        """Store what it does not have yet; returns how many blocks that were, and what had to go."""
-        held = self._at.get(place)
-        if held is None:
-            self._at[place] = [(first, end)]
-            num_new = end - first
-        else:
-            self._at.move_to_end(place)
-            num_new = _merge(held, first, end)
-            if not num_new:
-                return 0, []
-        self.num_used += num_new
-        return num_new, self._evict() if self.num_used > self.num_blocks else []
-
-    def _evict(self) -> list[Piece]:
-        evicted: list[Piece] = []
-        while (num_over := self.num_used - self.num_blocks) > 0:
-            place, held = next(iter(self._at.items()))
-            first, end = held.pop()
-            start = max(first, end - num_over)
-            if start > first:
-                held.append((first, start))
-            elif not held:
-                del self._at[place]
-            self.num_used -= end - start
-            evicted.append((place, start, end))
-        return evicted
-
-
-def _merge(held: list[tuple[int, int]], first: int, end: int) -> int:
-    """Add first to end - 1 to ranges in order that do not touch each other; returns how much that was new."""
-    if len(held) == 1:  # all but always: a tail is evicted before its head
-        f, e = held[0]
-        if f <= first and end <= e:
-            return 0
-        if first <= e and f <= end:
-            held[0] = (min(f, first), max(e, end))
-            return max(f - first, 0) + max(end - e, 0)
-    num_before = sum(e - f for f, e in held)
-    merged: list[tuple[int, int]] = []
-    for f, e in sorted([*held, (first, end)]):
-        if merged and f <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(e, merged[-1][1]))
-        else:
-            merged.append((f, e))
-    held[:] = merged
-    return sum(e - f for f, e in held) - num_before
 
 
 class TieredPool(PrefixPool):

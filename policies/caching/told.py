@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
 
+from policies.caching.tier import Piece, Tier
 from policies.core.plan import Content, Transfer
-
-if TYPE_CHECKING:
-    from policies.caching.tiered import Piece, Tier
 
 NOWHERE = "nowhere"
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from policies.caching.branches import Branches
 from policies.caching.pool import BlockPool
-from policies.core.decode_set import PAGED
+from policies.core.growth import PAGED
 from policies.core.limits import Bounds, StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Branching

@@ -15,34 +15,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence, SequenceState
 
 _DECODING = SequenceState.decoding
-
-
-class Growth(NamedTuple):
-    """How the KV of a decoding sequence grows, from now until it has computed `until` tokens.
-
-    takes_blocks: it needs a block more every block_size tokens; else it has its room already.
-    widens: it attends to one token more every iteration; else it has reached a window.
-    At `until` computed tokens the pool is asked again; None: never.
-    """
-
-    takes_blocks: bool = True
-    widens: bool = True
-    until: int | None = None
-
-
-PAGED = Growth()
-"""A block every block_size tokens, for ever."""
-
-AT_LIMIT = Growth(takes_blocks=False, until=0)
-"""No room for the next token: the pool has to be asked again before it is computed."""
 
 
 class DecodeSet:

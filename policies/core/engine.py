@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 from math import inf
 from typing import NamedTuple, NoReturn
 
@@ -41,6 +42,8 @@ from policies.scheduling import Scheduling
 class EngineCore:
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
+    batching, scheduling, predictor: the engine works with copies of its own, so that what a policy remembers
+    is never shared with another engine, and the caller's objects stay as they are.
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
     sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
     names_blocks: transfers say which blocks they copy, for whoever has bytes to copy; decisions are the same.
@@ -71,15 +74,13 @@ class EngineCore:
             raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
         if num_swap_blocks < 0:
             raise ValueError(f"num_swap_blocks={num_swap_blocks}: must be >= 0")
-        self.batching = batching
-        self.scheduling = scheduling
-        self.predictor = predictor
+        self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
         self.pool = pool
         self.residents = residents
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
-        self.swaps = scheduling.preemption_mode == "swap"
-        self.waiting = scheduling.queue()
+        self.swaps = self.scheduling.preemption_mode == "swap"
+        self.waiting = self.scheduling.queue()
         self.running_set = RunningSet(pool, max_num_seqs)
         self.running = self.running_set.running  # its parts, for those who look at them in every step
         self.prefilling = self.running_set.prefilling
@@ -100,7 +101,7 @@ class EngineCore:
         self._adapters_in_flight: list[str] = []  # the same of adapters
         self._arrived: list[Sequence] = []  # admitted, and their transfer done, since the last plan
         self._lost: list[Sequence] = []  # preempted by steps that computed nothing
-        self._hooks = _overridden(scheduling)
+        self._hooks = _overridden(self.scheduling)
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._limits = Limits(pool, max_num_seqs, max_model_len)
         self._in_flight: StepPlan | None = None

@@ -17,7 +17,8 @@ from heapq import heappop, heappush
 
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, tokens_in_own_name
-from policies.core.decode_set import AT_LIMIT, DecodeSet
+from policies.core.decode_set import DecodeSet
+from policies.core.growth import AT_LIMIT
 from policies.core.sequence import AT_WORK, Sequence, SequenceState
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from policies.core.request import Request
 
 if TYPE_CHECKING:
     from policies.caching.branches import Branches
-    from policies.core.decode_set import DecodeSet, Growth
+    from policies.core.growth import Growth
 
 
 class SequenceState(Enum):
@@ -37,6 +37,15 @@ class FinishReason(Enum):
     migrated = 3  # it goes on in another engine
 
 
+class Clocked(Protocol):
+    """What counts for a decoding sequence: the decode set that it is in, or its own branches."""
+
+    @property
+    def clock(self) -> int:
+        """How far it has counted."""
+        ...
+
+
 class Sequence:
     """Tokens known (prompt and answer so far) and tokens computed (their KV stored).
 
@@ -44,7 +53,7 @@ class Sequence:
         |-- in KV ---|-- num_uncomputed -|
 
     Policies read what is public; the underscored fields belong to EngineCore. A decoding sequence
-    advances with its DecodeSet's clock and is not touched itself, so that an iteration costs the same for
+    advances with its decode set's clock and is not touched itself, so that an iteration costs the same for
     one sequence as for a thousand.
     """
 
@@ -88,7 +97,7 @@ class Sequence:
     def __init__(
         self,
         request: Request,
-        decodes: DecodeSet,
+        decodes: Clocked,
         end_known: int,
         end_reason: FinishReason,
         max_known: int,
@@ -114,7 +123,7 @@ class Sequence:
         self._end_reason = end_reason
         self._max_known = max_known
         self._predicted = predicted
-        self._decodes: DecodeSet | Branches = decodes  # while decoding: whose clock it follows
+        self._decodes: Clocked = decodes  # while decoding: whose clock it follows
         self._origin = 0  # while decoding: num_computed - clock of the decode set
         self._dropped = 0  # computed tokens whose KV was given up for good
         self._swapped = 0  # while waiting: computed tokens whose KV lies elsewhere ...

@@ -131,12 +131,12 @@ class PoolSettings(Deployment):
         kv_pool = self.caching.pool(self.kv_memory(num_kv_blocks, future))
         residents = None if self.adapters is None else self.adapters.residents(self.registry(served), kv_pool)
         return EngineCore(
-            batching=deepcopy(self.batching),
-            scheduling=deepcopy(self.scheduling),
+            batching=self.batching,
+            scheduling=self.scheduling,
             pool=kv_pool,
             max_num_seqs=self.engine.max_num_seqs,
             max_model_len=self.max_model_len,
-            predictor=deepcopy(self.prediction),
+            predictor=self.prediction,
             num_swap_blocks=self.num_swap_blocks,
             residents=residents,
         )

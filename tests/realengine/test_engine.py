@@ -20,6 +20,7 @@ from policies.caching.tiered import Tiered
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
+from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 from realengine.model.architecture import Architecture
 from realengine.model.lora_adapter import random_adapter
 from realengine.runner.executor import DeviceLostError
@@ -150,6 +151,17 @@ def test_whatever_the_cache_also_where_it_is_too_small_for_all(caching, tokens_o
 def test_whatever_the_order(scheduling, expected):
     llm = make(scheduling=scheduling, num_kv_blocks=12)
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected("llama")
+
+
+def test_two_engines_of_one_policy_object_share_none_of_its_memory(expected):
+    given = VirtualTokenCounter()
+    served, idle = (make(scheduling=given) for _ in range(2))
+    assert tokens_of(served.generate(prompts(), GREEDY)) == expected("llama")
+    assert served.engine.core.scheduling.counter("") > 0
+    assert idle.engine.core.scheduling.counter("") == given.counter("") == 0
+    given = Mlfq(quantum_tokens=3, num_levels=3)
+    for _ in range(2):
+        assert tokens_of(make(scheduling=given).generate(prompts(), GREEDY)) == expected("llama")
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -198,10 +197,10 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
         swap_space_gib=profile.swap_space_gib,
         use_graphs=profile.cuda_graphs.enabled and device.type == "cuda",
         overlap=profile.host.overlapped,
-        batching=deepcopy(scenario.batching),
-        scheduling=deepcopy(scenario.scheduling),
+        batching=scenario.batching,
+        scheduling=scenario.scheduling,
         caching=scenario.caching,
-        predictor=deepcopy(scenario.prediction),
+        predictor=scenario.prediction,
         seed=scenario.seed,
     ).with_layout(scenario.layout)
     if settings.tensor_parallel_size > 1:
@@ -265,21 +264,15 @@ def _fly(
     memory: Memory,
     reference_s: float | None,
 ) -> tuple[Recording, Engine]:
-    own = replace(
-        settings,
-        batching=deepcopy(settings.batching),
-        scheduling=deepcopy(settings.scheduling),
-        predictor=deepcopy(settings.predictor),
-    )  # what policies remember is a run's own
     about: dict[str, Any] = {}
     if executor.device.type == "cpu":
         clock = _cpu_clock(executor, settings, reference_s)
         stopwatch = Stopwatch(executor.run, clock)
-        engine = assemble(Model.of(architecture), own, executor, memory, stopwatch.execute, clock)
+        engine = assemble(Model.of(architecture), settings, executor, memory, stopwatch.execute, clock)
         recorder = Recorder(engine.core, stopwatch.take)
     else:
         clock = None
-        engine = assemble(Model.of(architecture), own, executor, memory, executor.run, WallClock())
+        engine = assemble(Model.of(architecture), settings, executor, memory, executor.run, WallClock())
         recorder = Recorder(engine.core)
     engine.observer = recorder
     about["start_s"] = Drive(engine, source, PromptTokens(architecture.vocab_size)).run()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.pool import KvMemory
-from policies.caching.tiered import GIB, Tier, Tiered
+from policies.caching.tier import Tier
+from policies.caching.tiered import GIB, Tiered
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, Transfer
 from policies.core.request import Prompt, Request, Segment

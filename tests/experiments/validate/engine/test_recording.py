@@ -1,7 +1,6 @@
 """What the engine decided, the core decides again when it is told the same."""
 
 import json
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -55,8 +54,8 @@ def fresh_core(llm, world):
     used = llm.engine.core
     memory = KvMemory(used.pool.num_blocks, TOKEN_BYTES, max_model_len=128)
     return EngineCore(
-        batching=deepcopy(world.get("batching", Chunked())),
-        scheduling=deepcopy(world.get("scheduling", Fcfs())),
+        batching=world.get("batching", Chunked()),
+        scheduling=world.get("scheduling", Fcfs()),
         pool=world.get("caching", PrefixCaching()).pool(memory),
         max_num_seqs=used.max_num_seqs,
         max_model_len=128,
@@ -65,7 +64,7 @@ def fresh_core(llm, world):
 
 
 def recorded(world, **settings):
-    llm = make(**deepcopy(world), **settings)
+    llm = make(**world, **settings)
     recorder = Recorder(llm.engine.core)
     llm.engine.observer = recorder
     stopping = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(67,))
