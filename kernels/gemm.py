@@ -55,6 +55,14 @@ def for_rows(tiles: Mapping[int, Tile], num_rows: int) -> Tile:
     return next((tile for limit, tile in tiles.items() if num_rows <= limit), list(tiles.values())[-1])
 
 
+def parts_of_k(num_tiles: int, num_k_blocks: int, num_splits: int | None) -> tuple[int, int]:
+    """(Parts that K is cut into, blocks in each but the last): as asked, or so that they fill the chip."""
+    if num_splits is None:
+        num_splits = splits_of_k(num_tiles, num_k_blocks)
+    blocks_per_split = triton.cdiv(num_k_blocks, max(num_splits, 1))
+    return triton.cdiv(num_k_blocks, blocks_per_split), blocks_per_split
+
+
 def splits_of_k(num_tiles: int, num_k_blocks: int) -> int:
     """Into how many parts K is cut, so that the output's tiles times the parts fill the chip."""
     wanted = triton.cdiv(for_target(PROGRAMS), max(num_tiles, 1))
@@ -101,15 +109,9 @@ def scaled_gemm(
     if m == 0 or n == 0:
         return out_MN
     tile = for_rows(tiles, m)
-    grid_m, grid_n, num_k_blocks = (
-        triton.cdiv(m, tile.rows),
-        triton.cdiv(n, tile.cols),
-        triton.cdiv(k, tile.depth),
-    )
-    if num_splits is None:
-        num_splits = splits_of_k(grid_n * grid_m, num_k_blocks)
-    blocks_per_split = triton.cdiv(num_k_blocks, max(num_splits, 1))
-    num_splits = triton.cdiv(num_k_blocks, blocks_per_split)
+    grid_m, grid_n = triton.cdiv(m, tile.rows), triton.cdiv(n, tile.cols)
+    num_k_blocks = triton.cdiv(k, tile.depth)
+    num_splits, blocks_per_split = parts_of_k(grid_m * grid_n, num_k_blocks, num_splits)
     split = num_splits > 1
     sums = torch.empty(num_splits, m, n, dtype=torch.float32, device=x_MK.device) if split else out_MN
     launch(

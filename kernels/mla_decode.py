@@ -20,22 +20,23 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.case import Case
-from kernels.decode_attention import (
+from kernels.attention import (
     DTYPES,
     LOG2E,
-    MIN_SPLIT_TOKENS,
-    attend,
+    AttentionOptions,
+    Contexts,
     check_num_splits,
     check_sequences,
     choose_num_splits,
     combine_splits,
-    gather_tokens,
-    made,
     make_partials,
+    min_tiles_of_a_split,
     nearest,
     sm_count,
 )
+from kernels.attention_models import made
+from kernels.attention_reference import attend, gather_tokens
+from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
 
 LATENT_DIMS = (64, 128, 256, 512)
@@ -65,35 +66,33 @@ TILES: dict[str, dict[int, Tile]] = {
 def mla_decode(
     q_BHC: torch.Tensor,
     latent_cache_NPC: torch.Tensor,
-    block_tables_BM: torch.Tensor,
-    context_lens_B: torch.Tensor,
+    contexts: Contexts,
     *,
     scale: float,
-    max_context_len: int,
     latent_dim: int = 512,
     num_splits: int | None = None,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each sequence's newest token over its context_lens latent rows, its own included.
+    """Attention of each sequence's newest token over the latent rows of its context, its own included.
 
     q_BHC: fp32, fp16 or bf16, the absorbed query (latent_dim: 64, 128, 256 or 512) before the rotated one
     (rope_dim, the rest: 16, 32, 64 or 128), last dimension contiguous. The cache: of q's dtype, last
-    dimension contiguous. block_tables and context_lens: int32; a context of 0 gives zeros. scale: of the
-    model's own query-key head_dim, 192 ** -0.5 in DeepSeek-V3, times what its RoPE scaling asks.
-    max_context_len: known to the host, the longest context or its bucket. Returns out_BHV, of q's dtype,
-    still latent, made if None. Raises ValueError on what is not supported.
+    dimension contiguous. scale: of the model's own query-key head_dim, 192 ** -0.5 in DeepSeek-V3, times
+    what its RoPE scaling asks. Returns out_BHV, of q's dtype, still latent, made if None. Raises ValueError
+    on what is not supported.
     """
     _check(q_BHC, latent_cache_NPC, latent_dim)
-    check_sequences(block_tables_BM, context_lens_B)
+    tables, lens = contexts.block_tables_BM, contexts.lens_B
+    check_sequences(tables, lens)
     num_seqs, num_heads, width = q_BHC.shape
-    if block_tables_BM.shape[0] != num_seqs or context_lens_B.shape[0] != num_seqs:
+    if tables.shape[0] != num_seqs or lens.shape[0] != num_seqs:
         raise ValueError(f"{num_seqs} queries: one block table and one context length of each is needed")
     tiles = TILES[nearest(target(), TILES)]
     tile = tiles[min((key for key in tiles if key >= num_heads), default=max(tiles))]
     head_tiles = triton.cdiv(num_heads, tile.block_h)
     if num_splits is None:
         resident = sm_count(q_BHC.device) * tile.resident
-        num_splits = choose_num_splits(num_seqs * head_tiles, max_context_len, resident)
+        num_splits = choose_num_splits(num_seqs * head_tiles, contexts.max_len, resident)
     check_num_splits(num_splits)
 
     out = q_BHC.new_empty(num_seqs, num_heads, latent_dim) if out_BHV is None else out_BHV
@@ -106,20 +105,20 @@ def mla_decode(
         partial_lse,
         q_BHC,
         latent_cache_NPC,
-        block_tables_BM,
-        context_lens_B,
+        tables,
+        lens,
         scale,
         num_heads,
         *out.stride()[:2],
         *q_BHC.stride()[:2],
         *latent_cache_NPC.stride()[:2],
-        block_tables_BM.stride(0),
+        tables.stride(0),
         BLOCK_SIZE=latent_cache_NPC.shape[1],
         LATENT_DIM=latent_dim,
         ROPE_DIM=width - latent_dim,
         BLOCK_H=tile.block_h,
         BLOCK_N=tile.block_n,
-        MIN_TILES=max(1, MIN_SPLIT_TOKENS // tile.block_n) if target() != INTERPRETER else 1,
+        MIN_TILES=min_tiles_of_a_split(tile.block_n),
         SPLIT=num_splits > 1,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -132,33 +131,22 @@ def mla_decode(
 def mla_decode_reference(
     q_BHC: torch.Tensor,
     latent_cache_NPC: torch.Tensor,
-    block_tables_BM: torch.Tensor,
-    context_lens_B: torch.Tensor,
+    contexts: Contexts,
     *,
     scale: float,
-    max_context_len: int,
     latent_dim: int = 512,
-    num_splits: int | None = None,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`mla_decode` in torch; one sequence at a time, so that none depends on its batch."""
     out = q_BHC.new_empty(*q_BHC.shape[:2], latent_dim) if out_BHV is None else out_BHV
     out.zero_()
-    for seq, length in enumerate(context_lens_B.tolist()):
+    for seq, length in enumerate(contexts.lens_B.tolist()):
         if length == 0:
             continue
-        rows = gather_tokens(latent_cache_NPC[:, :, None], None, block_tables_BM[seq], 0, length, q_BHC.dtype)
-        out[seq] = attend(
-            q_BHC[seq : seq + 1],
-            rows,
-            rows[..., :latent_dim],
-            scale=scale,
-            mask_TL=None,
-            distance_TL=None,
-            softcap=None,
-            sinks_H=None,
-            alibi_slopes_H=None,
-        )[0]
+        table_M = contexts.block_tables_BM[seq]
+        rows = gather_tokens(latent_cache_NPC[:, :, None], None, table_M, 0, length, q_BHC.dtype)
+        options = AttentionOptions(scale=scale)
+        out[seq] = attend(q_BHC[seq : seq + 1], rows, rows[..., :latent_dim], options)[0]
     return out
 
 
@@ -205,7 +193,8 @@ def _make(num_heads: int, num_seqs: int, context_len: int) -> Callable[[torch.de
         latents = made((num_blocks, 64, 576), torch.bfloat16, device)
         tables = torch.randperm(num_blocks - 1, device=device).view(num_seqs, max_blocks).int() + 1
         lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=device)
-        return lambda: mla_decode(q, latents, tables, lens, scale=192**-0.5, max_context_len=context_len)
+        contexts = Contexts(tables, lens, context_len)
+        return lambda: mla_decode(q, latents, contexts, scale=192**-0.5)
 
     return make
 

@@ -22,19 +22,23 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 
 from kernels.case import Case
-from kernels.gemm import Tile, for_rows, for_target, random_tensor, swizzled
+from kernels.gemm import Tile, for_rows, for_target, random_tensor
 from kernels.launch import INTERPRETER, launch
+from kernels.moe_kernels import (
+    moe_combine_kernel,
+    moe_count_kernel,
+    moe_gemm_kernel,
+    moe_place_kernel,
+    moe_route_kernel,
+)
 from kernels.w8a16 import Int8Weight
 
 DTYPES = (torch.bfloat16, torch.float16)
 LOGIT_DTYPES = (*DTYPES, torch.float32)
 MAX_EXPERTS = 512
 MAX_CHOICES = 32
-# Arguments that change from step to step: a kernel compiled for one step must serve the next.
-STEP_ARGS = ["num_tokens", "num_entries", "num_blocks", "num_chunks"]
 # Tile by target and by the mean rows of an expert; the gated GEMM has two accumulators of this size.
 TILES = {
     "sm_80": {16: Tile(16, 64, 64, 4, 4), 64: Tile(64, 64, 64, 4, 3), 1 << 30: Tile(128, 64, 64, 8, 3)},
@@ -55,8 +59,7 @@ class Routing(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E];
-    block_rows."""
+    """rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E]."""
 
     rows: torch.Tensor
     ends_E: torch.Tensor
@@ -116,11 +119,8 @@ def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Al
     if block_rows & (block_rows - 1) or block_rows < 1:
         raise ValueError(f"block_rows is {block_rows}; supported: powers of two")
     num_entries = experts_TJ.numel()
-    rows = torch.empty(
-        _most_blocks(num_entries, num_experts, block_rows) * block_rows,
-        dtype=torch.int32,
-        device=experts_TJ.device,
-    )
+    num_rows = _most_blocks(num_entries, num_experts, block_rows) * block_rows
+    rows = torch.empty(num_rows, dtype=torch.int32, device=experts_TJ.device)
     ends_E = torch.empty(num_experts, dtype=torch.int32, device=experts_TJ.device)
     experts_tile = triton.next_power_of_2(num_experts)
     chunk = min(ONE_HOT_ELEMENTS // experts_tile, max(16, triton.next_power_of_2(num_entries)))
@@ -356,8 +356,7 @@ def _check_gemm(
 
 
 def cases() -> Iterator[Case]:
-    """Qwen3-30B-A3B's (128 experts, 8 of them, 2048 x 768) and Mixtral's layer (8, 2 of them, 4096 x
-    14336)."""
+    """Qwen3-30B-A3B's layer and Mixtral's."""
     for name, experts, choices, hidden, inner in (
         ("qwen3", 128, 8, 2048, 768),
         ("mixtral", 8, 2, 4096, 14336),
@@ -380,193 +379,19 @@ def cases() -> Iterator[Case]:
 
 
 def _mlp_case(
-    num_tokens: int,
-    experts: int,
-    choices: int,
-    hidden: int,
-    inner: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    tokens: int, experts: int, choices: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], object]:
-    x_TH = random_tensor((num_tokens, hidden), torch.bfloat16, device)
+    x_TH = random_tensor((tokens, hidden), torch.bfloat16, device)
     w13, w2 = (
         random_tensor(shape, dtype, device)
         if dtype != torch.int8
         else Int8Weight(random_tensor(shape, dtype, device), random_tensor(shape[:2], torch.float32, device))
         for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
     )
-    routing = moe_route_reference(torch.rand(num_tokens, experts, device=device), choices)
+    routing = moe_route_reference(torch.rand(tokens, experts, device=device), choices)
     return lambda: moe_mlp(x_TH, w13, w2, routing)
 
 
 def _route_case(num_tokens: int, experts: int, choices: int, device: torch.device) -> Callable[[], object]:
     logits_TE = random_tensor((num_tokens, experts), torch.bfloat16, device)
     return lambda: moe_route(logits_TE, choices)
-
-
-@triton.jit(do_not_specialize=STEP_ARGS)
-def moe_route_kernel(
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    num_tokens,
-    num_experts,
-    CHOICES: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    CHOICES_TILE: tl.constexpr,
-):
-    o_t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    o_e = tl.arange(0, EXPERTS)
-    o_j = tl.arange(0, CHOICES_TILE)
-    m_t = o_t < num_tokens
-    m_e = (o_e < num_experts)[None, :]
-    p_logits = logits_ptr + o_t[:, None].to(tl.int64) * num_experts + o_e[None, :]
-    b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
-    b_logits = tl.where(m_e, b_logits, float("-inf"))
-    b_exp = tl.exp(b_logits - tl.max(b_logits, 1)[:, None])
-    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # shares that are not yet chosen
-    b_weights = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.float32)
-    b_experts = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.int32)
-    for j in tl.static_range(CHOICES):
-        b_best = tl.argmax(b_left, 1, tie_break_left=True)
-        b_weights += tl.where((o_j == j)[None, :], tl.max(b_left, 1)[:, None], 0.0)
-        b_experts += tl.where((o_j == j)[None, :], b_best[:, None], 0)
-        b_left = tl.where(o_e[None, :] == b_best[:, None], -1.0, b_left)
-    if RENORMALISE:
-        b_weights = b_weights / tl.sum(b_weights, 1)[:, None]
-    o_out = o_t[:, None] * CHOICES + o_j[None, :]
-    mask = m_t[:, None] & (o_j < CHOICES)[None, :]
-    tl.store(weights_ptr + o_out, b_weights, mask=mask)
-    tl.store(experts_ptr + o_out, b_experts, mask=mask)
-
-
-@triton.jit
-def entries_by_expert(experts_ptr, chunk, num_entries, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
-    """A chunk's entries, and which expert is each one's: one-hot [CHUNK, EXPERTS]; -1 is nobody's."""
-    o_i = chunk * CHUNK + tl.arange(0, CHUNK)
-    b_expert = tl.load(experts_ptr + o_i, mask=o_i < num_entries, other=-1)
-    return o_i, (b_expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
-
-
-@triton.jit(do_not_specialize=STEP_ARGS)
-def moe_count_kernel(
-    experts_ptr, counts_ptr, num_entries, num_experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
-):
-    chunk = tl.program_id(0)
-    _o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
-    o_e = tl.arange(0, EXPERTS)
-    tl.store(counts_ptr + chunk * num_experts + o_e, tl.sum(b_hot, 0), mask=o_e < num_experts)
-
-
-@triton.jit(do_not_specialize=STEP_ARGS)
-def moe_place_kernel(
-    experts_ptr,
-    counts_ptr,
-    rows_ptr,
-    ends_ptr,
-    num_entries,
-    num_experts,
-    num_chunks,
-    ONE_CHUNK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
-    chunk = tl.program_id(0)
-    o_e = tl.arange(0, EXPERTS)
-    m_e = o_e < num_experts
-    o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
-    b_before = tl.zeros([EXPERTS], dtype=tl.int32)  # entries of each expert in the chunks before
-    if ONE_CHUNK:
-        b_total = tl.sum(b_hot, 0)
-    else:
-        b_total = tl.zeros([EXPERTS], dtype=tl.int32)
-        for other in range(0, num_chunks):
-            b_count = tl.load(counts_ptr + other * num_experts + o_e, mask=m_e, other=0)
-            b_total += b_count
-            b_before += tl.where(other < chunk, b_count, 0)
-    b_padded = (b_total + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
-    b_end = tl.cumsum(b_padded, 0)
-    b_first = b_end - b_padded
-    b_rank = tl.cumsum(b_hot, 0) - b_hot  # entries of the same expert before this one, in the chunk
-    b_row = tl.sum(b_hot * (b_rank + (b_first + b_before)[None, :]), 1)
-    tl.store(rows_ptr + b_row, o_i, mask=tl.sum(b_hot, 1) > 0)
-    if chunk == 0:
-        tl.store(ends_ptr + o_e, b_end, mask=m_e)
-        for row in range(0, BLOCK_ROWS):  # the padding behind each expert's entries
-            o_pad = b_first + b_total + row
-            tl.store(rows_ptr + o_pad, tl.full([EXPERTS], -1, tl.int32), mask=o_pad < b_end)
-
-
-@triton.jit(do_not_specialize=STEP_ARGS)
-def moe_gemm_kernel(
-    x_ptr,
-    weight_ptr,
-    scales_ptr,
-    rows_ptr,
-    ends_ptr,
-    out_ptr,
-    num_blocks,
-    n,
-    k,
-    num_experts,
-    entries_per_x,
-    GATED: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    block, pid_n = swizzled(tl.program_id(0), num_blocks, tl.cdiv(n, COLS), GROUP)
-    o_e = tl.arange(0, EXPERTS)
-    b_end = tl.load(ends_ptr + o_e, mask=o_e < num_experts, other=2147483647)
-    expert = tl.sum((b_end <= block * ROWS).to(tl.int32), 0).to(
-        tl.int64
-    )  # experts that end before this block
-    if expert >= num_experts:
-        return
-    b_entry = tl.load(rows_ptr + block * ROWS + tl.arange(0, ROWS))
-    m_r = b_entry >= 0
-    o_n = pid_n * COLS + tl.arange(0, COLS)
-    o_k = tl.arange(0, DEPTH)
-    m_n = o_n < n
-    p_x = x_ptr + (b_entry // entries_per_x)[:, None].to(tl.int64) * k
-    stride_e = n * 2 if GATED else n
-    p_w = weight_ptr + (expert * stride_e + o_n[None, :]) * k
-    b_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
-    b_up_acc = tl.zeros([ROWS, COLS], dtype=tl.float32)
-    for start in range(0, k, DEPTH):
-        at = start + o_k
-        b_x = tl.load(p_x + at[None, :], mask=m_r[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
-        m_w = (at < k)[:, None] & m_n[None, :]
-        b_acc = tl.dot(b_x, tl.load(p_w + at[:, None], mask=m_w, other=0.0).to(b_x.dtype), b_acc)
-        if GATED:
-            p_up = p_w + at[:, None] + tl.cast(n, tl.int64) * k
-            b_up_acc = tl.dot(b_x, tl.load(p_up, mask=m_w, other=0.0).to(b_x.dtype), b_up_acc)
-    if HAS_SCALES:
-        p_scales = scales_ptr + expert * stride_e + o_n
-        b_acc *= tl.load(p_scales, mask=m_n, other=0.0)[None, :]
-        if GATED:
-            b_up_acc *= tl.load(p_scales + n, mask=m_n, other=0.0)[None, :]
-    if GATED:
-        b_acc = b_acc / (1.0 + tl.exp(-b_acc)) * b_up_acc
-    p_out = out_ptr + b_entry[:, None].to(tl.int64) * n + o_n[None, :]
-    tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_r[:, None] & m_n[None, :])
-
-
-@triton.jit
-def moe_combine_kernel(
-    y_ptr, weights_ptr, experts_ptr, out_ptr, hidden, CHOICES: tl.constexpr, TILE: tl.constexpr
-):
-    token = tl.program_id(0).to(tl.int64)
-    o_h = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    b_sum = tl.zeros([TILE], dtype=tl.float32)
-    for j in tl.static_range(CHOICES):
-        here = tl.load(experts_ptr + token * CHOICES + j) >= 0
-        b_y = tl.load(y_ptr + (token * CHOICES + j) * hidden + o_h, mask=(o_h < hidden) & here, other=0.0)
-        b_sum += tl.load(weights_ptr + token * CHOICES + j) * b_y.to(tl.float32)
-    tl.store(out_ptr + token * hidden + o_h, b_sum.to(out_ptr.dtype.element_ty), mask=o_h < hidden)

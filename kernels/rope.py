@@ -10,9 +10,8 @@ table. Cache: [num_blocks, block_size, Hk, D]; slot = block * block_size + offse
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,9 +19,10 @@ import triton.language as tl
 
 from kernels.case import Case
 from kernels.launch import INTERPRETER, launch, target
+from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.rope_angles import cos_sin_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-QUANTISED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest value that a code stands for
 MAX_HEAD_DIM = 512
 SMALLEST = 1e-10  # largest magnitude of a head below which its scale stays put: no division by zero
 
@@ -42,33 +42,31 @@ TILES = {
 }
 
 
+class Rotation(NamedTuple):
+    """By how much each token's heads are turned."""
+
+    positions_T: torch.Tensor
+    """int32 or int64"""
+    cos_sin_PR: torch.Tensor
+    """fp32, of `cos_sin_table`; R even, at most D."""
+    interleaved: bool = False
+    """gptj pairs"""
+
+
 def rope_and_write_kv(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    key_scales: torch.Tensor | None = None,
-    value_scales: torch.Tensor | None = None,
-    interleaved: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
     """Rotate q [T, H, D] in place, write rotated k and v [T, Hk, D] into the cache at `slots`; returns q.
 
     q, k, v: fp32, fp16 or bf16, one dtype; tokens may be apart (views of one projection), a token's heads
-    not; k itself stays as it is. positions and slots [T] int32 or int64; cos_sin [P, R] fp32 of
-    `cos_sin_table`, R even, at most D. interleaved: gptj pairs. Caches of q's dtype, or both int8 or
-    float8_e4m3fn with key_scales and value_scales [num_blocks, block_size, Hk] fp32: per token and head,
-    largest magnitude / 127 (448 in fp8). Two tokens must not share a slot. Raises ValueError on anything
-    else, and for fp8 on a chip without it.
+    not; k itself stays as it is. slots: [T] int32 or int64; two tokens must not share one. A quantised
+    cache's scales are set per token and head: largest magnitude / 127 (448 in fp8). Raises ValueError on
+    anything else, and for fp8 on a chip without it.
     """
-    scales = _check(q, k, v, positions, cos_sin, key_cache, value_cache, slots, key_scales, value_scales)
+    _check(q, k, v, rotation, kv, slots)
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    half = cos_sin.shape[1] // 2
+    half = rotation.cos_sin_PR.shape[1] // 2
     tiles = TILES.get(target(), TILES["sm_90"])
     half_block = triton.next_power_of_2(half)
     q_heads = max(1, min(triton.next_power_of_2(num_q_heads), tiles.head_tile // half_block))
@@ -80,12 +78,13 @@ def rope_and_write_kv(
         q,
         k,
         v,
-        positions,
-        cos_sin,
-        key_cache,
-        value_cache,
+        rotation.positions_T,
+        rotation.cos_sin_PR,
+        kv.keys,
+        kv.values,
         slots,
-        *scales,
+        kv.key_scales,
+        kv.value_scales,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -99,94 +98,13 @@ def rope_and_write_kv(
         BLOCK_D=triton.next_power_of_2(head_dim),
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
-        INTERLEAVED=interleaved,
-        LARGEST=QUANTISED.get(key_cache.dtype, 0.0),
-        ROUND=key_cache.dtype == torch.int8,
+        INTERLEAVED=rotation.interleaved,
+        LARGEST=QUANTISED.get(kv.keys.dtype, 0.0),
+        ROUND=kv.keys.dtype == torch.int8,
         SMALL=SMALLEST,
         num_warps=tiles.num_warps,
     )
     return q
-
-
-def cos_sin_table(
-    rotary_dim: int,
-    num_positions: int,
-    *,
-    base: float = 10000.0,
-    scaling: Mapping[str, Any] | None = None,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
-    """[num_positions, rotary_dim] fp32: cosines of the rotary_dim / 2 angles, then their sines.
-
-    scaling: the `rope_scaling` of a config.json: types default, linear, llama3 (Llama 3.1) and yarn (Peng et
-    al. 2023, with the attention factor multiplied in). Raises ValueError on other types and missing settings.
-    """
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"rotary_dim={rotary_dim}: must be even and at least 2")
-    frequencies, factor = rope_frequencies(rotary_dim, base, scaling)
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
-    return (torch.cat([angles.cos(), angles.sin()], dim=1) * factor).to(device=device, dtype=torch.float32)
-
-
-def rope_frequencies(
-    rotary_dim: int, base: float, scaling: Mapping[str, Any] | None = None
-) -> tuple[torch.Tensor, float]:
-    """(Radians a position [rotary_dim / 2] in fp64, factor on cosine and sine).
-
-    Unscaled: base^(-2 i / rotary_dim); rotary_dim 4, base 10000: 1 and 0.01.
-    """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    # In fp32, as models were trained: positions amplify the last bits.
-    plain = (1.0 / (base ** exponents.float())).double()
-    scaling = scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind in ("default", None):
-        return plain, 1.0
-    try:
-        if kind == "linear":
-            return plain / scaling["factor"], 1.0
-        if kind == "llama3":
-            return _llama3(plain, scaling), 1.0
-        if kind == "yarn":
-            return _yarn(plain, rotary_dim, base, scaling)
-    except KeyError as error:
-        raise ValueError(f"rope_scaling of type {kind!r} lacks {error}: {dict(scaling)}") from None
-    raise ValueError(f"rope_scaling type {kind!r}: default, linear, llama3 and yarn are supported")
-
-
-def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
-    """Long waves slowed by `factor`, short ones kept, those between blended (Llama 3.1 model card)."""
-    context = scaling["original_max_position_embeddings"]
-    turns = context * plain / (2 * math.pi)  # in the original context
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return kept * plain + (1 - kept) * plain / scaling["factor"]
-
-
-def _yarn(
-    plain: torch.Tensor, rotary_dim: int, base: float, scaling: Mapping[str, Any]
-) -> tuple[torch.Tensor, float]:
-    """Dimensions that turn more than beta_fast times are kept, under beta_slow slowed; a ramp between."""
-    factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
-
-    def pair_of(turns: float) -> float:
-        return rotary_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low, high = pair_of(scaling.get("beta_fast") or 32), pair_of(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotary_dim - 1)
-    ramp = (torch.arange(rotary_dim // 2, dtype=torch.float64) - low) / (high - low if high != low else 0.001)
-    interpolated = ramp.clamp(0.0, 1.0)
-    frequencies = interpolated * plain / factor + (1 - interpolated) * plain
-
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    given = scaling.get("attention_factor")
-    if given is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        given = magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
-    return frequencies, float(magnitude(1.0) if given is None else given)
 
 
 @triton.jit
@@ -318,28 +236,18 @@ def rope_and_write_kv_kernel(
 
 
 def rope_and_write_kv_reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    key_scales: torch.Tensor | None = None,
-    value_scales: torch.Tensor | None = None,
-    interleaved: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
     """What rope_and_write_kv must do, in place as well."""
-    at = cos_sin.index_select(0, positions)
-    both = rotated(torch.cat([q, k], dim=1), at, interleaved)  # at once: of few tokens every call counts
+    at = rotation.cos_sin_PR.index_select(0, rotation.positions_T)
+    # At once: of few tokens every call counts.
+    both = rotated(torch.cat([q, k], dim=1), at, rotation.interleaved)
     new_q, new_k = both.split([q.shape[1], k.shape[1]], dim=1)
     new_v, to = v, slots.long()
     if min(slots.tolist(), default=0) < 0:
         written = slots >= 0
         new_k, new_v, to = new_k[written], new_v[written], to[written]
-    for x, cache, scales in ((new_k, key_cache, key_scales), (new_v, value_cache, value_scales)):
+    for x, cache, scales in ((new_k, kv.keys, kv.key_scales), (new_v, kv.values, kv.value_scales)):
         codes = x
         if scales is not None:
             codes, scale = quantise_heads(x, cache.dtype)
@@ -396,17 +304,9 @@ def cases() -> Iterator[Case]:
 
 
 def _check(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scales: torch.Tensor | None,
-    value_scales: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
+) -> None:
+    positions, cos_sin, _ = rotation
     num_tokens, _, head_dim = q.shape
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3 or x.dtype not in DTYPES or x.dtype != q.dtype or x.shape[::2] != q.shape[::2]:
@@ -429,23 +329,22 @@ def _check(
     for name, x in (("positions", positions), ("slots", slots)):
         if x.shape != (num_tokens,) or x.dtype not in (torch.int32, torch.int64) or not x.is_contiguous():
             raise ValueError(f"{name}: {x.dtype} {list(x.shape)}; must be contiguous integers [{num_tokens}]")
-    for name, x in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if x.dim() != 4 or x.shape[2:] != k.shape[1:] or x.shape != key_cache.shape or not x.is_contiguous():
+    for name, x in (("key_cache", kv.keys), ("value_cache", kv.values)):
+        if x.dim() != 4 or x.shape[2:] != k.shape[1:] or x.shape != kv.keys.shape or not x.is_contiguous():
             raise ValueError(
                 f"{name} {list(x.shape)}: must be contiguous [num_blocks, block_size, {k.shape[1]}, "
                 f"{head_dim}]"
             )
-        if x.dtype != key_cache.dtype or (x.dtype not in QUANTISED and x.dtype != q.dtype):
+        if x.dtype != kv.keys.dtype or (x.dtype not in QUANTISED and x.dtype != q.dtype):
             raise ValueError(
                 f"{name}: {x.dtype}; {q.dtype}, int8 and float8_e4m3fn are supported, one for both"
             )
-    return _checked_scales(key_cache, key_scales, value_scales)
+    _check_scales(kv)
 
 
-def _checked_scales(
-    cache: torch.Tensor, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    for name, x in (("key_scales", key_scales), ("value_scales", value_scales)):
+def _check_scales(kv: PagedKv) -> None:
+    cache = kv.keys
+    for name, x in (("key_scales", kv.key_scales), ("value_scales", kv.value_scales)):
         if (x is None) == (cache.dtype in QUANTISED):
             raise ValueError(
                 f"{name}: needed for an int8 or fp8 cache and for no other; the cache is {cache.dtype}"
@@ -456,7 +355,6 @@ def _checked_scales(
             raise ValueError(f"{name} {list(x.shape)}: must be contiguous fp32 {list(cache.shape[:3])}")
     if cache.dtype == torch.float8_e4m3fn and target().startswith("sm_") and int(target()[3:]) < 89:
         raise ValueError(f"float8_e4m3fn cache on {target()}: needs sm_89 or newer; int8 is supported there")
-    return key_scales, value_scales
 
 
 def _case(
@@ -477,23 +375,12 @@ def _case(
         caches = [
             torch.empty(num_blocks, 16, num_kv_heads, head_dim, device=device, dtype=dtype) for _ in range(2)
         ]
-        scales: list[torch.Tensor | None] = [None, None]
+        scales: list[torch.Tensor] = []
         if dtype in QUANTISED:
             scales = [torch.empty(num_blocks, 16, num_kv_heads, device=device) for _ in range(2)]
         positions = torch.arange(num_tokens, device=device)
         table = cos_sin_table(rotary_dim, 4096, device=device)
-        return lambda: rope_and_write_kv(
-            q,
-            k,
-            v,
-            positions,
-            table,
-            caches[0],
-            caches[1],
-            positions + 16,
-            key_scales=scales[0],
-            value_scales=scales[1],
-            interleaved=interleaved,
-        )
+        rotation, kv = Rotation(positions, table, interleaved), PagedKv(*caches, *scales)
+        return lambda: rope_and_write_kv(q, k, v, rotation, kv, positions + 16)
 
     return make

@@ -67,8 +67,6 @@ def w8a16_gemm_reference(
     x_MK: torch.Tensor,
     weight: Int8Weight,
     bias_N: torch.Tensor | None = None,
-    *,
-    num_splits: int | None = None,
 ) -> torch.Tensor:
     """As w8a16_gemm, in fp32 throughout; x may also be fp32."""
     out = x_MK.float() @ weight.values_NK.float().T * weight.scales_N

@@ -115,7 +115,6 @@ def w8a8_gemm_reference(
     bias_N: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
-    num_splits: int | None = None,
 ) -> torch.Tensor:
     """As w8a8_gemm, in fp32 (sums of int8 products are exact to 24 bits)."""
     out = x.values_RK.float() @ weight.values_RK.float().T * x.scales_R[:, None] * weight.scales_R

@@ -10,11 +10,15 @@ import torch
 
 from experiments.gpu.comparison import Check, Random, compared
 from experiments.gpu.record import UnavailableError
+from kernels.attention import AttentionOptions, Contexts
+from kernels.attention_models import MODELS
 from kernels.block_copy import CacheSet, copy_blocks, gather_blocks, scatter_blocks
-from kernels.decode_attention import MODELS, QUANTISED, decode_attention, decode_attention_reference
+from kernels.decode_attention import decode_attention, decode_attention_reference
 from kernels.mla_decode import mla_decode, mla_decode_reference
-from kernels.prefill_attention import prefill_attention, prefill_attention_reference
-from kernels.rope import cos_sin_table, rope_and_write_kv, rope_and_write_kv_reference
+from kernels.paged_kv import QUANTISED, PagedKv
+from kernels.prefill_attention import Chunks, prefill_attention, prefill_attention_reference
+from kernels.rope import Rotation, rope_and_write_kv, rope_and_write_kv_reference
+from kernels.rope_angles import cos_sin_table
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 KINDS = (
@@ -51,35 +55,39 @@ def _word(dtype: torch.dtype) -> str:
 
 def _caches(
     random: Random, lens: tuple[int, ...], model: str, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Keys, values, tables, lengths, and the scales of a quantised cache."""
+) -> tuple[PagedKv, Contexts]:
+    """Keys and values of sequences, with the scales of a quantised cache."""
     sizes, kv_dtype = MODELS[model], random.dtype(kv_dtype)
     keys, tables, context_lens = random.paged(lens, sizes.num_kv_heads, sizes.head_dim, dtype)
-    values = random.filled_like(keys)
+    values, contexts = random.filled_like(keys), Contexts(tables, context_lens, max(lens))
     if kv_dtype not in QUANTISED:
-        return keys, values, tables, context_lens, {}
-    stored, scales = [], {}
-    for name, cache in (("key_scales_NPK", keys), ("value_scales_NPK", values)):
+        return PagedKv(keys, values), contexts
+    stored, scales = [], []
+    for cache in (keys, values):
         wide = cache.float()
-        scale = wide.nan_to_num().abs().amax(-1).clamp(min=1e-6) / (127.0 if kv_dtype == INT8 else 448.0)
+        scale = wide.nan_to_num().abs().amax(-1).clamp(min=1e-6) / QUANTISED[kv_dtype]
         codes = (wide.nan_to_num() / scale[..., None]).clamp(-448, 448)
         stored.append((codes.round() if kv_dtype == INT8 else codes).to(kv_dtype))
-        scales[name] = torch.where(wide.isnan().all(-1), torch.nan, scale).contiguous()
-    return stored[0], stored[1], tables, context_lens, scales
+        scales.append(torch.where(wide.isnan().all(-1), torch.nan, scale).contiguous())
+    return PagedKv(*stored, *scales), contexts
+
+
+def _wide(kv: PagedKv) -> PagedKv:
+    """In float64, what is not quantised."""
+    return kv if kv.key_scales is not None else PagedKv(kv.keys.double(), kv.values.double())
 
 
 def _decode(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> Mapping[str, Any]:
     sizes = MODELS[model]
     lens = random.sizes((1, 17, 1023, 4096, 4097, 9000), (1, 17, 40))
-    keys, values, tables, context_lens, scales = _caches(random, lens, model, dtype, kv_dtype)
+    kv, contexts = _caches(random, lens, model, dtype, kv_dtype)
     q = random.normal(len(lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
-    options: dict[str, Any] = {**_options(random, model), **scales, "max_context_len": max(lens)}
-    wide = [x if x.dtype in QUANTISED else x.double() for x in (keys, values)]
-    reference = decode_attention_reference(q.double(), *wide, tables, context_lens, **options)
+    options = _options(random, model)
+    reference = decode_attention_reference(q.double(), _wide(kv), contexts, options)
     pairs = {}
     for num_splits in (None, 1, 5):
         out = torch.full_like(q, torch.nan)
-        decode_attention(q, keys, values, tables, context_lens, out_BHD=out, num_splits=num_splits, **options)
+        decode_attention(q, kv, contexts, options, num_splits=num_splits, out_BHD=out)
         pairs[f"splits {num_splits}"] = out, reference
     return compared(pairs, random.dtype(dtype))
 
@@ -89,56 +97,41 @@ def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dty
     query_lens = random.sizes((1, 37, 512, 1000), (1, 11))
     prefixes = random.sizes((4095, 0, 777, 3000), (16, 0))
     lens = tuple(q + p for q, p in zip(query_lens, prefixes, strict=True))
-    keys, values, tables, context_lens, scales = _caches(random, lens, model, dtype, kv_dtype)
+    kv, contexts = _caches(random, lens, model, dtype, kv_dtype)
     q = random.normal(sum(query_lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
     starts = random.tensor([0, *query_lens], torch.int32).cumsum(0).int()
-    options: dict[str, Any] = {
-        **_options(random, model),
-        **scales,
-        "max_query_len": max(query_lens),
-        "max_context_len": max(lens),
-    }
-    wide = [x if x.dtype in QUANTISED else x.double() for x in (keys, values)]
-    reference = prefill_attention_reference(q.double(), *wide, tables, starts, context_lens, **options)
+    chunks, options = Chunks(starts, max(query_lens)), _options(random, model)
+    reference = prefill_attention_reference(q.double(), _wide(kv), contexts, chunks, options)
     pairs = {}
     for num_splits in (None, 1, 3):
         out = torch.full_like(q, torch.nan)
-        prefill_attention(
-            q, keys, values, tables, starts, context_lens, out_THD=out, num_splits=num_splits, **options
-        )
+        prefill_attention(q, kv, contexts, chunks, options, num_splits=num_splits, out_THD=out)
         pairs[f"splits {num_splits}"] = out, reference
     return compared(pairs, random.dtype(dtype))
 
 
-def _options(random: Random, model: str) -> dict[str, Any]:
-    """The options of a model's layers, with random sinks and slopes."""
+def _options(random: Random, model: str) -> AttentionOptions:
+    """Those of a model's layers, with random sinks and slopes."""
     sizes = MODELS[model]
-    return {
-        "window": sizes.window,
-        "softcap": sizes.softcap,
-        "sinks_H": random.normal(sizes.num_heads, dtype=torch.float32) if sizes.sinks else None,
-        "alibi_slopes_H": random.uniform(sizes.num_heads) * 0.1 if sizes.alibi else None,
-    }
+    return AttentionOptions(
+        window=sizes.window,
+        softcap=sizes.softcap,
+        sinks_H=random.normal(sizes.num_heads, dtype=torch.float32) if sizes.sinks else None,
+        alibi_slopes_H=random.uniform(sizes.num_heads) * 0.1 if sizes.alibi else None,
+    )
 
 
 def _mla(random: Random, num_heads: int) -> Mapping[str, Any]:
     lens = random.sizes((1, 63, 1024, 4097), (1, 33))
     cache, tables, context_lens = random.paged(lens, 1, 576, BF16, block_size=64)
     q = random.normal(len(lens), num_heads, 576)
-    options: dict[str, Any] = {"scale": 192**-0.5, "max_context_len": max(lens)}
-    reference = mla_decode_reference(q.double(), cache[:, :, 0].double(), tables, context_lens, **options)
+    contexts, scale = Contexts(tables, context_lens, max(lens)), 192**-0.5
+    reference = mla_decode_reference(q.double(), cache[:, :, 0].double(), contexts, scale=scale)
     pairs = {}
     for num_splits in (None, 1, 3):
         out = torch.full((len(lens), num_heads, 512), torch.nan, dtype=q.dtype, device=random.device)
-        mla_decode(
-            q,
-            cache[:, :, 0].contiguous(),
-            tables,
-            context_lens,
-            out_BHV=out,
-            num_splits=num_splits,
-            **options,
-        )
+        latents = cache[:, :, 0].contiguous()
+        mla_decode(q, latents, contexts, scale=scale, num_splits=num_splits, out_BHV=out)
         pairs[f"splits {num_splits}"] = out, reference
     return compared(pairs, random.dtype(BF16))
 
@@ -159,12 +152,11 @@ def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
         x = merged.clone() if kind == "out" else merged.float()
         q, k, v = x.split([num_heads, 8, 8], dim=1)
         caches = [torch.zeros(shape, device=random.device).to(dtype) for _ in range(2)]
-        scales = [torch.zeros(shape[:3], device=random.device) for _ in range(2)] if quantised else [None] * 2
-        function(q, k, v, positions, table, *caches, slots, key_scales=scales[0], value_scales=scales[1])
-        values = [
-            cache.float() if scale is None else cache.float() * scale[..., None]
-            for cache, scale in zip(caches, scales, strict=True)
-        ]
+        scales = [torch.zeros(shape[:3], device=random.device) for _ in range(2 if quantised else 0)]
+        function(q, k, v, Rotation(positions, table), PagedKv(*caches, *scales), slots)
+        values = [cache.float() for cache in caches]
+        if quantised:
+            values = [cache * scale[..., None] for cache, scale in zip(values, scales, strict=True)]
         found[kind] = {"queries": q, "keys": values[0], "values": values[1]}
     pairs = {name: (found["out"][name], found["reference"][name]) for name in found["out"]}
     return compared(pairs, stored)
@@ -203,17 +195,12 @@ def _beyond(random: Random) -> Mapping[str, Any]:
     merged = random.normal(lens, 48, 128)
     table = cos_sin_table(128, 128, device=random.device)
     q, k, v = merged.split([32, 8, 8], dim=1)
-    rope_and_write_kv(q, k, v, at, table, keys, values, slots)
+    rope_and_write_kv(q, k, v, Rotation(at, table), PagedKv(keys, values), slots)
     context_lens = random.tensor([lens], torch.int32)
-    out = decode_attention(q[-1:], keys, values, tables, context_lens, max_context_len=lens)
+    out = decode_attention(q[-1:], PagedKv(keys, values), Contexts(tables, context_lens, lens))
     near = slice(BEYOND_BLOCKS - 8, BEYOND_BLOCKS)
-    reference = decode_attention_reference(
-        q[-1:].double(),
-        keys[near].double(),
-        values[near].double(),
-        tables - (BEYOND_BLOCKS - 8),
-        context_lens,
-        max_context_len=lens,
-    )
+    kv = PagedKv(keys[near].double(), values[near].double())
+    contexts = Contexts(tables - (BEYOND_BLOCKS - 8), context_lens, lens)
+    reference = decode_attention_reference(q[-1:].double(), kv, contexts)
     written = values[near].flatten(0, 1)[slots - (BEYOND_BLOCKS - 8) * 16]
     return compared({"attention": (out, reference), "values": (written, v)}, BF16)

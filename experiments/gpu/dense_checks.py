@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from experiments.gpu.comparison import Check, Random, compared
-from kernels import activation, lora, moe, norm, sampling, w4a16, w8a8, w8a16
+from kernels import activation, int4_weight, lora, moe, norm, sampling, w4a16, w8a8, w8a16
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 
@@ -96,8 +96,8 @@ def _products(
 
 def _w4a16(random: Random, dtype: torch.dtype, group_size: int) -> Mapping[str, Any]:
     n, k = random.sizes((6144, 4096), (40, 256))
-    weight = w4a16.quantise_int4(random.normal(n, k, dtype=torch.float32), group_size)
-    exact = w4a16.dense_reference(weight, torch.float64)
+    weight = int4_weight.quantise_int4(random.normal(n, k, dtype=torch.float32), group_size)
+    exact = int4_weight.dense_reference(weight, torch.float64)
     return _products(random, k, dtype, lambda x: w4a16.w4a16_gemm(x, weight), exact)
 
 
@@ -144,8 +144,9 @@ def _lora(random: Random, dtype: torch.dtype) -> Mapping[str, Any]:
     x = random.normal(sum(lengths), k, dtype=dtype)
     base = random.normal(sum(lengths), n, dtype=dtype)
     out = base.clone()
-    parts = lora.lora_shrink(x, a, starts, adapters)
-    lora.lora_expand(parts, b, scaling, starts, adapters, out)
+    segments = lora.Segments(starts, adapters)
+    parts = lora.lora_shrink(x, a, segments)
+    lora.lora_expand(parts, b, scaling, segments, out)
     exact, first = base.double(), 0
     shrunk = torch.zeros(sum(lengths), rank, dtype=torch.float64, device=random.device)
     for length, user in zip(lengths, users, strict=True):

@@ -13,12 +13,16 @@ import torch
 from experiments.calibrate.engine.timing import Call
 from kernels.activation import silu_mul
 from kernels.ahead import kernel_modules
+from kernels.attention_models import MODELS, made_cache
 from kernels.case import Case
-from kernels.decode_attention import MODELS, decode_attention, made_cache
+from kernels.decode_attention import decode_attention
+from kernels.int4_weight import BLOCK, RUN, Int4Weight
 from kernels.norm import add_rms_norm, qk_norm, rms_norm
-from kernels.prefill_attention import prefill_attention
-from kernels.rope import cos_sin_table, rope_and_write_kv
-from kernels.w4a16 import BLOCK, RUN, Int4Weight, w4a16_gemm
+from kernels.paged_kv import PagedKv
+from kernels.prefill_attention import Chunks, prefill_attention
+from kernels.rope import Rotation, rope_and_write_kv
+from kernels.rope_angles import cos_sin_table
+from kernels.w4a16 import w4a16_gemm
 
 BF16 = torch.bfloat16
 SPEEDUP_ROWS = (1, 2, 4, 8)
@@ -72,9 +76,9 @@ def decode_case(num_seqs: int, context_len: int) -> Case:
     model = MODELS["llama_8b"]
 
     def make(device: torch.device) -> Call:
-        keys, values, tables, lens, _ = made_cache(num_seqs, context_len, model, interpreted(device), device)
+        kv, contexts = made_cache(num_seqs, context_len, model, interpreted(device), device)
         q = normal((num_seqs, model.num_heads, model.head_dim), device)
-        return lambda: decode_attention(q, keys, values, tables, lens, max_context_len=context_len)
+        return lambda: decode_attention(q, kv, contexts)
 
     kv_elements = 2 * num_seqs * context_len * model.num_kv_heads * model.head_dim
     return Case(
@@ -90,12 +94,10 @@ def prefill_case(length: int) -> Case:
     model = MODELS["llama_8b"]
 
     def make(device: torch.device) -> Call:
-        keys, values, tables, lens, _ = made_cache(1, length, model, interpreted(device), device)
+        kv, contexts = made_cache(1, length, model, interpreted(device), device)
         q = normal((length, model.num_heads, model.head_dim), device)
         starts = torch.tensor([0, length], dtype=torch.int32, device=device)
-        return lambda: prefill_attention(
-            q, keys, values, tables, starts, lens, max_query_len=length, max_context_len=length
-        )
+        return lambda: prefill_attention(q, kv, contexts, Chunks(starts, length))
 
     return Case(
         f"prefill_attention/llama_8b-{length}",
@@ -127,7 +129,8 @@ def _fused(tokens: int, hidden: int, inner: int) -> Iterator[Case]:
         at = torch.arange(tokens, device=device)
         slots = torch.randperm(tokens, device=device) + 16
         table = cos_sin_table(128, tokens, device=device)
-        return lambda: rope_and_write_kv(q, k, v, at, table, *caches, slots)
+        rotation, kv = Rotation(at, table), PagedKv(*caches)
+        return lambda: rope_and_write_kv(q, k, v, rotation, kv, slots)
 
     def gate(device: torch.device) -> Call:
         x, out = normal((tokens, 2 * inner), device), normal((tokens, inner), device)

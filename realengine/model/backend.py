@@ -9,6 +9,7 @@ import torch
 
 from kernels import (
     activation,
+    attention,
     block_copy,
     decode_attention,
     moe,
@@ -165,7 +166,7 @@ def _inputs_of_a_rank(architecture: Architecture, world_size: int) -> dict[str, 
 def _check_triton(
     architecture: Architecture, dtype: torch.dtype, kv_dtype: torch.dtype, quantization: str | None
 ) -> None:
-    head_dim, most = architecture.head_dim, decode_attention.MAX_HEAD_DIM
+    head_dim, most = architecture.head_dim, attention.MAX_HEAD_DIM
     if head_dim % 16 or head_dim > most:
         raise ValueError(
             f"head_dim={head_dim}: the Triton kernels take multiples of 16 up to {most}; backend='torch' any"
@@ -186,7 +187,7 @@ def _check_triton(
         )
     if quantization == "fp8":
         w8a8.check_dtype(w8a8.FP8)
-    if kv_dtype == w8a8.FP8 and target() in decode_attention.NO_FP8:
+    if kv_dtype == w8a8.FP8 and target() in attention.NO_FP8:
         raise ValueError(
             f"kv_cache_dtype=fp8: needs sm_89 or later, this is {target()}; int8 is supported there"
         )

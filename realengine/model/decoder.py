@@ -12,11 +12,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.rope import cos_sin_table
+from kernels.attention import AttentionOptions, Contexts
+from kernels.paged_kv import PagedKv
+from kernels.prefill_attention import Chunks
+from kernels.rope import Rotation
+from kernels.rope_angles import cos_sin_table
 from kernels.w8a16 import Int8Weight
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
-from realengine.model.kv_cache import KvCache, LayerKv
+from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, make_linear
 from realengine.model.lora import AdapterBank
 from realengine.model.moe import Experts
@@ -44,7 +48,7 @@ class Layer:
     o: Linear
     mlp_norm: torch.Tensor
     mlp: Mlp | Experts
-    window: int | None
+    attention: AttentionOptions
 
 
 class Decoder:
@@ -116,7 +120,7 @@ class Decoder:
         return self.group.all_reduce(self._linear((index, "down"), mlp.down, gated, batch))
 
     def _attend(
-        self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch, kv: LayerKv
+        self, index: int, layer: Layer, hidden: torch.Tensor, batch: Batch, kv: PagedKv
     ) -> torch.Tensor:
         num_q, num_kv, head_dim = self._num_heads, self._num_kv_heads, self.architecture.head_dim
         qkv = self._linear((index, "qkv"), layer.qkv, hidden, batch)
@@ -124,55 +128,32 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        q = self._backend.rope_and_write_kv(
-            q,
-            k,
-            v,
-            batch.positions_T,
-            self._cos_sin,
-            kv.keys,
-            kv.values,
-            batch.slots_T,
-            key_scales=kv.key_scales,
-            value_scales=kv.value_scales,
-        )
-        attended = self._attention(q, kv, batch, layer.window)
+        rotation = Rotation(batch.positions_T, self._cos_sin)
+        q = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
+        attended = self._attention(q, kv, batch, layer.attention)
         attended = attended.view(len(hidden), num_q * head_dim)
         return self.group.all_reduce(self._linear((index, "o"), layer.o, attended, batch))
 
-    def _attention(self, q: torch.Tensor, kv: LayerKv, batch: Batch, window: int | None) -> torch.Tensor:
+    def _attention(
+        self, q: torch.Tensor, kv: PagedKv, batch: Batch, options: AttentionOptions
+    ) -> torch.Tensor:
         """Decodes by the kernel that splits their context, chunks by the one that tiles their queries."""
         num_decodes, num_rows = batch.num_decodes, batch.num_rows
         attended = torch.empty_like(q, memory_format=torch.contiguous_format)
         if num_decodes:
-            self._backend.decode_attention(
-                q[:num_decodes],
-                kv.keys,
-                kv.values,
-                batch.block_tables_BM[:num_decodes],
-                batch.context_lens_B[:num_decodes],
-                max_context_len=batch.max_context_len,
-                window=window,
-                key_scales_NPK=kv.key_scales,
-                value_scales_NPK=kv.value_scales,
-                out_BHD=attended[:num_decodes],
-            )
+            decodes = _contexts(batch, slice(num_decodes))
+            out = attended[:num_decodes]
+            self._backend.decode_attention(q[:num_decodes], kv, decodes, options, out_BHD=out)
         if num_decodes < num_rows:
-            self._backend.prefill_attention(
-                q[num_decodes:],
-                kv.keys,
-                kv.values,
-                batch.block_tables_BM[num_decodes:],
-                batch.chunk_starts,
-                batch.context_lens_B[num_decodes:],
-                max_query_len=batch.max_query_len,
-                max_context_len=batch.max_context_len,
-                window=window,
-                key_scales_NPK=kv.key_scales,
-                value_scales_NPK=kv.value_scales,
-                out_THD=attended[num_decodes:],
-            )
+            chunks = Chunks(batch.chunk_starts, batch.max_query_len)
+            contexts = _contexts(batch, slice(num_decodes, None))
+            out = attended[num_decodes:]
+            self._backend.prefill_attention(q[num_decodes:], kv, contexts, chunks, options, out_THD=out)
         return attended
+
+
+def _contexts(batch: Batch, rows: slice) -> Contexts:
+    return Contexts(batch.block_tables_BM[rows], batch.context_lens_B[rows], batch.max_context_len)
 
 
 def _layer(index: int, architecture: Architecture, weights: Weights, backend: Backend) -> Layer:
@@ -195,7 +176,7 @@ def _layer(index: int, architecture: Architecture, weights: Weights, backend: Ba
         mlp=_experts(name, architecture, weights, backend)
         if architecture.has_experts(index)
         else Mlp(gate_up=linear("gate_up"), down=linear("down")),
-        window=architecture.window(index),
+        attention=AttentionOptions(window=architecture.window(index)),
     )
 
 

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
 from kernels.block_copy import CacheSet
-from kernels.rope import QUANTISED
+from kernels.paged_kv import QUANTISED, PagedKv
 from realengine.model.architecture import Architecture
-
-
-class LayerKv(NamedTuple):
-    """One layer's: keys and values [N + 1, P, K, D] and, where they are in 8 bits, fp32 scales [N + 1, P, K].
-
-    N blocks, P tokens a block, K KV heads, D head_dim.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_scales: torch.Tensor | None
-    value_scales: torch.Tensor | None
 
 
 class KvCache:
@@ -42,11 +29,11 @@ class KvCache:
         self.block_size = block_size
         shape = (num_blocks + 1, block_size, architecture.num_kv_heads // world_size, architecture.head_dim)
 
-        def layer() -> LayerKv:
+        def layer() -> PagedKv:
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             if dtype not in QUANTISED:
-                return LayerKv(keys, values, None, None)
-            return LayerKv(keys, values, *(torch.zeros(shape[:3], device=device) for _ in range(2)))
+                return PagedKv(keys, values)
+            return PagedKv(keys, values, *(torch.zeros(shape[:3], device=device) for _ in range(2)))
 
         self.layers = [layer() for _ in range(architecture.num_layers)]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from kernels.w4a16 import Int4Weight
+from kernels.int4_weight import Int4Weight
 from kernels.w8a8 import ScaledTensor
 from kernels.w8a16 import Int8Weight
 from realengine.model.backend import Backend

@@ -23,7 +23,14 @@ import torch
 from numpy.typing import NDArray
 
 from hwmodels.checks import check_whole
-from kernels.lora import MAX_RANK, lora_expand, lora_expand_reference, lora_shrink, lora_shrink_reference
+from kernels.lora import (
+    MAX_RANK,
+    Segments,
+    lora_expand,
+    lora_expand_reference,
+    lora_shrink,
+    lora_shrink_reference,
+)
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
 from realengine.model.lora_adapter import Adapter, adapted_weights, layer_name
@@ -44,16 +51,6 @@ class SegmentArrays(NamedTuple):
 
     starts: NDArray[np.int32]
     slots: NDArray[np.int32]
-
-
-class Segments(NamedTuple):
-    """Which slot each run of a step's tokens uses, on the device."""
-
-    starts: torch.Tensor
-    """int32 [S + 1]; tokens before the first and from the last on are in no segment, and without adapter."""
-    slots: torch.Tensor
-    """int32 [S]; NO_ADAPTER: none."""
-    max_segment_tokens: int
 
 
 def make_segments(
@@ -243,11 +240,8 @@ class AdapterBank:
         if view is None:
             return
         a_LZK, b_LNR, slices = view
-        most = {"max_segment_tokens": segments.max_segment_tokens}
-        parts_PTZ = self._shrink(x_TK, a_LZK, segments.starts, segments.slots, **most)
-        self._expand(
-            parts_PTZ, b_LNR, self._scaling_L, segments.starts, segments.slots, out_TN, slices=slices, **most
-        )
+        parts_PTZ = self._shrink(x_TK, a_LZK, segments)
+        self._expand(parts_PTZ, b_LNR, self._scaling_L, segments, out_TN, slices=slices)
 
     def _matrices(
         self, place: _Place, memory_LE: torch.Tensor

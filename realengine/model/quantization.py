@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.w4a16 import GROUP_SIZES, RUN, Int4Weight, quantise_int4
+from kernels.int4_weight import GROUP_SIZES, RUN, Int4Weight, quantise_int4
 from kernels.w8a8 import FP8, ScaledTensor, quantise_tokens_reference
 from kernels.w8a16 import Int8Weight, quantise_int8
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from realengine.model.lora import Segments
+from kernels.lora import Segments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

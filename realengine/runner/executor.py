@@ -10,11 +10,12 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from kernels.lora import Segments
 from kernels.sampling import count_tokens, mark_prompt
 from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
-from realengine.model.lora import AdapterBank, Segments
+from realengine.model.lora import AdapterBank
 from realengine.runner.batch import Batch
 from realengine.runner.graphs import DecodeGraphs, Drawn, Logprobs
 from realengine.runner.host_kv import HostKv

@@ -9,18 +9,16 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from realengine.model.backend import choose_device
 from realengine.runner.parallel import StepChannel, connect, disconnect, follow
+from realengine.runner.rank import build_executor
 from realengine.runner.work import Work
-
-if TYPE_CHECKING:
-    from realengine.build import Model
-    from realengine.settings import EngineSettings
+from realengine.serving.model import Model
+from realengine.settings import EngineSettings
 
 STOP_TIMEOUT_S = 30
 
@@ -73,8 +71,6 @@ def rank_device(device: torch.device, rank: int) -> torch.device:
 
 
 def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> None:
-    from realengine.build import build_executor  # noqa: PLC0415  (it imports this module)
-
     device = rank_device(choose_device(settings.device), rank)
     if device.type == "cpu":
         torch.set_num_threads(1)

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from realengine.build import Model, build_engine
+from realengine.build import build_engine
 from realengine.model.architecture import Architecture
 from realengine.serving.answer import TokenLogprobs
 from realengine.serving.engine_thread import End, EngineThread, State, Stream
 from realengine.serving.llm import CompletionOutput, RequestOutput
+from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Detokenizer, Tokenizer
 from realengine.settings import EngineSettings

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realengine.build import Model, build_engine
+from realengine.build import build_engine
 from realengine.model.architecture import Architecture
 from realengine.serving.answer import Answer, TokenLogprobs
+from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Detokenizer, Tokenizer
 from realengine.settings import EngineSettings

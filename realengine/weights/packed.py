@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.w4a16 import BLOCK, Int4Weight, from_awq, from_gptq
+from kernels.int4_weight import BLOCK, Int4Weight, from_awq, from_gptq
 from realengine.weights.packed_format import PackedFormat, stored_as
 from realengine.weights.table import Part, Weight
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.hf.fields import wrong
-from kernels.w4a16 import GROUP_SIZES
+from kernels.int4_weight import GROUP_SIZES
 
 CONFIG = "quantization_config"
 METHODS = ("awq", "gptq")

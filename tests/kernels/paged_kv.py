@@ -6,9 +6,12 @@ import math
 
 import torch
 
+from kernels.attention import Contexts
+from kernels.paged_kv import PagedKv
+
 
 def paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, generator):
-    """Caches whose unused slots, and null block, are NaN; shuffled tables; the dense KV of each sequence."""
+    """A cache whose unused slots, and null block, are NaN; shuffled tables; the dense KV of each sequence."""
     counts = [-(-n // block_size) for n in lens]
     shape = sum(counts) + 2, block_size, num_kv_heads, head_dim
     keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
@@ -27,8 +30,8 @@ def paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, generator):
         keys[blocks[at // block_size], at % block_size] = k
         values[blocks[at // block_size], at % block_size] = v
         dense.append((k, v))
-    context_lens = torch.tensor(lens, dtype=torch.int32)
-    return guarded(keys), guarded(values), guarded(tables), guarded(context_lens), dense
+    contexts = Contexts(guarded(tables), guarded(torch.tensor(lens, dtype=torch.int32)), max(lens))
+    return PagedKv(guarded(keys), guarded(values)), contexts, dense
 
 
 def plain(q, k, v, scale, *, window=None, softcap=None, sinks=None, slopes=None, distance=None, seen=None):

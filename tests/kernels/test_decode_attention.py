@@ -7,12 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernels.decode_attention import (
-    MAX_SPLITS,
-    choose_num_splits,
-    decode_attention,
-    decode_attention_reference,
-)
+from kernels.attention import MAX_SPLITS, AttentionOptions, Contexts, choose_num_splits
+from kernels.decode_attention import decode_attention, decode_attention_reference
+from kernels.paged_kv import PagedKv
 from tests.kernels.paged_kv import paged, plain
 
 
@@ -26,21 +23,16 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
     group = data.draw(st.sampled_from([1, 3, 4, 7]))
     head_dim = data.draw(st.sampled_from([16, 64, 96]))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    options = {
-        "window": data.draw(st.sampled_from([None, 1, 5, 40])),
-        "softcap": data.draw(st.sampled_from([None, 2.0])),
-        "num_splits": data.draw(st.sampled_from([1, 2, 3])),
-    }
+    window = data.draw(st.sampled_from([None, 1, 5, 40]))
+    softcap = data.draw(st.sampled_from([None, 2.0]))
+    num_splits = data.draw(st.sampled_from([1, 2, 3]))
     gen = generator(data.draw(st.integers(0, 99)))
-    keys, values, tables, context_lens, dense = paged(
-        lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen
-    )
+    kv, contexts, dense = paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen)
     num_heads = num_kv_heads * group
     q = guarded(torch.randn(len(lens), num_heads, head_dim, generator=gen).to(dtype))
     sinks = torch.randn(num_heads, generator=gen) if data.draw(st.booleans()) else None
     slopes = torch.rand(num_heads, generator=gen) if data.draw(st.booleans()) else None
-    args = (q, keys, values, tables, context_lens)
-    kwargs = {"max_context_len": max(lens), "sinks_H": sinks, "alibi_slopes_H": slopes, **options}
+    options = AttentionOptions(window=window, softcap=softcap, sinks_H=sinks, alibi_slopes_H=slopes)
     expected = torch.stack(
         [
             plain(
@@ -48,16 +40,16 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
                 k,
                 v,
                 head_dim**-0.5,
-                window=options["window"],
-                softcap=options["softcap"],
+                window=window,
+                softcap=softcap,
                 sinks=sinks,
                 slopes=slopes,
             )
             for i, (k, v) in enumerate(dense)
         ]
     ).to(dtype)
-    assert_close(decode_attention_reference(*args, **kwargs), expected, terms=4)
-    assert_close(decode_attention(*args, **kwargs), expected, terms=4)
+    assert_close(decode_attention_reference(q, kv, contexts, options), expected, terms=4)
+    assert_close(decode_attention(q, kv, contexts, options, num_splits=num_splits), expected, terms=4)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
@@ -65,7 +57,7 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
 def test_quantised_kv(kv_dtype, num_splits, guarded, generator, assert_close):
     gen = generator(1)
     lens = [17, 40]
-    keys, values, tables, context_lens, _ = paged(lens, 16, 2, 32, torch.float32, guarded, gen)
+    (keys, values, *_), contexts, _ = paged(lens, 16, 2, 32, torch.float32, guarded, gen)
     key_scales, value_scales = (torch.rand(keys.shape[:3], generator=gen) / 50 + 0.01 for _ in range(2))
     key_scales[0] = value_scales[0] = torch.nan  # the null block's
     stored_keys, stored_values = (
@@ -73,42 +65,32 @@ def test_quantised_kv(kv_dtype, num_splits, guarded, generator, assert_close):
         for cache, scales in ((keys, key_scales), (values, value_scales))
     )
     q = torch.randn(2, 6, 32, generator=gen)
-    args = (q, guarded(stored_keys), guarded(stored_values), tables, context_lens)
-    got = decode_attention(
-        *args,
-        max_context_len=40,
-        key_scales_NPK=guarded(key_scales),
-        value_scales_NPK=guarded(value_scales),
-        num_splits=num_splits,
-    )
+    kv = PagedKv(*map(guarded, (stored_keys, stored_values, key_scales, value_scales)))
+    got = decode_attention(q, kv, contexts, num_splits=num_splits)
     for i, n in enumerate(lens):
         at = torch.arange(n)
-        where = tables[i].long()[at // 16], at % 16
+        where = contexts.block_tables_BM[i].long()[at // 16], at % 16
         k, v = (
             stored[where].float() * scales[where][..., None]
             for stored, scales in ((stored_keys, key_scales), (stored_values, value_scales))
         )
         assert_close(got[i], plain(q[i], k, v, 32**-0.5).float(), terms=16)
-    reference = decode_attention_reference(
-        *args, max_context_len=40, key_scales_NPK=key_scales, value_scales_NPK=value_scales
-    )
-    assert_close(got, reference, terms=16)
+    assert_close(got, decode_attention_reference(q, kv, contexts), terms=16)
 
 
 def test_empty_context_and_strided_views(guarded, generator, assert_close):
     """A padded row of a captured batch gives zeros; q is part of a projection, the caches of one pool."""
     gen = generator(2)
-    keys, values, tables, _, _ = paged([20, 20], 16, 2, 64, torch.float32, guarded, gen)
-    pool = torch.stack([keys, values], 1)
-    context_lens = torch.tensor([0, 20], dtype=torch.int32)
+    kv, contexts, _ = paged([20, 20], 16, 2, 64, torch.float32, guarded, gen)
+    pool = torch.stack([kv.keys, kv.values], 1)
+    contexts = contexts._replace(lens_B=torch.tensor([0, 20], dtype=torch.int32))
     packed = torch.randn(2, 8, 64, generator=gen)
     q = packed[:, 1:5]
     for num_splits in (1, 2):
         out = torch.full((2, 4, 64), torch.nan)
-        kwargs = {"max_context_len": 20, "num_splits": num_splits}
-        args = (pool[:, 0], pool[:, 1], tables, context_lens)
-        assert decode_attention(q, *args, out_BHD=out, **kwargs) is out
-        assert_close(out, decode_attention_reference(q, keys, values, *args[2:], **kwargs), terms=4)
+        apart = PagedKv(pool[:, 0], pool[:, 1])
+        assert decode_attention(q, apart, contexts, num_splits=num_splits, out_BHD=out) is out
+        assert_close(out, decode_attention_reference(q, kv, contexts), terms=4)
         assert not out[0].any()
 
 
@@ -129,9 +111,11 @@ def test_refusals_say_what_is_supported():
     q = torch.zeros(1, 4, 64)
     cache = torch.zeros(2, 16, 2, 64)
     tables, lens = torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    plain_kv = PagedKv(cache, cache)
 
-    def call(q=q, keys=cache, values=cache, tables=tables, lens=lens, **options):
-        return decode_attention(q, keys, values, tables, lens, max_context_len=1, **options)
+    def call(q=q, kv=plain_kv, tables=tables, num_splits=None, **options):
+        contexts = Contexts(tables, lens, 1)
+        return decode_attention(q, kv, contexts, AttentionOptions(**options), num_splits=num_splits)
 
     scales = torch.ones(2, 16, 2)
     for match, wrong in (
@@ -139,10 +123,10 @@ def test_refusals_say_what_is_supported():
         ("head_dim 24 is not supported; multiples of 16", {"q": torch.zeros(1, 4, 24)}),
         ("head_dim 512 is not", {"q": torch.zeros(1, 4, 512)}),
         ("3 heads", {"q": torch.zeros(1, 3, 64)}),
-        ("to be of the queries' dtype", {"keys": cache.half(), "values": cache.half()}),
-        ("num_blocks, block_size", {"keys": cache[:1]}),
-        ("with key and value scales", {"keys": cache.char(), "values": cache.char()}),
-        ("without key and value scales", {"key_scales_NPK": scales, "value_scales_NPK": scales}),
+        ("to be of the queries' dtype", {"kv": PagedKv(cache.half(), cache.half())}),
+        ("num_blocks, block_size", {"kv": PagedKv(cache[:1], cache)}),
+        ("with key and value scales", {"kv": PagedKv(cache.char(), cache.char())}),
+        ("without key and value scales", {"kv": PagedKv(cache, cache, scales, scales)}),
         ("int32", {"tables": tables.long()}),
         ("1 queries, but 2 block tables", {"tables": tables.repeat(2, 1)}),
         ("window of 0", {"window": 0}),

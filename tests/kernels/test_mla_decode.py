@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.attention import Contexts
 from kernels.mla_decode import mla_decode, mla_decode_reference
 from tests.kernels.paged_kv import paged, plain
 
@@ -22,20 +23,15 @@ from tests.kernels.paged_kv import paged, plain
 def test_equals_plain_softmax(lens, num_heads, dims, dtype, num_splits, guarded, generator, assert_close):
     gen = generator(sum(lens))
     latent_dim, rope_dim = dims
-    latents, _, tables, context_lens, dense = paged(lens, 16, 1, sum(dims), dtype, guarded, gen)
-    cache = guarded(latents[:, :, 0])
+    kv, contexts, dense = paged(lens, 16, 1, sum(dims), dtype, guarded, gen)
+    cache = guarded(kv.keys[:, :, 0])
     q = guarded(torch.randn(len(lens), num_heads, sum(dims), generator=gen).to(dtype))
-    kwargs = {
-        "scale": (latent_dim + rope_dim) ** -0.5,
-        "max_context_len": max(lens),
-        "latent_dim": latent_dim,
-        "num_splits": num_splits,
-    }
+    options = {"scale": (latent_dim + rope_dim) ** -0.5, "latent_dim": latent_dim}
     expected = torch.stack(
-        [plain(q[i], rows, rows[..., :latent_dim], kwargs["scale"]) for i, (rows, _) in enumerate(dense)]
+        [plain(q[i], rows, rows[..., :latent_dim], options["scale"]) for i, (rows, _) in enumerate(dense)]
     ).to(dtype)
-    assert_close(mla_decode_reference(q, cache, tables, context_lens, **kwargs), expected, terms=4)
-    assert_close(mla_decode(q, cache, tables, context_lens, **kwargs), expected, terms=4)
+    assert_close(mla_decode_reference(q, cache, contexts, **options), expected, terms=4)
+    assert_close(mla_decode(q, cache, contexts, num_splits=num_splits, **options), expected, terms=4)
 
 
 def test_equals_attention_with_the_latents_expanded(generator, assert_close):
@@ -49,9 +45,8 @@ def test_equals_attention_with_the_latents_expanded(generator, assert_close):
     q = torch.randn(num_heads, nope_dim + rope_dim, generator=gen)
     absorbed = torch.cat([torch.einsum("hn,hnc->hc", q[:, :nope_dim], up_keys), q[:, nope_dim:]], 1)
     scale = (nope_dim + rope_dim) ** -0.5
-    latent = mla_decode(
-        absorbed[None], cache, tables, lens, scale=scale, max_context_len=length, latent_dim=latent_dim
-    )
+    contexts = Contexts(tables, lens, length)
+    latent = mla_decode(absorbed[None], cache, contexts, scale=scale, latent_dim=latent_dim)
     rows = cache[[2, 1]].flatten(0, 1)[:length]
     keys = torch.einsum("lc,hnc->lhn", rows[:, :latent_dim], up_keys)
     rope = rows[:, None, latent_dim:].expand(-1, num_heads, -1)
@@ -66,9 +61,8 @@ def test_empty_context_gives_zeros():
     tables = torch.tensor([[0], [1]], dtype=torch.int32)
     lens = torch.tensor([0, 16], dtype=torch.int32)
     for num_splits in (1, 2):
-        out = mla_decode(
-            q, cache, tables, lens, scale=0.1, max_context_len=16, latent_dim=64, num_splits=num_splits
-        )
+        contexts = Contexts(tables, lens, 16)
+        out = mla_decode(q, cache, contexts, scale=0.1, latent_dim=64, num_splits=num_splits)
         assert not out[0].any()
         torch.testing.assert_close(out[1], torch.ones(4, 64))
 
@@ -78,9 +72,8 @@ def test_refusals_say_what_is_supported():
     tables, lens = torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
 
     def call(q=q, cache=cache, tables=tables, latent_dim=64, **options):
-        return mla_decode(
-            q, cache, tables, lens, scale=1.0, max_context_len=1, latent_dim=latent_dim, **options
-        )
+        contexts = Contexts(tables, lens, 1)
+        return mla_decode(q, cache, contexts, scale=1.0, latent_dim=latent_dim, **options)
 
     for match, wrong in (
         ("latent_dim 48 with rope_dim 32 is not supported", {"latent_dim": 48}),

@@ -7,13 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.attention import AttentionOptions, Contexts
 from kernels.decode_attention import decode_attention
-from kernels.prefill_attention import prefill_attention, prefill_attention_reference
+from kernels.paged_kv import PagedKv
+from kernels.prefill_attention import (
+    Chunks,
+    DraftTree,
+    prefill_attention,
+    prefill_attention_reference,
+)
 from tests.kernels.paged_kv import paged, plain
 
 
-def starts_of(query_lens):
-    return torch.tensor([0, *query_lens]).cumsum(0).int()
+def chunks_of(query_lens):
+    return Chunks(torch.tensor([0, *query_lens]).cumsum(0).int(), max(query_lens))
 
 
 @settings(max_examples=20, derandomize=True)
@@ -35,23 +42,13 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
     softcap = data.draw(st.sampled_from([None, 2.0]))
     num_splits = data.draw(st.sampled_from([1, 1, 2]))
     gen = generator(data.draw(st.integers(0, 99)))
-    keys, values, tables, context_lens, dense = paged(
-        lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen
-    )
+    kv, contexts, dense = paged(lens, block_size, num_kv_heads, head_dim, dtype, guarded, gen)
     num_heads = num_kv_heads * group
     sinks = torch.randn(num_heads, generator=gen) if data.draw(st.booleans()) else None
     slopes = torch.rand(num_heads, generator=gen) if data.draw(st.booleans()) else None
     q = guarded(torch.randn(sum(query_lens), num_heads, head_dim, generator=gen).to(dtype))
-    args = (q, keys, values, tables, starts_of(query_lens), context_lens)
-    kwargs = {
-        "max_query_len": max(query_lens),
-        "max_context_len": max(lens),
-        "window": window,
-        "softcap": softcap,
-        "sinks_H": sinks,
-        "alibi_slopes_H": slopes,
-        "num_splits": num_splits,
-    }
+    options = AttentionOptions(window=window, softcap=softcap, sinks_H=sinks, alibi_slopes_H=slopes)
+    args = (q, kv, contexts, chunks_of(query_lens), options)
     expected, token = torch.zeros_like(q), 0
     for (k, v), num_queries, n in zip(dense, query_lens, lens, strict=True):
         for i in range(n - num_queries, n):
@@ -66,26 +63,26 @@ def test_equals_plain_softmax(data, guarded, generator, assert_close):
                 slopes=slopes,
             ).to(dtype)
             token += 1
-    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
-    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention_reference(*args), expected, terms=4)
+    assert_close(prefill_attention(*args, num_splits=num_splits), expected, terms=4)
 
 
 @pytest.mark.parametrize("window", [None, 5, 59, 60])
 @pytest.mark.parametrize("num_splits", [1, 2])
 def test_tile_edges_and_freed_blocks(window, num_splits, guarded, generator, assert_close):
     """The diagonal and the window's edge cross tiles; blocks before the window are the null block, NaN."""
-    keys, values, tables, context_lens, dense = paged([97], 16, 1, 32, torch.float32, guarded, generator(6))
-    freed = tables.clone()
+    kv, contexts, dense = paged([97], 16, 1, 32, torch.float32, guarded, generator(6))
+    freed = contexts.block_tables_BM.clone()
     freed[0, : 0 if window is None else (86 - window + 1) // 16] = 0
     q = torch.randn(11, 3, 32, generator=generator(7))  # tiles of ten tokens, two rows left over
-    args = (q, keys, values, freed, starts_of([11]), context_lens)
-    kwargs = {"max_query_len": 11, "max_context_len": 97, "window": window, "num_splits": num_splits}
+    contexts = contexts._replace(block_tables_BM=freed)
+    args = (q, kv, contexts, chunks_of([11]), AttentionOptions(window=window))
     ((k, v),) = dense
     expected = torch.stack(
         [plain(q[i], k[: 87 + i], v[: 87 + i], 32**-0.5, window=window) for i in range(11)]
     ).float()
-    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
-    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention_reference(*args), expected, terms=4)
+    assert_close(prefill_attention(*args, num_splits=num_splits), expected, terms=4)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -96,7 +93,7 @@ def test_tree(window, num_splits, guarded, generator, assert_close):
     prefixes = [60, 2]
     lens = [prefix + len(tree) for prefix, tree in zip(prefixes, parents, strict=True)]
     gen = generator(3)
-    keys, values, tables, context_lens, dense = paged(lens, 16, 1, 32, torch.float32, guarded, gen)
+    kv, contexts, dense = paged(lens, 16, 1, 32, torch.float32, guarded, gen)
     masks, positions = [], []
     for prefix, tree in zip(prefixes, parents, strict=True):
         mask = torch.eye(len(tree), dtype=torch.bool)
@@ -107,19 +104,10 @@ def test_tree(window, num_splits, guarded, generator, assert_close):
         positions.append((prefix + mask.sum(1) - 1).int())
     slopes = None if window is None else torch.tensor([0.3, 0.1])
     q = torch.randn(10, 2, 32, generator=gen)
-    args = (q, keys, values, tables, starts_of([7, 3]), context_lens)
-    kwargs = {
-        "max_query_len": 7,
-        "max_context_len": max(lens),
-        "window": window,
-        "alibi_slopes_H": slopes,
-        "tree_mask": guarded(torch.cat([mask.flatten() for mask in masks]).view(torch.uint8)).view(
-            torch.bool
-        ),
-        "tree_mask_start_B": torch.tensor([0, 49], dtype=torch.int32),
-        "positions_T": guarded(torch.cat(positions)),
-        "num_splits": num_splits,
-    }
+    args = (q, kv, contexts, chunks_of([7, 3]), AttentionOptions(window=window, alibi_slopes_H=slopes))
+    bits = guarded(torch.cat([mask.flatten() for mask in masks]).view(torch.uint8)).view(torch.bool)
+    starts = torch.tensor([0, 49], dtype=torch.int32)
+    drafts = DraftTree(bits, starts, guarded(torch.cat(positions)))
     expected, token = torch.zeros_like(q), 0
     for (k, v), prefix, mask, at in zip(dense, prefixes, masks, positions, strict=True):
         key_at = torch.cat([torch.arange(prefix), at])
@@ -130,8 +118,8 @@ def test_tree(window, num_splits, guarded, generator, assert_close):
                 q[token], k, v, 32**-0.5, window=window, slopes=slopes, distance=distance, seen=seen
             ).float()
             token += 1
-    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=4)
-    assert_close(prefill_attention(*args, **kwargs), expected, terms=4)
+    assert_close(prefill_attention_reference(*args, tree=drafts), expected, terms=4)
+    assert_close(prefill_attention(*args, tree=drafts, num_splits=num_splits), expected, terms=4)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
@@ -142,38 +130,23 @@ def test_quantised_kv(kv_dtype, guarded, generator, assert_close):
     scales = [torch.rand(shape[:3], generator=gen) / 50 for _ in range(2)]
     tables = torch.tensor([[3, 5, 1], [2, 7, 4]], dtype=torch.int32)
     q = torch.randn(24, 6, 32, generator=gen)
-    args = (
-        q,
-        guarded(stored[0]),
-        guarded(stored[1]),
-        tables,
-        starts_of([9, 15]),
-        torch.tensor([41, 15]).int(),
-    )
-    kwargs = {
-        "max_query_len": 15,
-        "max_context_len": 41,
-        "key_scales_NPK": guarded(scales[0]),
-        "value_scales_NPK": guarded(scales[1]),
-    }
-    plain_caches = [cache.float() * scale[..., None] for cache, scale in zip(stored, scales, strict=True)]
-    expected = prefill_attention_reference(q, *plain_caches, *args[3:], max_query_len=15, max_context_len=41)
-    assert_close(prefill_attention_reference(*args, **kwargs), expected, terms=16)
-    assert_close(prefill_attention(*args, **kwargs), expected, terms=16)
+    kv = PagedKv(*map(guarded, (*stored, *scales)))
+    step = Contexts(tables, torch.tensor([41, 15]).int(), 41), chunks_of([9, 15])
+    wide = [cache.float() * scale[..., None] for cache, scale in zip(stored, scales, strict=True)]
+    expected = prefill_attention_reference(q, PagedKv(*wide), *step)
+    assert_close(prefill_attention_reference(q, kv, *step), expected, terms=16)
+    assert_close(prefill_attention(q, kv, *step), expected, terms=16)
 
 
 def test_rows_of_no_sequence_are_not_written_and_decode_agrees(guarded, generator, assert_close):
     """A captured batch: padded tokens stay as they are; a decode row is as from the decode kernel."""
     gen = generator(5)
-    keys, values, tables, context_lens, _ = paged([33, 7], 16, 2, 64, torch.float32, guarded, gen)
+    kv, contexts, _ = paged([33, 7], 16, 2, 64, torch.float32, guarded, gen)
     q = torch.randn(5, 4, 64, generator=gen)
     out = torch.full_like(q, 7.0)
-    kwargs = {"max_context_len": 33}
-    prefill_attention(
-        q, keys, values, tables, starts_of([1, 1]), context_lens, max_query_len=1, out_THD=out, **kwargs
-    )
+    prefill_attention(q, kv, contexts, chunks_of([1, 1]), out_THD=out)
     assert (out[2:] == 7.0).all()
-    assert_close(out[:2], decode_attention(q[:2], keys, values, tables, context_lens, **kwargs), terms=4)
+    assert_close(out[:2], decode_attention(q[:2], kv, contexts), terms=4)
 
 
 def test_refusals_say_what_is_supported():
@@ -181,19 +154,18 @@ def test_refusals_say_what_is_supported():
     cache = torch.zeros(2, 16, 1, 64)
     tables, lens = torch.ones(1, 1, dtype=torch.int32), torch.full((1,), 2, dtype=torch.int32)
 
-    def call(starts=(0, 2), q=q, **options):
-        loc = torch.tensor(starts, dtype=torch.int32)
-        return prefill_attention(
-            q, cache, cache, tables, loc, lens, max_query_len=2, max_context_len=2, **options
-        )
+    def call(starts=(0, 2), q=q, tree=None, **options):
+        chunks = Chunks(torch.tensor(starts, dtype=torch.int32), 2)
+        kv, contexts = PagedKv(cache, cache), Contexts(tables, lens, 2)
+        return prefill_attention(q, kv, contexts, chunks, AttentionOptions(**options), tree=tree)
 
     mask, mask_start = torch.ones(4, dtype=torch.bool), torch.zeros(1, dtype=torch.int32)
     for match, wrong in (
         ("64 query heads a KV head are not supported", {}),
         ("one table a sequence is needed, and one start more", {"starts": (0, 1, 2)}),
-        ("torch.bool", {"tree_mask": mask.int(), "tree_mask_start_B": mask_start}),
-        ("tree_mask_start of each", {"tree_mask": mask}),
-        ("needs the tokens' positions", {"tree_mask": mask, "tree_mask_start_B": mask_start, "window": 3}),
+        ("torch.bool", {"tree": DraftTree(mask.int(), mask_start)}),
+        ("mask_start: torch.int32", {"tree": DraftTree(mask, mask_start.long())}),
+        ("needs the tokens' positions", {"tree": DraftTree(mask, mask_start), "window": 3}),
         ("head_dim 40", {"q": torch.zeros(2, 4, 40)}),
     ):
         with pytest.raises(ValueError, match=match):

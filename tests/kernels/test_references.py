@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernels import decode_attention as decode_module
+from kernels.attention import AttentionOptions
 from kernels.decode_attention import decode_attention_reference
-from kernels.prefill_attention import prefill_attention_reference
+from kernels.prefill_attention import Chunks, prefill_attention_reference
 from kernels.sampling import greedy_reference
 from tests.kernels.paged_kv import paged, plain
 
@@ -27,18 +28,11 @@ def test_decodes_padded_together_see_their_own_context_only(
     """Of lengths a block's edge apart, and far apart; all together, or few at a time."""
     monkeypatch.setattr(decode_module, "MAX_GATHERED", most)
     gen = generator(5)
-    keys, values, tables, context_lens, dense = paged(LENS, 8, 2, 16, torch.float32, guarded, gen)
+    kv, contexts, dense = paged(LENS, 8, 2, 16, torch.float32, guarded, gen)
     q = torch.randn(len(LENS), 6, 16, generator=gen)
     names = {"sinks": "sinks_H", "slopes": "alibi_slopes_H"}
-    got = decode_attention_reference(
-        q,
-        keys,
-        values,
-        tables,
-        context_lens,
-        max_context_len=70,
-        **{names.get(name, name): value for name, value in options.items()},
-    )
+    given = AttentionOptions(**{names.get(name, name): value for name, value in options.items()})
+    got = decode_attention_reference(q, kv, contexts, given)
     expected = torch.stack([plain(q[i], k, v, 0.25, **options) for i, (k, v) in enumerate(dense)]).float()
     assert_close(got, expected, terms=4)
 
@@ -47,20 +41,11 @@ def test_tokens_that_come_alone_are_rows_of_their_own_among_chunks(guarded, gene
     """Chunks of 4, 1, 0, 16, 1, 1 tokens; rows of no sequence stay as they are."""
     gen = generator(6)
     counts, lens = [4, 1, 0, 16, 1, 1], [23, 17, 9, 16, 1, 30]
-    keys, values, tables, context_lens, dense = paged(lens, 8, 2, 16, torch.float32, guarded, gen)
+    kv, contexts, dense = paged(lens, 8, 2, 16, torch.float32, guarded, gen)
     starts = torch.tensor([0, *counts]).cumsum(0)
     q = torch.randn(25, 6, 16, generator=gen)
-    got = prefill_attention_reference(
-        q,
-        keys,
-        values,
-        tables,
-        starts.int(),
-        context_lens,
-        max_query_len=16,
-        max_context_len=30,
-        out_THD=torch.full_like(q, 7.0),
-    )
+    chunks = Chunks(starts.int(), 16)
+    got = prefill_attention_reference(q, kv, contexts, chunks, out_THD=torch.full_like(q, 7.0))
     rows = []
     for (k, v), start, count, length in zip(dense, starts.tolist(), counts, lens, strict=False):
         for i in range(count):

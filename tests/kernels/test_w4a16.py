@@ -7,17 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.w4a16 import (
-    DENSE_ROWS,
-    Int4Weight,
-    dense,
-    dense_reference,
-    from_awq,
-    from_gptq,
-    quantise_int4,
-    w4a16_gemm,
-    w4a16_gemm_reference,
-)
+from kernels.int4_weight import Int4Weight, dense_reference, from_awq, from_gptq, quantise_int4
+from kernels.w4a16 import DENSE_ROWS, dense, w4a16_gemm, w4a16_gemm_reference
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

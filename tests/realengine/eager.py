@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.rope import rope_frequencies
-from kernels.w4a16 import Int4Weight, dense_reference
+from kernels.int4_weight import Int4Weight, dense_reference
+from kernels.rope_angles import rope_frequencies
 
 
 def eager_logits(spec, weights, tokens, rounded=lambda x: x, stored=lambda x: x):

@@ -9,11 +9,12 @@ import torch
 hf = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from policies.batching.chunked import Chunked  # noqa: E402
-from realengine.build import Model, build_engine  # noqa: E402
+from realengine.build import build_engine  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.model.backend import TORCH  # noqa: E402
 from realengine.model.decoder import Decoder  # noqa: E402
 from realengine.model.kv_cache import KvCache  # noqa: E402
+from realengine.serving.model import Model  # noqa: E402
 from realengine.serving.sampling_params import SamplingParams  # noqa: E402
 from realengine.settings import EngineSettings  # noqa: E402
 from realengine.weights.load import load_weights  # noqa: E402

@@ -42,10 +42,10 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.files import TableLevel
 from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
-from realengine.build import CPU_KV_BYTES
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device
 from realengine.model.kv_cache import KvCache
+from realengine.runner.rank import CPU_KV_BYTES
 from realengine.settings import DTYPES
 from sim.report.files import write_table
 from sim.settings.build import build

@@ -22,7 +22,7 @@ from experiments.validate.fidelity.recorded_settings import deciding
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
-from realengine.build import GIB, Memory, Model, assemble, build_executor
+from realengine.build import assemble
 from realengine.clock import ThreadTimeClock, WallClock
 from realengine.engine import Engine
 from realengine.model.architecture import Architecture
@@ -30,7 +30,9 @@ from realengine.model.backend import choose_device
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import Drawn
 from realengine.runner.parallel import Group
+from realengine.runner.rank import GIB, Memory, build_executor
 from realengine.runner.work import Padding, Work
+from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 from sim.report.files import config_digest
 from sim.setup.scenario import Scenario

@@ -46,7 +46,7 @@ from experiments.gpu.validating import SUITES, flights_of, sum_up, worst_of
 from experiments.validate.engine.flight import Built, settings_of, with_room
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from kernels.case import Case
-from realengine.build import Memory
+from realengine.runner.rank import Memory
 from sim.setup.engine_profile import EngineProfile
 
 ROOT = Path(__file__).resolve().parents[3]

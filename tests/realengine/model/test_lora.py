@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="reads the package safetensors")
 
+from kernels.lora import Segments  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.model.backend import TORCH  # noqa: E402
 from realengine.model.decoder import Decoder  # noqa: E402
@@ -21,7 +22,6 @@ from realengine.model.lora import (  # noqa: E402
     DECODE_TOKENS,
     NO_ADAPTER,
     AdapterBank,
-    Segments,
     make_segments,
     num_decode_segments,
 )

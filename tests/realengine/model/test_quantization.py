@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.w4a16 import Int4Weight
+from kernels.int4_weight import Int4Weight
 from kernels.w8a8 import ScaledTensor
 from kernels.w8a16 import Int8Weight
 from realengine.model import quantization as module

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine needs torch")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="reads the package safetensors")
 
-from kernels.w4a16 import Int4Weight  # noqa: E402
+from kernels.int4_weight import Int4Weight  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.model.backend import TORCH  # noqa: E402
 from realengine.model.decoder import Decoder  # noqa: E402

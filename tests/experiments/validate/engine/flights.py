@@ -18,9 +18,11 @@ from hwmodels.devices.host import HostOverhead
 from hwmodels.model.model_spec import ModelSpec
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
-from realengine.build import Model, assemble, build_executor
+from realengine.build import assemble
 from realengine.model.architecture import Architecture
 from realengine.runner.parallel import Group
+from realengine.runner.rank import build_executor
+from realengine.serving.model import Model
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario

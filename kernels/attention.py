@@ -1,0 +1,276 @@
+"""What the paged attention kernels share: options, checks, and how a context is split among programs.
+
+The second pass of split-KV is here, too: it adds up the parts of `decode_attention`, `prefill_attention` and
+`mla_decode` by their log-sum-exp.
+
+Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M most blocks of
+a sequence, S splits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import INTERPRETER, launch, target
+from kernels.paged_kv import QUANTISED, PagedKv
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MAX_HEAD_DIM = 256
+MAX_SPLITS = 64
+MIN_SPLIT_TOKENS = 256
+SM_COUNTS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, INTERPRETER: 4}
+# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+STEP_ARGS = ["block_tables_ptr", "context_lens_ptr", "stride_tb", "num_splits"]
+NO_FP8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_87")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttentionOptions:
+    """How a layer attends. Scores are scaled, capped, ALiBi is added, then they are masked."""
+
+    scale: float | None = None
+    """Of the scores; None: 1 / sqrt(head_dim)."""
+    window: int | None = None
+    """Keys that a token sees, its own counted; None: all."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap) (Gemma 2)."""
+    sinks_H: torch.Tensor | None = None
+    """float32: a logit a head that only adds to the softmax's denominator (gpt-oss)."""
+    alibi_slopes_H: torch.Tensor | None = None
+    """float32 (Press et al., 2022)."""
+
+    def scale_of(self, head_dim: int) -> float:
+        """The factor of the scores."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+
+PLAIN = AttentionOptions()
+"""Causal attention without any option."""
+
+
+class Contexts(NamedTuple):
+    """The sequences of a step, and where their KV lies. int32, on the device."""
+
+    block_tables_BM: torch.Tensor
+    lens_B: torch.Tensor
+    """Tokens that each attends to, its newest ones included; 0 gives zeros."""
+    max_len: int
+    """Known to the host: the longest context or its bucket, from which the number of splits is chosen."""
+
+
+def choose_num_splits(num_programs: int, num_tokens: int, num_resident: int) -> int:
+    """Parts to cut contexts of up to num_tokens into, where num_programs would read them whole.
+
+    The fewest that fill waves of num_resident programs almost as well as any number does; none of them so
+    short that adding up the parts costs more.
+    """
+    limit = max(1, min(MAX_SPLITS, triton.cdiv(num_tokens, MIN_SPLIT_TOKENS)))
+    filled = []
+    for num_splits in range(1, limit + 1):
+        waves = max(1, num_programs) * num_splits / num_resident
+        filled.append(waves / math.ceil(waves))
+    return next(n for n, share in enumerate(filled, 1) if share >= 0.85 * max(filled))
+
+
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors (compute units) of the device, or of the chip that is compiled for."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return SM_COUNTS[nearest(target(), SM_COUNTS)]
+
+
+@cache
+def _nearest(name: str, names: tuple[str, ...]) -> str:
+    if name in names:
+        return name
+    if name.startswith("gfx"):
+        return "gfx942"
+    return "sm_90" if name.startswith("sm_") and int(name[3:]) >= 90 else "sm_80"
+
+
+def nearest(name: str, table: Mapping[str, object]) -> str:
+    """The key of a table by target that chip `name` uses: its own, or that of the chip most like it."""
+    return _nearest(name, tuple(table))
+
+
+def padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def make_partials(
+    q_THD: torch.Tensor, value_dim: int, num_splits: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where splits leave their outputs [T, H, S, value_dim] and log2-sum-exps [T, H, S]; None without."""
+    if num_splits == 1:
+        return None, None
+    num_tokens, num_heads = q_THD.shape[:2]
+    shape = num_tokens, num_heads, num_splits
+    partial = torch.empty(*shape, value_dim, dtype=torch.float32, device=q_THD.device)
+    return partial, torch.empty(shape, dtype=torch.float32, device=q_THD.device)
+
+
+def combine_splits(
+    out_THD: torch.Tensor,
+    partial_THSD: torch.Tensor,
+    partial_lse_THS: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
+    """Second pass: the splits' outputs into out, each by its share of the softmax; sinks take theirs."""
+    num_tokens, num_heads, num_splits, value_dim = partial_THSD.shape
+    block_d = min(128 if num_splits <= 16 else 64, padded(value_dim))
+    launch(
+        combine_splits_kernel,
+        (num_tokens, num_heads, triton.cdiv(value_dim, block_d)),
+        out_THD,
+        partial_THSD,
+        partial_lse_THS,
+        sinks_H,
+        *out_THD.stride()[:2],
+        num_heads,
+        num_splits,
+        VALUE_DIM=value_dim,
+        BLOCK_D=block_d,
+        BLOCK_S=triton.next_power_of_2(num_splits),
+        num_warps=2,
+        num_stages=1,
+    )
+
+
+def min_tiles_of_a_split(block_n: int) -> int:
+    """Tiles of keys that a split has at least: adding up shorter parts would cost more."""
+    return max(1, MIN_SPLIT_TOKENS // block_n) if target() != INTERPRETER else 1
+
+
+def check_caches(q_THD: torch.Tensor, kv: PagedKv) -> None:
+    """ValueError unless the kernels can read these caches for these queries."""
+    keys, values, *scales = kv
+    num_heads, head_dim = q_THD.shape[-2:]
+    if q_THD.dim() != 3 or q_THD.stride(-1) != 1:
+        raise ValueError("queries: [tokens, heads, head_dim] with a contiguous last dimension are supported")
+    if q_THD.dtype not in DTYPES:
+        raise ValueError(f"queries of {q_THD.dtype} are not supported; {', '.join(map(str, DTYPES))} are")
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim {head_dim} is not supported; multiples of 16 up to {MAX_HEAD_DIM} are "
+            "(powers of two without waste)"
+        )
+    if keys.dim() != 4 or keys.shape != values.shape:
+        raise ValueError(
+            f"key and value caches of {list(keys.shape)} and {list(values.shape)}: "
+            "both are to be [num_blocks, block_size, num_kv_heads, head_dim]"
+        )
+    if keys.shape[3] != head_dim or num_heads % keys.shape[2]:
+        raise ValueError(
+            f"caches of {keys.shape[2]} KV heads of {keys.shape[3]} do not fit queries "
+            f"of {num_heads} heads of {head_dim}: the same head_dim and a multiple of the KV heads are needed"
+        )
+    if keys.stride(-1) != 1 or values.stride(-1) != 1:
+        raise ValueError("caches: the last dimension must be contiguous")
+    _check_cache_dtype(q_THD.dtype, keys, values)
+    quantised = keys.dtype in QUANTISED
+    if any((s is not None) != quantised for s in scales):
+        raise ValueError(f"KV of {keys.dtype} goes {'with' if quantised else 'without'} key and value scales")
+    for s in scales:
+        if s is not None and (s.shape != keys.shape[:3] or s.dtype != torch.float32 or not s.is_contiguous()):
+            raise ValueError("scales: contiguous float32 [num_blocks, block_size, num_kv_heads] is supported")
+
+
+def _check_cache_dtype(dtype: torch.dtype, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (dtype, *QUANTISED):
+        raise ValueError(
+            f"keys of {key_cache.dtype} and values of {value_cache.dtype} are not supported for queries of "
+            f"{dtype}; both are to be of the queries' dtype, torch.int8 or torch.float8_e4m3fn"
+        )
+    if key_cache.dtype == torch.float8_e4m3fn and target() in NO_FP8:
+        raise ValueError(
+            f"KV of torch.float8_e4m3fn is not supported on {target()}; it is from sm_89 and on gfx942, "
+            "and torch.int8 is everywhere"
+        )
+
+
+def check_sequences(block_tables_BM: torch.Tensor, *lens_B: torch.Tensor) -> None:
+    """ValueError unless these are int32 block tables and lengths."""
+    if block_tables_BM.dim() != 2 or any(lens.dim() != 1 for lens in lens_B):
+        raise ValueError("block tables: [num_seqs, max_blocks] is supported; lengths: one dimension")
+    if block_tables_BM.stride(1) != 1 or any(t.dtype != torch.int32 for t in (block_tables_BM, *lens_B)):
+        raise ValueError("block tables and lengths: contiguous torch.int32 is supported")
+
+
+def check_options(q_THD: torch.Tensor, options: AttentionOptions) -> None:
+    """ValueError unless window and softcap are positive and there is one sink and one slope a head."""
+    window, softcap = options.window, options.softcap
+    if window is not None and window < 1:
+        raise ValueError(f"window of {window}: at least 1, the token's own, or None is supported")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"softcap of {softcap}: above 0 or None is supported")
+    for name, values in (("sinks", options.sinks_H), ("alibi_slopes", options.alibi_slopes_H)):
+        if values is not None and (
+            values.shape != (q_THD.shape[1],) or values.dtype != torch.float32 or not values.is_contiguous()
+        ):
+            raise ValueError(f"{name}: contiguous float32 [num_heads] is supported")
+
+
+def check_num_splits(num_splits: int) -> None:
+    if not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits of {num_splits}: 1 to {MAX_SPLITS} are supported")
+
+
+@triton.jit
+def capped(scores, softcap):
+    """softcap * tanh(scores / softcap), in base-2 logits."""
+    return (2.0 * LOG2E) * softcap * (tl.sigmoid(scores * (2.0 / softcap)) - 0.5)
+
+
+@triton.jit
+def widened(tile, dtype: tl.constexpr):
+    """Cached keys or values as an operand of the queries' dtype."""
+    if tile.dtype == tl.int8:
+        return tile.to(tl.float32).to(dtype)
+    return tile.to(dtype)
+
+
+@triton.jit(do_not_specialize=STEP_ARGS, do_not_specialize_on_alignment=STEP_ARGS)
+def combine_splits_kernel(
+    out_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    sinks_ptr,
+    stride_ot,
+    stride_oh,
+    num_heads,
+    num_splits,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Grid: tokens, query heads, tiles of VALUE_DIM. A split whose log-sum-exp is -inf has no output."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    split = tl.arange(0, BLOCK_S)
+    row = (token * num_heads + head) * num_splits + split
+    lse = tl.load(partial_lse_ptr + row, mask=split < num_splits, other=float("-inf"))
+    top = tl.max(lse, 0)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head) * LOG2E
+        top = tl.maximum(top, sink)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp2(lse - top)
+    total = tl.sum(share, 0)
+    if sinks_ptr is not None:
+        total += tl.exp2(sink - top)
+    used = (lse > float("-inf"))[:, None] & (d < VALUE_DIM)[None, :]
+    partial = tl.load(partial_ptr + row[:, None] * VALUE_DIM + d[None, :], mask=used, other=0.0)
+    out = tl.sum(partial * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    out_row = token * stride_ot + head * stride_oh
+    tl.store(out_ptr + out_row + d, out.to(out_ptr.dtype.element_ty), mask=d < VALUE_DIM)

@@ -1,0 +1,70 @@
+"""Real models' attention, at whose sizes the attention kernels are compiled ahead of time and timed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+from kernels.attention import AttentionOptions, Contexts
+from kernels.paged_kv import QUANTISED, PagedKv
+
+
+class Dimensions(NamedTuple):
+    """A model's attention, and the options that its layers use, for `cases()`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+
+    def options(self, device: torch.device) -> AttentionOptions:
+        """Those of its layers, all sinks and slopes alike."""
+        return AttentionOptions(
+            window=self.window,
+            softcap=self.softcap,
+            sinks_H=torch.zeros(self.num_heads, device=device) if self.sinks else None,
+            alibi_slopes_H=torch.full((self.num_heads,), 0.01, device=device) if self.alibi else None,
+        )
+
+
+MODELS = {
+    "llama_8b": Dimensions(32, 8, 128),
+    "qwen3_0.6b": Dimensions(16, 8, 128),
+    "smollm2_135m": Dimensions(9, 3, 64),
+    "mistral_7b": Dimensions(32, 8, 128, window=4096),
+    "gpt_oss_20b": Dimensions(64, 8, 64, window=128, sinks=True),
+    "gemma2_9b": Dimensions(16, 8, 256, window=4096, softcap=50.0),
+    "mpt_7b": Dimensions(32, 32, 128, alibi=True),
+    "phi3_mini": Dimensions(32, 32, 96),
+    "falcon_7b": Dimensions(71, 1, 64),
+}
+
+
+def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Random numbers on a GPU; on the CPU, where cases are only compiled, memory that is never touched."""
+    if device.type == "cpu":
+        return torch.empty(shape, dtype=dtype)
+    if dtype in QUANTISED:
+        return torch.randint(-96, 96, shape, dtype=torch.int8, device=device).view(dtype)
+    return torch.empty(shape, dtype=dtype, device=device).normal_()
+
+
+def made_cache(
+    num_seqs: int, context_len: int, model: Dimensions, dtype: torch.dtype, device: torch.device
+) -> tuple[PagedKv, Contexts]:
+    """A cache with the scales that its dtype takes, and sequences of one length over shuffled blocks."""
+    max_blocks = triton.cdiv(context_len, 16)
+    num_blocks = num_seqs * max_blocks + 1
+    shape = num_blocks, 16, model.num_kv_heads, model.head_dim
+    tables = torch.randperm(num_blocks - 1, device=device).view(num_seqs, max_blocks).int() + 1
+    lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=device)
+    scales: list[torch.Tensor] = []
+    if dtype in QUANTISED:
+        scales = [made(shape[:3], torch.float32, device).abs_().mul_(0.02) for _ in range(2)]
+    kv = PagedKv(made(shape, dtype, device), made(shape, dtype, device), *scales)
+    return kv, Contexts(tables, lens, context_len)

@@ -1,0 +1,90 @@
+"""The angles of rotary positions, plain or scaled for longer contexts, as models are configured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def cos_sin_table(
+    rotary_dim: int,
+    num_positions: int,
+    *,
+    base: float = 10000.0,
+    scaling: Mapping[str, Any] | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """[num_positions, rotary_dim] fp32: cosines of the rotary_dim / 2 angles, then their sines.
+
+    scaling: the `rope_scaling` of a config.json: types default, linear, llama3 (Llama 3.1) and yarn (Peng et
+    al. 2023, with the attention factor multiplied in). Raises ValueError on other types and missing settings.
+    """
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"rotary_dim={rotary_dim}: must be even and at least 2")
+    frequencies, factor = rope_frequencies(rotary_dim, base, scaling)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies)
+    return (torch.cat([angles.cos(), angles.sin()], dim=1) * factor).to(device=device, dtype=torch.float32)
+
+
+def rope_frequencies(
+    rotary_dim: int, base: float, scaling: Mapping[str, Any] | None = None
+) -> tuple[torch.Tensor, float]:
+    """(Radians a position [rotary_dim / 2] in fp64, factor on cosine and sine).
+
+    Unscaled: base^(-2 i / rotary_dim); rotary_dim 4, base 10000: 1 and 0.01.
+    """
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
+    # In fp32, as models were trained: positions amplify the last bits.
+    plain = (1.0 / (base ** exponents.float())).double()
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("default", None):
+        return plain, 1.0
+    try:
+        if kind == "linear":
+            return plain / scaling["factor"], 1.0
+        if kind == "llama3":
+            return _llama3(plain, scaling), 1.0
+        if kind == "yarn":
+            return _yarn(plain, rotary_dim, base, scaling)
+    except KeyError as error:
+        raise ValueError(f"rope_scaling of type {kind!r} lacks {error}: {dict(scaling)}") from None
+    raise ValueError(f"rope_scaling type {kind!r}: default, linear, llama3 and yarn are supported")
+
+
+def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
+    """Long waves slowed by `factor`, short ones kept, those between blended (Llama 3.1 model card)."""
+    context = scaling["original_max_position_embeddings"]
+    turns = context * plain / (2 * math.pi)  # in the original context
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * plain + (1 - kept) * plain / scaling["factor"]
+
+
+def _yarn(
+    plain: torch.Tensor, rotary_dim: int, base: float, scaling: Mapping[str, Any]
+) -> tuple[torch.Tensor, float]:
+    """Dimensions that turn more than beta_fast times are kept, under beta_slow slowed; a ramp between."""
+    factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def pair_of(turns: float) -> float:
+        return rotary_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_of(scaling.get("beta_fast") or 32), pair_of(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    ramp = (torch.arange(rotary_dim // 2, dtype=torch.float64) - low) / (high - low if high != low else 0.001)
+    interpolated = ramp.clamp(0.0, 1.0)
+    frequencies = interpolated * plain / factor + (1 - interpolated) * plain
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    given = scaling.get("attention_factor")
+    if given is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        given = magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
+    return frequencies, float(magnitude(1.0) if given is None else given)

