@@ -3,6 +3,8 @@
 The second pass of split-KV is here, too: it adds up the parts of `decode_attention`, `prefill_attention` and
 `mla_decode` by their log-sum-exp.
 
+The three launchers are longer than other functions, as each hands a kernel its arguments, one a line.
+
 Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M most blocks of
 a sequence, S splits.
 """

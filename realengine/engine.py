@@ -21,11 +21,12 @@ from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
 from policies.core.request import Branching, Prompt, Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
-from realengine.names import ContentNames
 from realengine.observer import Observer
 from realengine.runner.executor import DeviceLostError
-from realengine.runner.runner import Launch, Runner
+from realengine.runner.launch import Launch
+from realengine.runner.runner import Runner
 from realengine.serving.answer import Answer, Output
+from realengine.serving.content_names import ContentNames
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.stop_strings import WatchedText
 from realengine.serving.tokenizer import Tokenizer

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from realengine.ahead.setups import MODELS
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
-from realengine.setups import MODELS
 
 LLAMA_8B = MODELS["llama-3.1-8b"]
 QWEN3_0_6B = MODELS["qwen3-0.6b"]

@@ -79,10 +79,7 @@ def build_executor(
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
     except torch.OutOfMemoryError:
         fitting = _num_blocks_that_fit(architecture, settings, dtype, device, block_bytes)
-        raise ValueError(
-            f"num_kv_blocks={num_blocks}: the GPU has no room for {num_blocks * block_bytes / GIB:.2f} GiB "
-            f"of KV beside the weights; {fitting} blocks would fit, or leave it out"
-        ) from None
+        raise _no_room(num_blocks, block_bytes, fitting) from None
     executor = Executor(
         decoder,
         cache,
@@ -100,6 +97,13 @@ def build_executor(
             executor.warm_up()
             executor.graphs.capture()
     return executor, memory
+
+
+def _no_room(num_blocks: int, block_bytes: int, num_fitting: int) -> ValueError:
+    return ValueError(
+        f"num_kv_blocks={num_blocks}: the GPU has no room for {num_blocks * block_bytes / GIB:.2f} GiB "
+        f"of KV beside the weights; {num_fitting} blocks would fit, or leave it out"
+    )
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:

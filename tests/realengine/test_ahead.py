@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from kernels.launch import compiling_for
-from realengine import ahead
+from realengine.ahead import launches as ahead
+from realengine.ahead.setups import Setup
 from realengine.model.architecture import Architecture
 from realengine.model.quantization import QUANTIZATIONS
-from realengine.setups import Setup
 from realengine.weights.load import load_weights
 
 
@@ -32,7 +32,7 @@ def launched(setup, *names):
     with compiling_for("sm_90", lambda kernel, grid, args, meta: found.add(kernel.__name__)):
         for step in ahead.steps(setup):
             if step.name in names:
-                with ahead._WithoutProducts():
+                with ahead.WithoutProducts():
                     step.run()
     return found
 

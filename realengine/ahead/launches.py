@@ -7,12 +7,11 @@ it is for: steps of decodes at every size of a graph and by every way to draw, s
 copies and swaps of blocks; in each quantisation, KV type, dtype, with adapters, and as one of two ranks. Its
 launches are compiled, not run, library products are left out, weights are zeros, and layers beyond the
 second, which launch what the second does, too. Rows, limits and exit status: see `kernels.ahead`; registers
-are held against `realengine/limits.json`.
+are held against `realengine/ahead/limits.json`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from kernels.ahead import (
     print_row,
     read_limits,
 )
+from realengine.ahead.setups import MODELS, SETUPS, Setup
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TRITON, check_supported
 from realengine.model.decoder import Decoder
@@ -44,7 +44,6 @@ from realengine.runner.host_kv import HostKv
 from realengine.runner.parallel import Group
 from realengine.runner.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
 from realengine.settings import DTYPES, KV_DTYPES
-from realengine.setups import MODELS, SETUPS, Setup
 from realengine.weights.table import expected, shard
 
 LIMITS = Path(__file__).with_name("limits.json")
@@ -106,7 +105,7 @@ def compiled(setup: Setup, compiler: Compiler, part_of_name: str = "") -> Iterat
     for step in steps(setup):
         if part_of_name in f"{setup.name} {step.name}":
             first = len(compiler.rows)
-            with compiler.compiling(setup.name, step.name), _WithoutProducts():
+            with compiler.compiling(setup.name, step.name), WithoutProducts():
                 step.run()
             yield from compiler.rows[first:]
 
@@ -282,7 +281,7 @@ class _FirstOf(Group):
         return x_SN.new_empty(len(x_SN), self.world_size * x_SN.shape[1])
 
 
-class _WithoutProducts(TorchFunctionMode):
+class WithoutProducts(TorchFunctionMode):
     """The libraries' matrix products are not computed; whole numbers that kernels would write are zeros.
 
     Zeros, as a drawn token is an index of what comes next.
@@ -298,7 +297,3 @@ class _WithoutProducts(TorchFunctionMode):
         if func is torch.empty and kwargs.get("dtype") in (torch.int32, torch.int64):
             func = torch.zeros
         return func(*args, **kwargs)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
-from realengine.names import ContentNames
+from realengine.serving.content_names import ContentNames
 
 TOKENS = st.lists(st.integers(0, 1), max_size=20)
 

@@ -1,0 +1,1 @@
+"""What every launch of the engine takes on chips that are not there: `python -m realengine.ahead`."""

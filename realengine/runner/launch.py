@@ -1,0 +1,57 @@
+"""A step that has been launched: who draws in it, and how its tokens come back to the host."""
+
+from __future__ import annotations
+
+import torch
+
+from policies.core.sequence import Sequence
+from realengine.runner.graphs import Drawn
+from realengine.serving.answer import TokenLogprobs
+
+Row = tuple[Sequence, int]
+"""Who draws a token in a step: a sequence, and which of its branches."""
+
+
+class Launch:
+    """A step under way: who draws, and the tokens when they are there."""
+
+    def __init__(self, rows: list[Row], drawn: Drawn | None, num_iterations: int) -> None:
+        self.rows = rows
+        self.num_iterations = num_iterations
+        self.finished: list[Sequence] = []
+        """Who ends with this launch for want of room for more tokens."""
+        self._tokens: torch.Tensor | None = None
+        self._logprobs: tuple[torch.Tensor, ...] = ()
+        self._event: torch.cuda.Event | None = None
+        if drawn is None:
+            return
+        self._tokens = _on_host(drawn.tokens_IS)
+        if drawn.logprobs is not None:
+            self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)
+        if drawn.tokens_IS.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each row, waited for: one an iteration."""
+        if self._tokens is None:
+            return []
+        if self._event is not None:
+            self._event.synchronize()
+        columns: list[list[int]] = self._tokens.T.tolist()
+        return columns[: len(self.rows)]
+
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """Of each row's token, if anybody asked; once the tokens are there."""
+        if not self._logprobs:
+            return None
+        drawn_S, top_SK, tokens_SK = (part.tolist() for part in self._logprobs)
+        rows = zip(drawn_S, top_SK, tokens_SK, strict=True)
+        return [TokenLogprobs(own, dict(zip(tokens, top, strict=True))) for own, top, tokens in rows]
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """On its way to pinned memory, where it is on a GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
