@@ -346,14 +346,14 @@ def test_all_cases_are_composed_for_a_gpu_that_was_calibrated(flights):
 @pytest.mark.slow
 def test_one_executor_serves_all_cases_but_those_of_other_blocks(flights):
     gpu = torch.device("cuda")
-    first = settings_of(flights[0].case.scenario, gpu)
+    settings = {flight.name: settings_of(flight.case.scenario, gpu) for flight in flights}
+    first = settings[flights[0].name]
     built = Built(LLAMA_8B, with_room(first), None, Memory(40_000, 2048, 1 << 21))
-    others = [
-        flight.name
-        for flight in flights
-        if not built.serves(LLAMA_8B, settings_of(flight.case.scenario, gpu))
-    ]
-    assert others == ["policies/radix"]
+    others = {name for name, own in settings.items() if not built.serves(LLAMA_8B, own)}
+    assert "policies/radix" in others
+    assert others == {
+        name for name, own in settings.items() if own.caching.block_size != first.caching.block_size
+    }
 
 
 def flown_row(error, noise=0.01, load=0.6, **given):
@@ -500,7 +500,7 @@ def test_short_calls_are_timed_in_a_graph_of_many(monkeypatch):
 
 @pytest.mark.slow
 def test_every_part_can_be_rehearsed(tmp_path):
-    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), limit_s=540)
+    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), limit_s=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "cpu").iterdir()
     assert {file.stem for file in folder.glob("*.json")} == {"environment", *PARTS}
