@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from experiments.calibrate.engine.command import MeasureSettings
 from experiments.calibrate.engine.run import check, measure
+from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.gpu.flown_models import calibrated_folder, composition, suite_of
 from experiments.gpu.record import Record
 from experiments.validate.engine.suite import cases_of

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from experiments.calibrate.engine import gpu_sections
 from experiments.calibrate.engine import measure as cpu_sections
 from experiments.calibrate.engine.collectives import RingLink, measure_link
-from experiments.calibrate.engine.command import MeasureSettings
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml, latency_yaml, plain
 from experiments.calibrate.engine.grids import decode_points, longest, prefill_points
 from experiments.calibrate.engine.host_time import HostTime, measure_host
@@ -33,6 +32,7 @@ from experiments.calibrate.engine.served import (
     quantization_of,
     serve,
 )
+from experiments.calibrate.engine.settings import MeasureSettings
 from hwmodels.assembly.site import Kernels
 from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device

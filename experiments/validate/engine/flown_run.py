@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
-from experiments.calibrate.engine.command import MeasureSettings
 from experiments.calibrate.engine.files import Files
+from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate.engine.suite import Case, cases_of, model_of

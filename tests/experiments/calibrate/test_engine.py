@@ -18,7 +18,6 @@ pytest.importorskip("triton")
 from experiments.app.cli import main  # noqa: E402
 from experiments.calibrate.engine import gpu_sections  # noqa: E402
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link  # noqa: E402
-from experiments.calibrate.engine.command import MeasureSettings  # noqa: E402
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml  # noqa: E402
 from experiments.calibrate.engine.grids import Point, decode_points, prefill_points, spread_around  # noqa: E402
 from experiments.calibrate.engine.host_time import measure_host  # noqa: E402
@@ -29,6 +28,7 @@ from experiments.calibrate.engine.profile_rows import profile_rows  # noqa: E402
 from experiments.calibrate.engine.residuals import errors_by_kind, random_steps, residual_table  # noqa: E402
 from experiments.calibrate.engine.run import device_of  # noqa: E402
 from experiments.calibrate.engine.served import Served, architecture_of, quantization_of, serve  # noqa: E402
+from experiments.calibrate.engine.settings import MeasureSettings  # noqa: E402
 from experiments.calibrate.engine.steps import Chunk, Step, Tables  # noqa: E402
 from experiments.calibrate.engine.watch import Catcher  # noqa: E402
 from hwmodels.devices.host import CudaGraphs, HostOverhead  # noqa: E402

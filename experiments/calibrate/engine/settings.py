@@ -1,0 +1,64 @@
+"""What is measured of this machine, on which device, up to which sizes and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwmodels.checks import check_finite, check_whole
+from hwmodels.model.model_spec import ModelSpec
+
+DEVICES = ("cpu", "cuda")
+DEFAULT_OUT = "mine"
+LIMITS = {
+    "cpu": {"max_num_seqs": 32, "max_model_len": 1024, "max_num_batched_tokens": 1024, "budget_s": 45.0},
+    "cuda": {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 8192, "budget_s": 300.0},
+}
+"""What is measured by default; tables go on in proportion beyond."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureSettings:
+    """Settings of `windtunnel calibrate device=...`."""
+
+    device: str
+    """cpu or cuda."""
+    model: ModelSpec
+    out: str = DEFAULT_OUT
+    """A folder of the user's own configs."""
+    name: str | None = None
+    """Of the machine, in hardware=; None: cpu, or that of the GPU."""
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    budget_s: float | None = None
+    """Of measuring, whole rounds though: one to warm up and three at least."""
+    iterations: int = 60
+    """At random, to compare the table with."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "iterations"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value)
+        if self.max_model_len is not None and self.max_model_len < 64:
+            raise ValueError(f"max_model_len={self.max_model_len}: must be a whole number >= 64")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 8:
+            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 8")
+        if self.budget_s is not None:
+            check_finite("budget_s", self.budget_s, unit="s")
+        if self.name is not None and not self.name.isidentifier():
+            raise ValueError(f"name={self.name}: must be letters, digits and _: it is a file's name")
+
+    def limit(self, name: str) -> int:
+        """max_num_seqs, max_model_len or max_num_batched_tokens; never more than the model's context."""
+        given: int | None = getattr(self, name)
+        value = int(LIMITS[self.device][name]) if given is None else given
+        return min(value, self.model.max_position_embeddings) if name == "max_model_len" else value
+
+    @property
+    def seconds(self) -> float:
+        """The budget."""
+        return LIMITS[self.device]["budget_s"] if self.budget_s is None else self.budget_s
