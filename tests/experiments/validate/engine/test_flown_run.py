@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from experiments.app.cli import main
-from experiments.calibrate.engine import command
+from experiments.calibrate.engine import settings as measure_settings
 from experiments.validate.engine.recording import load
 
 MEASURED = {"max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 128}
@@ -149,7 +149,7 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
 @pytest.mark.slow
 def test_without_a_calibration_the_machine_is_measured_first(tmp_path, monkeypatch, capsys):
     limits = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 64, "budget_s": 0.1}
-    monkeypatch.setitem(command.LIMITS, "cpu", limits)
+    monkeypatch.setitem(measure_settings.LIMITS, "cpu", limits)
     few = ("workload.num_requests=6", "repeats=1", "output.report=false", "output.tables=false")
     assert validate(tmp_path, *few) == 0
     assert all_decisions_are_equal(capsys.readouterr().out.splitlines()[0])
