@@ -1,1 +1,1 @@
-"""What studies of many runs share: overrides, variants, workers, launchers, verdicts."""
+"""What studies of many runs share: seeds, runs, workers, launchers, verdicts."""
