@@ -151,14 +151,6 @@ class AdapterBank:
         self._loaded: dict[str, _Loaded] = {}
         self._resident: dict[str, int] = {}
 
-    @staticmethod
-    def bytes_per_adapter(
-        architecture: Architecture, max_rank: int, dtype: torch.dtype, world_size: int = 1
-    ) -> int:
-        """Device bytes of a slot, and host bytes of an adapter."""
-        padded = -(-max_rank // RANK_TILE) * RANK_TILE
-        return _layout(adapted_weights(architecture, 0, world_size), padded)[1] * dtype.itemsize
-
     def max_segment_tokens(self, only_decodes: bool) -> int:
         """What `make_segments` is to cut a step's runs into; a step of decodes alone has small ones."""
         if self._shrink is lora_shrink_reference:

@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al., ICLR 2022): low-rank pairs for a model's linear layers, read or random.
+"""LoRA adapters (Hu et al., ICLR 2022): low-rank pairs for a model's linear layers.
 
 For a linear layer W [N, K] of the base model, A [R, K] and B [N, R]: W + scaling * B @ A. R ranks, K inputs,
 N outputs.
@@ -6,7 +6,6 @@ N outputs.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from hwmodels.checks import check_whole
 from realengine.model.architecture import Architecture
 from realengine.weights.table import Part, Weight, expected, shard
 
 PREFIX = "base_model.model."  # of PEFT's names
 PROJECTIONS = ("qkv", "o", "gate_up", "down")
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STANDARD_DEVIATION = 0.02
 
 
 class LowRank(NamedTuple):
@@ -74,38 +70,6 @@ def linear_layers(architecture: Architecture) -> dict[str, Part]:
 def layer_name(part: Part) -> str:
     """The linear layer whose weight a checkpoint tensor is."""
     return part.name.removesuffix(".weight")
-
-
-def random_adapter(
-    architecture: Architecture,
-    rank: int,
-    targets: Collection[str] = TARGETS,
-    seed: int = 0,
-    scaling: float = 1.0,
-) -> Adapter:
-    """Both matrices normal with standard deviation 0.02, fp32; each drawn from (seed, its name).
-
-    targets: of TARGETS.
-    """
-    check_whole("rank", rank)
-    if unknown := sorted(set(targets) - set(TARGETS)):
-        raise ValueError(f"targets={', '.join(unknown)}: must be of {', '.join(TARGETS)}")
-
-    def drawn(name: str, *shape: int) -> torch.Tensor:
-        stream = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(stream, "little") >> 1)
-        return torch.empty(shape).normal_(std=STANDARD_DEVIATION, generator=generator)
-
-    layers = {}
-    for name, part in linear_layers(architecture).items():
-        if name.rpartition(".")[2] in targets:
-            num_out, num_in = part.shape
-            layers[name] = LowRank(
-                drawn(f"{name}.lora_A", rank, num_in), drawn(f"{name}.lora_B", num_out, rank)
-            )
-    if not layers:
-        raise ValueError(f"targets={', '.join(targets)}: no dense layer of this model has them")
-    return Adapter(scaling=scaling, layers=layers)
 
 
 def check_shapes(name: str, a_shape: Sequence[int], b_shape: Sequence[int], rank: int, part: Part) -> None:

@@ -1,5 +1,6 @@
 """Makers with defaults: a test states only what its claim needs."""
 
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,17 @@ def _run_out(core):
         core.commit(plan, StepOutcome(), 0.0)
         core.check_integrity()
     return diary
+
+
+def _bytes_held(policy):
+    """The size of a policy with all that it remembers."""
+    return len(pickle.dumps(policy))
+
+
+@pytest.fixture(scope="session")
+def bytes_held():
+    """Of a policy: how much it is with all that it remembers."""
+    return _bytes_held
 
 
 @pytest.fixture(scope="session")

@@ -22,11 +22,11 @@ from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 from realengine.model.architecture import Architecture
-from realengine.model.lora_adapter import random_adapter
 from realengine.runner.executor import DeviceLostError
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
+from tests.realengine.adapters import random_adapter
 from tests.realengine.eager import eager_logits
 from tests.realengine.model.test_lora import merged
 

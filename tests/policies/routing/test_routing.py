@@ -19,6 +19,7 @@ from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import SloAware
+from policies.routing.ttft_estimates import TtftEstimates
 from policies.routing.weighted import Weighted
 from policies.routing.weighted_score import WeightedScore
 
@@ -311,25 +312,27 @@ def test_slo_aware_fills_the_fullest_that_is_in_time(make_request):
     assert least.choose(make_request(1, 50), queued(60, 90, 70), 0.0) == 0  # nobody is in time: the first
 
 
-def test_slo_aware_learns_how_fast_each_replica_is(make_request):
-    routing = SloAware(ttft_s=1, initial_tokens_per_s=100)
+def test_estimates_learn_how_fast_each_replica_is(make_request):
+    estimates = TtftEstimates(initial_tokens_per_s=100)
     request = make_request(0, 50)
-    assert routing.choose(request, queued(30), 5.0) == 0
-    routing.on_first_token(request, 7.0)  # 80 tokens in 2 s
-    routing.on_end(request, 9.0)
-    assert routing._estimates.estimate_s(0, 80) == 2.0
-    assert routing._estimates.estimate_s(1, 80) == 0.8
+    estimates.sent_to(request, queued(30)[0], 5.0)
+    estimates.first_token(request, 7.0)  # 80 tokens in 2 s
+    estimates.ended(request)
+    assert estimates.estimate_s(0, 80) == 2.0
+    assert estimates.estimate_s(1, 80) == 0.8
     second = make_request(1, 100)
-    routing.choose(second, queued(0), 10.0)
-    routing.on_first_token(second, 11.0)  # 100 tokens/s: 40 + 0.1 * 60
-    assert routing._estimates.estimate_s(0, 46) == pytest.approx(1.0)
+    estimates.sent_to(second, queued(0)[0], 10.0)
+    estimates.first_token(second, 11.0)  # 100 tokens/s: 40 + 0.1 * 60
+    assert estimates.estimate_s(0, 46) == pytest.approx(1.0)
 
 
-def test_slo_aware_forgets_who_gave_up(make_request):
+def test_slo_aware_forgets_who_gave_up(make_request, bytes_held):
     routing = SloAware()
+    before = bytes_held(routing)
     routing.choose(make_request(0), queued(0), 0.0)
+    assert bytes_held(routing) > before
     routing.on_end(make_request(0), 1.0)
-    assert not routing._estimates._awaited
+    assert bytes_held(routing) == before
 
 
 def test_cost_aware_takes_the_cheapest_in_time(make_request):

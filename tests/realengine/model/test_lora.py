@@ -26,16 +26,15 @@ from realengine.model.lora import (  # noqa: E402
     num_decode_segments,
 )
 from realengine.model.lora_adapter import (  # noqa: E402
-    TARGETS,
     Adapter,
     LowRank,
     adapted_weights,
     linear_layers,
-    random_adapter,
 )
 from realengine.runner.batch import Batch  # noqa: E402
 from realengine.weights.load import load_weights  # noqa: E402
 from realengine.weights.lora_checkpoint import read_adapter  # noqa: E402
+from tests.realengine.adapters import TARGETS, random_adapter  # noqa: E402
 from tests.realengine.checkpoints import LLAMA, QWEN2, QWEN3, QWEN3_MOE  # noqa: E402
 from tests.realengine.eager import eager_logits  # noqa: E402
 
@@ -266,19 +265,6 @@ def test_merged_weights_equal_those_of_the_peft_library(tmp_path, switches):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_random_adapter_is_drawn_from_its_seed_and_names():
-    one, again = (random_adapter(SPEC, 4, ["q_proj", "down_proj"], seed=1) for _ in range(2))
-    other = random_adapter(SPEC, 4, seed=2)
-    assert set(one.layers) == {name for name in linear_layers(SPEC) if name.endswith(("q_proj", "down_proj"))}
-    assert len(other.layers) == 14
-    assert torch.equal(one.layers[Q0].b_NR, again.layers[Q0].b_NR)
-    assert not torch.equal(one.layers[Q0].b_NR, other.layers[Q0].b_NR)
-    assert not torch.equal(one.layers[Q0].a_RK, one.layers[Q0.replace("0", "1")].a_RK)
-    assert 0.01 < float(other.layers[Q0].b_NR.std()) < 0.03
-    with pytest.raises(ValueError, match="targets=q: must be of q_proj"):
-        random_adapter(SPEC, 4, ["q"])
-
-
 # Segments.
 
 
@@ -466,9 +452,6 @@ def test_the_dtype_of_the_activations_is_the_adapters():
     x, out = torch.ones(2, 32).bfloat16(), torch.zeros(2, 32).bfloat16()
     bank.apply(0, "o", x, out, on_device([1, -1], [1, 1]))
     assert [bool((row != 0).any()) for row in out] == [True, False]
-    size = AdapterBank.bytes_per_adapter(SPEC, 8, torch.bfloat16)
-    # 16 padded ranks; inputs of each slice, and outputs; two layers; two bytes
-    assert size == 2 * 2 * 16 * ((3 * 32 + 64) + (32 + 32) + (2 * 32 + 128) + (64 + 32))
 
 
 # Residence.

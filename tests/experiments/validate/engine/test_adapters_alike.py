@@ -14,12 +14,12 @@ from policies.adapters.exchange import Exchange  # noqa: E402
 from policies.adapters.fixed_slots import FixedSlots  # noqa: E402
 from realengine.build import assemble  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
-from realengine.model.lora_adapter import random_adapter  # noqa: E402
 from realengine.runner.parallel import Group  # noqa: E402
 from realengine.runner.rank import build_executor  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from sim.workload.adapters import WithAdapters  # noqa: E402
 from tests.experiments.validate.engine.flights import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
+from tests.realengine.adapters import random_adapter  # noqa: E402
 from tests.realengine.test_engine import LLAMA  # noqa: E402
 
 SERVINGS = {
