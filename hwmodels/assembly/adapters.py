@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from hwmodels.assembly.site import LORA_PEAK_SHARE, Site
@@ -34,6 +35,25 @@ def adapter_operators(site: Site) -> Iterator[Operator]:
             calls[matrix.k, matrix.n] += matrix.count
     for (k, n), count in calls.items():
         yield _operator(site, k, n, count)
+
+
+class AddedByAdapters:
+    """The operators of a site's adapters, made when the first adapter is met."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        return list(adapter_operators(self._site))
+
+    def seconds(self, batch: RankBatch) -> tuple[Any, Any]:
+        """GPU seconds, and how many kernels they are."""
+        gpu_s: Any = 0.0
+        for op in self.operators:
+            gpu_s = gpu_s + op.calls * op.seconds(batch)
+        num_kernels = sum(op.calls * op.kernels for op in self.operators)
+        return gpu_s, num_kernels * smaller(batch.adapter_ranks, 1)
 
 
 def _operator(site: Site, k: int, n: int, calls: float) -> Operator:

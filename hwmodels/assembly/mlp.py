@@ -11,7 +11,8 @@ from hwmodels.iterations.ops import Operator, Per, per_token
 from hwmodels.model.matrices import Matrix, Role
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.quantization import WEIGHT_FORMATS
-from hwmodels.operators.moe import ExpertLayer, moe_flops, moe_seconds, moe_weight_bytes
+from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
+from hwmodels.operators.moe_routing import ExpertLayer
 
 EXPERT_KERNELS = 8
 """Launches of a fused layer of experts: top-k, sort and count tokens, two grouped GEMMs, activation, sum."""

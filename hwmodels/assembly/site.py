@@ -23,7 +23,7 @@ from hwmodels.operators.collectives import (
     send_recv_seconds,
 )
 from hwmodels.operators.gemm import gemm_seconds
-from hwmodels.operators.moe import Routing
+from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.stream import stream_seconds
 
 COLLECTIVES = {

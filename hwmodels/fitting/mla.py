@@ -27,9 +27,9 @@ from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import (
     FAMILIES,
     MlaCurve,
+    MlaDecode,
     MlaHeads,
-    mla_decode_seconds,
-    mla_prefill_seconds,
+    MlaPrefill,
 )
 from hwmodels.operators.stream import StreamCurve, stream_seconds
 
@@ -193,26 +193,14 @@ def attention_seconds(
     group: Attention, num_seqs: Floats, new_tokens: Floats, kv_len: Floats, device: Device, curve: MlaCurve
 ) -> Floats:
     kernels, heads, context = group.kernels(curve.compute_capability), group.heads, num_seqs * kv_len
+    seconds: Any
     if group.phase == "decode":
-        return np.asarray(
-            mla_decode_seconds(num_seqs, context, heads, device, curve, kernels=kernels), dtype=np.float64
-        )
-    pairs = num_seqs * new_tokens * (kv_len - new_tokens + (new_tokens + 1) / 2)
-    dtype = DTYPES.get(group.mla_dtype, group.mla_dtype)
-    return np.asarray(
-        mla_prefill_seconds(
-            num_seqs,
-            num_seqs * new_tokens,
-            pairs,
-            context,
-            heads,
-            device,
-            curve,
-            kernels=kernels,
-            compute_dtype=dtype,
-        ),
-        dtype=np.float64,
-    )
+        seconds = MlaDecode(heads, device, curve, kernels).seconds(num_seqs, context)
+    else:
+        pairs = num_seqs * new_tokens * (kv_len - new_tokens + (new_tokens + 1) / 2)
+        prefill = MlaPrefill(heads, device, curve, kernels, DTYPES.get(group.mla_dtype, group.mla_dtype))
+        seconds = prefill.seconds(num_seqs, num_seqs * new_tokens, pairs, context)
+    return np.asarray(seconds, dtype=np.float64)
 
 
 def projection_seconds(group: Attention, num_tokens: Floats, device: Device, gemm: GemmCurve) -> Floats:

@@ -18,15 +18,9 @@ from numpy.typing import NDArray
 from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Floats, fit
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
-from hwmodels.operators.moe import (
-    ExpertLayer,
-    MoeCurve,
-    MoeWork,
-    Routing,
-    kernel_family,
-    moe_work,
-    work_seconds,
-)
+from hwmodels.operators.moe import MoeCurve, MoeWork, moe_work, work_seconds
+from hwmodels.operators.moe_kernels import kernel_family
+from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 GROUP_BY = ("hidden_size", "inter_size", "topk", "num_experts")
 """An expert layout: its rows are fitted or kept back together."""
@@ -51,7 +45,7 @@ IMPLEMENTATIONS = {
     "marlin": ("marlinexperts",),
     "trtllm_gen": ("flashinfer_trtllm",),
 }
-"""Parts of the kernel column, by how names in `hwmodels.operators.moe.FAMILIES` begin."""
+"""Parts of the kernel column, by how names in `hwmodels.operators.moe_kernels.FAMILIES` begin."""
 
 _KEYS = (
     "hidden_size",

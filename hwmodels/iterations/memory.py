@@ -111,61 +111,93 @@ def plan_memory(
     layout = layout or ParallelLayout()
     layout.check(model, device)
     model = replace(model, dtype=device.compute_dtype(model.dtype))
-    graphs = cuda_graphs or CudaGraphs()
-    budget_bytes = device.memory_bytes * (gpu_memory_utilization if num_kv_blocks is None else 1)
-    context = max_model_len or model.max_position_embeddings
-    pools = layout.attention_data_parallel_size * layout.context_parallel_size
+    demand = _Demand(
+        model=model,
+        budget_bytes=device.memory_bytes * (gpu_memory_utilization if num_kv_blocks is None else 1),
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        context=max_model_len or model.max_position_embeddings,
+        block_size=block_size,
+        num_kv_blocks=num_kv_blocks,
+        cuda_graphs=cuda_graphs or CudaGraphs(),
+        lora=lora,
+        with_draft=with_draft,
+    )
+    if demand.missing_bytes(layout) > 0:
+        raise ValueError(_does_not_fit(demand, layout, device))
+    plans = [demand.filled(layout), demand.filled(layout, windows_by_slot=True)]
+    return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < plan.usable_bytes else 0)
 
-    def without_kv(layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
-        slots = max_num_seqs / layout.attention_data_parallel_size
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Demand:
+    """What a device has to hold, whatever the layout."""
+
+    model: ModelSpec
+    budget_bytes: float
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    context: int
+    block_size: int
+    num_kv_blocks: int | None
+    cuda_graphs: CudaGraphs
+    lora: Lora | None
+    with_draft: bool
+
+    def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
+        """A plan of no blocks yet; windows_by_slot: layers with a window have places in every slot."""
+        model = self.model
+        slots = self.max_num_seqs / layout.attention_data_parallel_size
         in_blocks, set_aside = kv_split(
-            model, layout.tensor_parallel_size, slots, context if windows_by_slot else 0
+            model, layout.tensor_parallel_size, slots, self.context if windows_by_slot else 0
         )
         communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
+        activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
         return MemoryPlan(
-            usable_bytes=budget_bytes,
-            weights_bytes=weight_bytes(model, layout, with_draft=with_draft),
-            activation_bytes=activation_bytes(model, layout, max_num_batched_tokens, max_num_seqs),
-            cuda_graph_bytes=cuda_graph_bytes(model, layout, graphs),
+            usable_bytes=self.budget_bytes,
+            weights_bytes=weight_bytes(model, layout, with_draft=self.with_draft),
+            activation_bytes=activations,
+            cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
             runtime_bytes=RUNTIME_BYTES + communication,
             window_and_state_bytes=set_aside * layout.stage_share(model.num_layers),
             kv_bytes_per_token=in_blocks * layout.stage_share(model.num_layers),
-            adapter_bytes=0.0 if lora is None else adapter_bytes(model, layout, lora),
-            block_size=block_size,
+            adapter_bytes=0.0 if self.lora is None else adapter_bytes(model, layout, self.lora),
+            block_size=self.block_size,
             num_blocks=0,
-            num_pools=pools,
+            num_pools=layout.num_token_groups,
         )
 
-    def missing_bytes(layout: ParallelLayout) -> float:
+    def missing_bytes(self, layout: ParallelLayout) -> float:
         """What a rank would need beyond its budget; not positive where it fits."""
-        plan = without_kv(layout)
-        blocks = (num_kv_blocks or pools) / pools
-        return plan.fixed_bytes + blocks * block_size * plan.kv_bytes_per_token - budget_bytes
+        plan = self.without_kv(layout)
+        blocks = (self.num_kv_blocks or plan.num_pools) / plan.num_pools
+        return plan.fixed_bytes + blocks * self.block_size * plan.kv_bytes_per_token - self.budget_bytes
 
-    missing = missing_bytes(layout)
-    if missing > 0:
-        sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
-        larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
-        fitting = [
-            wider.tensor_parallel_size
-            for wider in larger
-            if model.divides(wider.tensor_parallel_size) and missing_bytes(wider) <= 0
-        ]
-        remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
-        blocks = f" with {num_kv_blocks} KV blocks" if num_kv_blocks else ""
-        raise ValueError(
-            f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "
-            f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
-            f"than the {budget_bytes / GIB:.1f} GiB it may use; {remedy}"
-        )
+    def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
+        """With as many blocks as there is room for, or as were asked for."""
+        plan = self.without_kv(layout, windows_by_slot)
+        left = max(self.budget_bytes - plan.fixed_bytes, 0.0)
+        blocks = plan.num_pools * int(left // (self.block_size * plan.kv_bytes_per_token))
+        return replace(plan, num_blocks=blocks if self.num_kv_blocks is None else self.num_kv_blocks)
 
-    def filled(plan: MemoryPlan) -> MemoryPlan:
-        left = max(budget_bytes - plan.fixed_bytes, 0.0)
-        blocks = pools * int(left // (block_size * plan.kv_bytes_per_token))
-        return replace(plan, num_blocks=blocks if num_kv_blocks is None else num_kv_blocks)
 
-    plans = [filled(without_kv(layout)), filled(without_kv(layout, windows_by_slot=True))]
-    return max(plans, key=lambda plan: plan.num_blocks if plan.fixed_bytes < budget_bytes else 0)
+def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> str:
+    """What is missing, and the smallest tensor parallelism that would do."""
+    model, missing, budget_bytes = demand.model, demand.missing_bytes(layout), demand.budget_bytes
+    sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
+    larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
+    fitting = [
+        wider.tensor_parallel_size
+        for wider in larger
+        if model.divides(wider.tensor_parallel_size) and demand.missing_bytes(wider) <= 0
+    ]
+    remedy = f"smallest that fits: {fitting[0]}" if fitting else f"none up to {sizes[-1]} fits"
+    blocks = f" with {demand.num_kv_blocks} KV blocks" if demand.num_kv_blocks else ""
+    return (
+        f"tensor_parallel_size={layout.tensor_parallel_size}: {model.name}{blocks} needs "
+        f"{(budget_bytes + missing) / GIB:.1f} GiB on each {device.name}, {missing / GIB:.1f} GiB more "
+        f"than the {budget_bytes / GIB:.1f} GiB it may use; {remedy}"
+    )
 
 
 def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool = False) -> float:

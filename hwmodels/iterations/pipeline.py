@@ -75,17 +75,3 @@ def bubble_share(rounds: Sequence[Round]) -> float:
     num_stages = len(rounds[0].start_s)
     span_s = max(float(r.sent_s.max()) for r in rounds) - min(float(r.start_s.min()) for r in rounds)
     return 1 - sum(r.busy_s for r in rounds) / (num_stages * span_s)
-
-
-def round_seconds(stage_s: ArrayLike, send_s: ArrayLike = 0.0) -> float:
-    """What a round takes once the pipeline is full and every round is like the last one.
-
-    Played until it repeats: as many rounds as stages, and some, are enough for every micro-batch to wait for
-    the slowest.
-    """
-    num_stages, count = np.asarray(stage_s).shape
-    pipeline = Pipeline(num_stages)
-    num_rounds = int(num_stages + count + 2)
-    ends_s = [float(pipeline.play(stage_s, send_s).end_s[-1, -1]) for _ in range(2 * num_rounds)]
-    taken_s = ends_s[-1] - ends_s[num_rounds - 1]
-    return taken_s / num_rounds

@@ -8,27 +8,28 @@ The roofline is that of Williams, Waterman, Patterson, CACM 2009, with curves fo
                 micro-batches, what `Stages` makes of them
     iteration   see `HostOverhead`
 
-Every price is there three times, for a number, a leap and an array, side by side so that they stay alike.
+Every price is there three times, for a number, a leap and an array, side by side so that they stay alike:
+hence the length of this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from hwmodels.assembly import iteration_operators
-from hwmodels.assembly.adapters import adapter_operators
+from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.site import Kernels, Lora, Site
 from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
 from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.exact import smaller
+from hwmodels.iterations.critical_path import Passing, bound_of, seconds_of, total_of, whole_total
 from hwmodels.iterations.decodes import Decodes
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, Num
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
@@ -37,12 +38,8 @@ from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
 
-LAUNCH_BOUND_SHARE = 0.25
-LAUNCH_BOUND_KERNEL_S = 15e-6
-FEW_ITERATIONS = 16  # priced one by one: an array of them takes as long as 20 numbers
-"""An operator waits for starts where each of its kernels takes less than this, some three starts of one, and
-its data-sheet time is a smaller share of that; a longer one is only far below the roof."""
-
+FEW_ITERATIONS = 16
+"""Priced one by one: an array of them takes as long as 20 numbers."""
 
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
@@ -81,7 +78,8 @@ class Roofline:
             kernels=kernels or Kernels(),
             lora=lora,
         )
-        self._site = site
+        self._adapters = AddedByAdapters(site)
+        self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
         self.operators = iteration_operators(site, with_draft=with_draft)
         self._whole_model = iteration_operators(replace(site, layout=ParallelLayout()), with_draft=with_draft)
         weights, _ = site.stored(Role.dense)
@@ -140,7 +138,7 @@ class Roofline:
         gpu_s += prefills_s
         more_kernels = None
         if adapters is not None:
-            added_gpu_s, more_kernels = self._adapter_seconds(own)
+            added_gpu_s, more_kernels = self._adapters.seconds(own)
             gpu_s += added_gpu_s
         if self.stages is not None:
             gpu_s = self._round(shape, own, computed, rows, gpu_s, decodes_s)
@@ -167,7 +165,7 @@ class Roofline:
         In a pipeline: of one micro-batch on all stages, or of all on the slowest, whichever it waits for.
         """
         parts = self._critical_path(shape)
-        return [(op, _total(op, parts, partial(_seconds, op))) for op in self._operators_of(shape)]
+        return [(op, total_of(op, parts, partial(seconds_of, op))) for op in self._operators_of(shape)]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component: `launch` is the GPU waiting for launches, `host` the wait for the rest."""
@@ -178,7 +176,7 @@ class Roofline:
         batch = self.layout.rank_batch(shape)
         replays = self._host.replays(_whole(batch.tokens), shape.prefill_tokens)
         num_seqs = shape.decode_seqs + shape.prefill_seqs
-        more_kernels = None if shape.adapters is None else self._adapter_seconds(batch)[1]
+        more_kernels = None if shape.adapters is None else self._adapters.seconds(batch)[1]
         gpu_s = sum(parts.values())
         parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
         return parts
@@ -194,17 +192,19 @@ class Roofline:
         total_s = float(self.seconds(shape))
         lines: dict[str, Explained] = {}
         for op in self._operators_of(shape):
-            seconds = float(_total(op, path, partial(_seconds, op)))
+            seconds = float(total_of(op, path, partial(seconds_of, op)))
             if seconds == 0:
                 continue
             calls = op.calls * sum(float(passing.times[op.part]) for passing in path)
-            bound = self._bound(op, float(op.flops(fullest)), float(op.bytes_moved(fullest)), seconds / calls)
+            bound = bound_of(
+                op, self.device, float(op.flops(fullest)), float(op.bytes_moved(fullest)), seconds / calls
+            )
             old = lines.get(op.name, Explained(op.name, op.component, 0.0, 0.0, bound, 0.0, 0.0, 0.0))
             lines[op.name] = old._replace(
                 seconds=old.seconds + seconds,
                 share=old.share + seconds / total_s,
-                flops=old.flops + float(_total(op, path, op.flops)),
-                bytes_moved=old.bytes_moved + float(_total(op, path, op.bytes_moved)),
+                flops=old.flops + float(total_of(op, path, op.flops)),
+                bytes_moved=old.bytes_moved + float(total_of(op, path, op.bytes_moved)),
                 calls=old.calls + calls,
             )
         waits = total_s - sum(line.seconds for line in lines.values())
@@ -223,28 +223,18 @@ class Roofline:
         gpu_s = self._counted_many(computed, all_tokens, rows) + decodes_s
         gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
         if shape.adapters is not None:
-            gpu_s = gpu_s + self._adapter_seconds(own)[0]
+            gpu_s = gpu_s + self._adapters.seconds(own)[0]
         if self.stages is None:
             return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
         return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
 
     def flops(self, shape: IterationShape) -> Num:
         """2 a weight and token, 4 heads head_dim a query-key pair and layer; LM head: sampled rows only."""
-        return _whole_total(self._whole_operators_of(shape), "flops", shape)
+        return whole_total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Matrices that any token is multiplied with, the KV and states of every context attended to."""
-        return _whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
-
-    def _bound(self, op: Operator, flops: float, moved: float, call_s: float) -> str:
-        if op.is_message:
-            return "communication"
-        compute_s = flops / self.device.peak_flops_per_s[op.dtype]
-        memory_s = moved / self.device.memory_bandwidth_bytes_per_s
-        is_short = call_s < LAUNCH_BOUND_KERNEL_S * max(op.kernels, 1)
-        if is_short and max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
-            return "launch"
-        return "compute" if compute_s >= memory_s else "memory"
+        return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
         """Seconds of all operators of these kinds (and part), for counts of tokens or rows; 0 s for none."""
@@ -374,36 +364,21 @@ class Roofline:
             gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
         more_kernels = None
         if not no_adapters:
-            added_gpu_s, more_kernels = self._adapter_seconds(batch)
+            added_gpu_s, more_kernels = self._adapters.seconds(batch)
             gpu_s = gpu_s + added_gpu_s
         if self.stages is not None:
             gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
 
-    @cached_property
-    def _adapter_ops(self) -> list[Operator]:
-        """Made when the first adapter is met."""
-        return list(adapter_operators(self._site))
-
-    @cached_property
-    def _whole_adapter_ops(self) -> list[Operator]:
-        return list(adapter_operators(replace(self._site, layout=ParallelLayout())))
-
-    def _adapter_seconds(self, batch: RankBatch) -> tuple[Any, Any]:
-        """GPU seconds of adapters, and how many kernels they are."""
-        gpu_s: Any = 0.0
-        for op in self._adapter_ops:
-            gpu_s = gpu_s + op.calls * op.seconds(batch)
-        num_kernels = sum(op.calls * op.kernels for op in self._adapter_ops)
-        return gpu_s, num_kernels * smaller(batch.adapter_ranks, 1)
-
     def _operators_of(self, shape: IterationShape) -> list[Operator]:
         """Of an iteration, those of its adapters included."""
-        return self.operators if shape.adapters is None else [*self.operators, *self._adapter_ops]
+        return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
 
     def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
         """The same on one device."""
-        return self._whole_model if shape.adapters is None else [*self._whole_model, *self._whole_adapter_ops]
+        if shape.adapters is None:
+            return self._whole_model
+        return [*self._whole_model, *self._whole_adapters.operators]
 
     def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
         """GPU seconds of all that is looked up."""
@@ -444,30 +419,5 @@ class Roofline:
         )
 
 
-class Passing(NamedTuple):
-    """A batch, and how often the operators of each part of the model run for it."""
-
-    batch: RankBatch
-    times: dict[Part, Any]
-
-
 def _whole(count: Any) -> Any:
     return np.asarray(count, dtype=np.intp)
-
-
-def _seconds(op: Operator, batch: RankBatch) -> Any:
-    """Of one call; the LM head and what follows it are skipped where no row is sampled."""
-    seconds = op.seconds(batch)
-    return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds
-
-
-def _total(op: Operator, path: Iterable[Passing], quantity: Callable[[RankBatch], Any]) -> Any:
-    """A quantity of one call, of all calls on the critical path."""
-    first, *others = (op.calls * passing.times[op.part] * quantity(passing.batch) for passing in path)
-    return sum(others, start=first)
-
-
-def _whole_total(operators: list[Operator], quantity: str, shape: IterationShape) -> Num:
-    batch = ParallelLayout().rank_batch(shape)
-    total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
-    return total

@@ -302,13 +302,6 @@ class ModelSpec:
         """
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
-    def kv_bytes_per_sequence(self, num_tokens: int, tensor_parallel_size: int = 1) -> float:
-        """KV bytes of num_tokens of context on one rank where layers with a window keep no more than it."""
-        return sum(
-            layers.count * layers.bytes_per_token * min(num_tokens, layers.window or num_tokens)
-            for layers in self.kv_layers(tensor_parallel_size)
-        )
-
     def state_bytes_per_sequence(self, tensor_parallel_size: int = 1) -> float:
         """What linear attention keeps of a sequence of any length, on one rank."""
         return sum(

@@ -277,43 +277,6 @@ class MlaPrefill:
         return self._start_s * smaller(num_seqs, 1.0) + larger(work_s, chain_s)
 
 
-def mla_decode_lines(
-    num_seqs: Any, heads: MlaHeads, device: Device, curve: MlaCurve, *, kernels: str = "vllm"
-) -> tuple[tuple[Any, Any], ...]:
-    """`MlaDecode.lines`."""
-    return MlaDecode(heads, device, curve, kernels).lines(num_seqs)
-
-
-def mla_decode_seconds(
-    num_seqs: Any,
-    context_tokens: Any,
-    heads: MlaHeads,
-    device: Device,
-    curve: MlaCurve,
-    *,
-    kernels: str = "vllm",
-) -> Any:
-    """`MlaDecode.seconds`."""
-    return MlaDecode(heads, device, curve, kernels).seconds(num_seqs, context_tokens)
-
-
-def mla_prefill_seconds(
-    num_seqs: Any,
-    new_tokens: Any,
-    pairs: Any,
-    context_tokens: Any,
-    heads: MlaHeads,
-    device: Device,
-    curve: MlaCurve,
-    *,
-    kernels: str = "vllm",
-    compute_dtype: str = "bf16",
-) -> Any:
-    """`MlaPrefill.seconds`."""
-    price = MlaPrefill(heads, device, curve, kernels, compute_dtype)
-    return price.seconds(num_seqs, new_tokens, pairs, context_tokens)
-
-
 def kernels_of(kernels: str, curve: MlaCurve) -> MlaKernels:
     """The family that an engine runs on such a chip. Raises ValueError."""
     families = FAMILIES[curve.compute_capability]

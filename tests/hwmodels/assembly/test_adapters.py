@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.adapters import adapter_operators
-from hwmodels.assembly.site import LORA_PEAK_SHARE, Lora
+from hwmodels.assembly.site import LORA_PEAK_SHARE, Kernels, Lora, Site
+from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
@@ -24,13 +25,24 @@ def roofline(models, devices):
     return Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"])
 
 
+@pytest.fixture(scope="module")
+def site(models, devices):
+    return Site(
+        model=models["llama3_1_8b"],
+        device=devices["h100_sxm"],
+        layout=ParallelLayout(),
+        calibration=Calibration(),
+        kernels=Kernels(),
+    )
+
+
 def decodes(num_seqs, context_tokens=1000, adapters=None):
     return IterationShape(num_seqs, num_seqs * context_tokens, 0, 0, 0, 0, num_seqs, adapters)
 
 
-def test_a_batch_of_adapters_takes_what_its_ranks_and_tokens_move(roofline):
+def test_a_batch_of_adapters_takes_what_its_ranks_and_tokens_move(site):
     """32 decodes, each with its own adapter of rank 16: 512 ranks, read once; memory sets the time."""
-    site, adapters = roofline._site, AdapterBatch(tokens=32, rank_tokens=32 * 16, ranks=32 * 16)
+    adapters = AdapterBatch(tokens=32, rank_tokens=32 * 16, ranks=32 * 16)
     batch = ParallelLayout().rank_batch(decodes(32, adapters=adapters))
     bandwidth = site.device.memory_bandwidth_bytes_per_s * site.calibration.stream.bandwidth_share
     expected_s = 0.0
@@ -42,10 +54,10 @@ def test_a_batch_of_adapters_takes_what_its_ranks_and_tokens_move(roofline):
     assert found_s == pytest.approx(expected_s, rel=1e-12)
 
 
-def test_long_prompts_of_one_adapter_are_bound_by_arithmetic(roofline):
+def test_long_prompts_of_one_adapter_are_bound_by_arithmetic(site):
     batch = ParallelLayout().rank_batch(decodes(1, adapters=AdapterBatch(16384, 64 * 16384, 64)))
-    peak = roofline._site.device.peak_flops_per_s["bf16"] * LORA_PEAK_SHARE
-    for op in adapter_operators(roofline._site):
+    peak = site.device.peak_flops_per_s["bf16"] * LORA_PEAK_SHARE
+    for op in adapter_operators(site):
         assert op.seconds(batch) >= op.flops(batch) / peak > 0
 
 

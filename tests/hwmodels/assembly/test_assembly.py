@@ -25,7 +25,7 @@ from hwmodels.model.model_spec import (
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.collectives import CollectiveCurve, all_reduce_seconds, send_recv_seconds
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
-from hwmodels.operators.moe import Routing
+from hwmodels.operators.moe_routing import Routing
 
 BALANCED = Kernels(routing=Routing(kind="balanced"))
 

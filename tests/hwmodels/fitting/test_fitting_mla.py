@@ -10,7 +10,7 @@ from hwmodels.fitting.mla import GROUP_BY, Attention, fit_mla, predict_mla, proj
 from hwmodels.fitting.robust import errors, validation_rows
 from hwmodels.model.quantization import weight_format
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
-from hwmodels.operators.mla import MlaCurve, MlaHeads, mla_decode_seconds
+from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
 from hwmodels.operators.stream import StreamCurve, stream_seconds
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "mla.parquet"
@@ -72,7 +72,7 @@ def test_a_module_is_projections_attention_and_elementwise(devices):
         gemm_seconds(32.0, n, k, weights, device, GemmCurve(), kernels="trtllm")
         for n, k in ((2112, 7168), (1536, 1536), (7168, 1024), (4096, 128), (1024, 512))
     )
-    attention = mla_decode_seconds(32, 32_000, heads, device, MlaCurve(), kernels="trtllm")
+    attention = MlaDecode(heads, device, MlaCurve(), "trtllm").seconds(32, 32_000)
     norms = stream_seconds(2 * 2 * 2112 * 32, device, StreamCurve())
     assert seconds == pytest.approx(gemms + attention + norms, rel=1e-9)
 

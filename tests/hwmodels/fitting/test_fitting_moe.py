@@ -9,7 +9,8 @@ import pytest
 from hwmodels.fitting.moe import GROUP_BY, fit_moe, fitted_rows, predict_moe
 from hwmodels.fitting.robust import errors, validation_rows
 from hwmodels.model.quantization import WEIGHT_FORMATS
-from hwmodels.operators.moe import ExpertLayer, MoeCurve, Routing, moe_seconds
+from hwmodels.operators.moe import MoeCurve, moe_seconds
+from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "moe.parquet"
 KERNELS = {"bfloat16": "vllm_unquantizedfusedmoe_triton_tritonexperts", "int4_wo": "vllm_x_marlinexperts"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.critical_path import bound_of
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.roofline import Roofline
@@ -159,13 +160,13 @@ def test_only_short_kernels_are_bound_by_launches(models, devices, make_shape):
     roofline = Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"])
     gemm = next(op for op in roofline.operators if op.name == "gate_up_proj")
     flops_of_10us, bytes_of_1us = 989e12 * 10e-6, 3.35e12 * 1e-6
-    assert roofline._bound(gemm, flops_of_10us, bytes_of_1us, 1e-3) == "compute"
-    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 1e-3) == "memory"
-    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 14e-6) == "launch"
-    assert roofline._bound(gemm, flops_of_10us / 100, bytes_of_1us, 16e-6) == "memory"
-    assert roofline._bound(gemm, flops_of_10us, bytes_of_1us, 14e-6) == "compute"
+    assert bound_of(gemm, roofline.device, flops_of_10us, bytes_of_1us, 1e-3) == "compute"
+    assert bound_of(gemm, roofline.device, flops_of_10us / 100, bytes_of_1us, 1e-3) == "memory"
+    assert bound_of(gemm, roofline.device, flops_of_10us / 100, bytes_of_1us, 14e-6) == "launch"
+    assert bound_of(gemm, roofline.device, flops_of_10us / 100, bytes_of_1us, 16e-6) == "memory"
+    assert bound_of(gemm, roofline.device, flops_of_10us, bytes_of_1us, 14e-6) == "compute"
     eight = replace(gemm, kernels=8)
-    assert roofline._bound(eight, flops_of_10us / 100, bytes_of_1us, 8 * 14e-6) == "launch"
+    assert bound_of(eight, roofline.device, flops_of_10us / 100, bytes_of_1us, 8 * 14e-6) == "launch"
 
 
 # Pipelines

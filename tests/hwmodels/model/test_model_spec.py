@@ -70,7 +70,7 @@ def test_500b_multi_head_model_with_512_times_2048_tokens_holds_3_tb_of_kv():
     attention = GroupedQueryAttention(num_heads=48, num_kv_heads=48, head_dim=128)
     mlp = DenseMlp(intermediate_size=73728)
     palm = make_model(Block(count=118, attention=attention, mlp=mlp), hidden_size=18432)
-    kv_bytes = palm.kv_bytes_per_sequence(2048) * 512
+    kv_bytes = palm.kv_bytes_per_token() * 2048 * 512
     assert kv_bytes == 2 * 118 * 48 * 128 * 2048 * 2 * 512 == pytest.approx(3e12, rel=0.02)
 
 
@@ -259,8 +259,6 @@ def test_windows_bound_what_a_sequence_keeps_but_not_what_a_token_costs():
         Block(count=5, attention=grouped(window=8), mlp=mlp), Block(count=1, attention=grouped(), mlp=mlp)
     )
     assert model.kv_bytes_per_token() == 6 * 16
-    assert model.kv_bytes_per_sequence(4) == 6 * 16 * 4
-    assert model.kv_bytes_per_sequence(20) == 16 * (5 * 8 + 20)
     assert [(layers.count, layers.window) for layers in model.kv_layers()] == [(5, 8), (1, None)]
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from hwmodels.operators.mla import (
     MlaCurve,
+    MlaDecode,
     MlaHeads,
-    mla_decode_lines,
-    mla_decode_seconds,
-    mla_prefill_seconds,
+    MlaPrefill,
 )
 
 DEEPSEEK = MlaHeads(num_heads=128)
@@ -36,12 +35,12 @@ lengths = st.integers(1, 131_072)
 
 def prefill(num_seqs, new_tokens, cached_tokens, device, **settings):
     """num_seqs chunks, all alike."""
-    return mla_prefill_seconds(
+    price = MlaPrefill(**{"heads": DEEPSEEK, "curve": CURVE, "device": device, **settings})
+    return price.seconds(
         num_seqs,
         num_seqs * new_tokens,
         num_seqs * (new_tokens * cached_tokens + new_tokens * (new_tokens + 1) / 2),
         num_seqs * (new_tokens + cached_tokens),
-        **{"heads": DEEPSEEK, "curve": CURVE, "device": device, **settings},
     )
 
 
@@ -54,7 +53,7 @@ def test_latents_and_flops_are_those_of_the_paper():
 
 
 def test_decode_matches_its_worked_number(devices):
-    seconds = mla_decode_seconds(64, 64 * 4096, DEEPSEEK, devices["h100_sxm"], CURVE, kernels="trtllm")
+    seconds = MlaDecode(DEEPSEEK, devices["h100_sxm"], CURVE, kernels="trtllm").seconds(64, 64 * 4096)
     assert seconds == pytest.approx(150.9e-6, abs=0.1e-6)
 
 
@@ -64,14 +63,14 @@ def test_prefill_matches_its_worked_number(devices):
 
 def test_few_heads_take_the_time_of_reading_latents_once(devices):
     device = devices["h100_sxm"]
-    sixteen, sixty_four = (mla_decode_lines(1, MlaHeads(num_heads=h), device, CURVE)[0][1] for h in (16, 64))
+    sixteen, sixty_four = (MlaDecode(MlaHeads(num_heads=h), device, CURVE).lines(1)[0][1] for h in (16, 64))
     assert sixteen == sixty_four == pytest.approx(1152 / (3.35e12 * 0.76), rel=1e-6)
 
 
 def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
     heads = replace(DEEPSEEK, kv_bytes_per_element=1.0)
     (_, hopper_s), (_, blackwell_s) = (
-        mla_decode_lines(1, heads, devices[name], CURVES[name])[0] for name in ("h100_sxm", "b200_sxm")
+        MlaDecode(heads, devices[name], CURVES[name]).lines(1)[0] for name in ("h100_sxm", "b200_sxm")
     )
     assert hopper_s == pytest.approx(278_528 / (0.6 * 989.4e12), rel=1e-3)
     assert blackwell_s == pytest.approx(278_528 / (0.6 * 4500e12), rel=0.02)
@@ -80,7 +79,7 @@ def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
 def test_generic_kernels_read_a_single_context_on_one_sm(devices):
     """RTX PRO 6000: 9e-3 x 13 us a token, shared by as many sequences as there are."""
     gpu = "rtx_pro_6000_server"
-    (_, shared_s), (_, alone_s) = mla_decode_lines(4, DEEPSEEK, devices[gpu], CURVES[gpu], kernels="trtllm")
+    (_, shared_s), (_, alone_s) = MlaDecode(DEEPSEEK, devices[gpu], CURVES[gpu], kernels="trtllm").lines(4)
     assert alone_s == pytest.approx(9e-3 * 13e-6 / 4)
     assert shared_s < alone_s
 
@@ -89,7 +88,7 @@ def test_a_better_data_sheet_runs_the_same_kernels(devices):
     """The chip tells the kernels, not its FLOP/s: four times as many, and contexts are still not split."""
     device, curve = devices["rtx_pro_6000_server"], CURVES["rtx_pro_6000_server"]
     better = replace(device, peak_flops_per_s={d: 4 * p for d, p in device.peak_flops_per_s.items()})
-    slow, fast = (mla_decode_lines(4, DEEPSEEK, d, curve, kernels="trtllm") for d in (device, better))
+    slow, fast = (MlaDecode(DEEPSEEK, d, curve, kernels="trtllm").lines(4) for d in (device, better))
     assert len(slow) == len(fast) == 2
     assert fast[1] == slow[1]
 
@@ -118,17 +117,17 @@ def test_chips_without_fp8_prefill_in_bf16(devices):
 @given(preset=presets, kernels=kernels, heads=layouts)
 def test_no_sequences_cost_nothing(devices, preset, kernels, heads):
     settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
-    assert mla_decode_seconds(0, 0, **settings) == 0
+    assert MlaDecode(**settings).seconds(0, 0) == 0
     assert prefill(0, 0, 0, **settings) == 0
 
 
 @given(preset=presets, kernels=kernels, heads=layouts, n=seq_counts, length=lengths)
 def test_decode_is_the_largest_of_its_lines(devices, preset, kernels, heads, n, length):
     settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
-    lines = mla_decode_lines(n, **settings)
+    lines = MlaDecode(**settings).lines(n)
     assert len(lines) <= 3
     largest = max(fixed_s + token_s * n * length for fixed_s, token_s in lines)
-    assert mla_decode_seconds(n, n * length, **settings) == pytest.approx(largest, rel=1e-12)
+    assert MlaDecode(**settings).seconds(n, n * length) == pytest.approx(largest, rel=1e-12)
 
 
 @given(
@@ -141,8 +140,8 @@ def test_arrays_are_priced_as_numbers_are(devices, preset, kernels, heads, shape
     settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
     n, new, cached = (np.array(column, dtype=np.float64) for column in zip(*shapes, strict=True))
     rows = [tuple(map(float, shape)) for shape in shapes]
-    decodes = [mla_decode_seconds(a, a * c, **settings) for a, _, c in rows]
-    assert mla_decode_seconds(n, n * cached, **settings).tolist() == decodes
+    decodes = [MlaDecode(**settings).seconds(a, a * c) for a, _, c in rows]
+    assert MlaDecode(**settings).seconds(n, n * cached).tolist() == decodes
     assert prefill(n, new, cached, **settings).tolist() == [prefill(*row, **settings) for row in rows]
 
 
@@ -167,7 +166,7 @@ def test_less_work_and_better_chips_are_never_slower(
     settings = {"heads": heads, "device": device, "curve": CURVES[preset], "kernels": kernels}
 
     def decode(num_tokens, **changed):
-        return mla_decode_seconds(n, n * num_tokens, **{**settings, **changed})
+        return MlaDecode(**{**settings, **changed}).seconds(n, n * num_tokens)
 
     allowed = 1 + 1e-12
     assert decode(cached) <= decode(cached + more) * allowed
@@ -181,7 +180,7 @@ def test_less_work_and_better_chips_are_never_slower(
 
 def test_rejects_what_makes_no_sense(devices):
     with pytest.raises(ValueError, match=r"kernels=sglang: must be one of vllm, trtllm"):
-        mla_decode_lines(1, DEEPSEEK, devices["h100_sxm"], CURVE, kernels="sglang")
+        MlaDecode(DEEPSEEK, devices["h100_sxm"], CURVE, kernels="sglang").lines(1)
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MlaCurve(flops_share=1.5)
     with pytest.raises(ValueError, match="compute_capability=sm70: must be one of sm80, sm90, sm100, sm120"):

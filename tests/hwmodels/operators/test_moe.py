@@ -9,17 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
-from hwmodels.operators.moe import (
-    FAMILIES,
+from hwmodels.operators.moe import MoeCurve, moe_flops, moe_seconds, moe_weight_bytes, tiles_and_rows
+from hwmodels.operators.moe_kernels import FAMILIES, kernel_family
+from hwmodels.operators.moe_routing import (
     ExpertLayer,
-    MoeCurve,
     Routing,
-    _tiles_and_rows,
     expected_active_experts,
-    kernel_family,
-    moe_flops,
-    moe_seconds,
-    moe_weight_bytes,
     rank_loads,
     zipf_chances,
 )
@@ -185,14 +180,14 @@ def test_tiles_and_rows_match_draws(num_tokens):
     drawn = np.random.default_rng(0).binomial(num_tokens, 0.25, size=200_000)
     heights = np.select([drawn == 0, drawn <= 8, drawn <= 16, drawn <= 32], [0, 8, 16, 32], default=64)
     num_tiles = np.ceil(drawn / 64)
-    tiles, rows = _tiles_and_rows(rank_loads(num_tokens, MIXTRAL, UNIFORM), 64)
+    tiles, rows = tiles_and_rows(rank_loads(num_tokens, MIXTRAL, UNIFORM), 64)
     assert tiles == pytest.approx(8 * num_tiles.mean(), rel=0.03)
     assert rows == pytest.approx(8 * (num_tiles * heights).mean(), rel=0.05)
 
 
 def test_balanced_experts_fill_tiles_together():
     """Eight experts with 16 tokens, 16.25 and 65: 16 rows; a quarter of them 32; two tiles of 64 each."""
-    tiles, rows = _tiles_and_rows(rank_loads([64, 65, 260], MIXTRAL, BALANCED), 64)
+    tiles, rows = tiles_and_rows(rank_loads([64, 65, 260], MIXTRAL, BALANCED), 64)
     assert tiles.tolist() == pytest.approx([8, 8, 16])
     assert rows.tolist() == pytest.approx([8 * 16, 6 * 16 + 2 * 32, 16 * 64])
 

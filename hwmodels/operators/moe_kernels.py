@@ -1,0 +1,116 @@
+"""Families of kernels for routed experts: how each differs from the others, on every device alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hwmodels.devices.device import Device
+from hwmodels.model.quantization import WeightFormat
+from hwmodels.operators.moe_routing import ExpertLayer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelFamily:
+    """What one implementation does differently, on every device alike."""
+
+    num_kernels: int
+    """Launched one after the other: routing, sort, quantisation, GEMMs, activation, combine."""
+    flops_factor: float
+    """Times a device's `flops_share`."""
+    fill_depth: float
+    """Rows of weights that a tile could read while it fills its pipeline; felt where a GEMM is not deep."""
+    remote_share: float
+    """Of the activation traffic of a token that goes to another rank: kernels that mask it still move it."""
+    max_tile_rows: int
+    bandwidth_factor: float = 1.0
+    """Times a device's `weight_bandwidth_share`."""
+
+
+_TRITON = KernelFamily(num_kernels=7, flops_factor=1.0, fill_depth=60, remote_share=0.8, max_tile_rows=64)
+_CUTLASS = KernelFamily(num_kernels=7, flops_factor=0.60, fill_depth=30, remote_share=0.05, max_tile_rows=128)
+_MARLIN = KernelFamily(num_kernels=8, flops_factor=1.10, fill_depth=25, remote_share=0.8, max_tile_rows=64)
+_TRTLLM = KernelFamily(num_kernels=4, flops_factor=0.87, fill_depth=26, remote_share=0.1, max_tile_rows=128)
+
+FAMILIES = {
+    "triton_bf16": _TRITON,
+    "triton_fp8": replace(_TRITON, num_kernels=8, flops_factor=0.53, fill_depth=110),
+    # OpenAI's kernels for gpt-oss; weights are unpacked on the way to the tensor cores
+    "triton_mxfp4": replace(
+        _TRITON, num_kernels=8, flops_factor=0.85, bandwidth_factor=0.75, remote_share=0.1, max_tile_rows=128
+    ),
+    "cutlass_bf16": _CUTLASS,
+    "cutlass_fp8": replace(_CUTLASS, flops_factor=0.53, fill_depth=45),
+    # one scale a tensor, Hopper, vLLM 0.24: five times slower than the block-scaled kernel on the same shapes
+    "cutlass_fp8_hopper": replace(_CUTLASS, flops_factor=0.20, fill_depth=350, bandwidth_factor=0.20),
+    "cutlass_fp8_block": replace(_CUTLASS, num_kernels=6, flops_factor=0.46, fill_depth=190),
+    "cutlass_nvfp4": replace(_CUTLASS, num_kernels=8, flops_factor=1.05, fill_depth=330),
+    # Marlin issues the mma of Ampere; servers' later chips run it at a part of their data sheet's peak
+    "marlin": _MARLIN,
+    "marlin_hopper": replace(_MARLIN, flops_factor=0.45, fill_depth=145),
+    "marlin_blackwell": replace(_MARLIN, flops_factor=0.23, fill_depth=205),
+    "trtllm_gen_bf16": _TRTLLM,
+    "trtllm_gen_fp8": replace(_TRTLLM, flops_factor=1.20, fill_depth=93),
+    "trtllm_gen_fp8_block": replace(
+        _TRTLLM, num_kernels=5, flops_factor=0.38, fill_depth=100, remote_share=0.6
+    ),
+    "trtllm_gen_nvfp4": replace(_TRTLLM, flops_factor=1.25, fill_depth=210),
+    "trtllm_gen_mxfp4": replace(_TRTLLM, flops_factor=0.62, fill_depth=900, remote_share=0.2),
+    "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
+}
+"""By implementation and format. Fitted once over all devices together, their curves free beside them."""
+
+MARLIN = {"sm80": "marlin", "sm90": "marlin_hopper", "sm100": "marlin_blackwell", "sm120": "marlin"}
+"""By compute capability."""
+
+
+def check_capability(compute_capability: str) -> None:
+    """Raises ValueError unless the kernels of such chips are known."""
+    if compute_capability not in MARLIN:
+        raise ValueError(
+            f"compute_capability={compute_capability}: must be one of {', '.join(MARLIN)}; "
+            "take that of the nearest relative"
+        )
+
+
+def kernel_family(
+    device: Device,
+    layer: ExpertLayer,
+    weights: WeightFormat,
+    kernels: str = "vllm",
+    *,
+    compute_capability: str,
+) -> str:
+    """The name in `FAMILIES` of what an engine runs there.
+
+    vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, CUTLASS where vLLM runs Triton
+    or its slow fp8 kernel; assumed, not measured. Marlin unpacks the formats that tensor cores lack. The
+    device says no more than which formats its tensor cores have; Ada, which goes as sm120, lacks fp4.
+    Raises ValueError.
+    """
+    if kernels not in ("vllm", "trtllm"):
+        raise ValueError(f"kernels={kernels}: must be vllm or trtllm")
+    check_capability(compute_capability)
+    blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
+    fp4 = "fp4" in device.peak_flops_per_s
+    if weights.bits == 4 and weights.compute == "fp8" and blackwell:
+        return "trtllm_gen_w4a8"
+    if weights.name == "mxfp4" and (blackwell or hopper):
+        return "trtllm_gen_mxfp4" if blackwell else "triton_mxfp4"
+    if weights.name == "nvfp4" and fp4:
+        return "trtllm_gen_nvfp4" if blackwell else "cutlass_nvfp4"
+    if weights.bits < 8 or weights.falls_back_on(device) or weights.name == "int8_wo":
+        return MARLIN[compute_capability]
+    if weights.name == "int8":
+        return "triton_fp8"
+    kind = weights.name if weights.name in ("fp8", "fp8_block") else "bf16"
+    if blackwell:
+        return f"trtllm_gen_{kind}"
+    if compute_capability == "sm120" and fp4:
+        return f"cutlass_{kind}"
+    if kernels == "trtllm":
+        return "cutlass_fp8_block" if hopper and kind == "fp8" else f"cutlass_{kind}"
+    if kind == "bf16":
+        return "triton_bf16"
+    if hopper and kind == "fp8":
+        return "cutlass_fp8_hopper"
+    return "cutlass_fp8_block" if hopper and layer.ep_size > 1 else "triton_fp8"

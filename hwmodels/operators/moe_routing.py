@@ -1,0 +1,230 @@
+"""Which experts of a layer receive how many tokens, on the busiest expert-parallel rank.
+
+All is expectation, nothing is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hwmodels.checks import check_whole
+
+Floats = NDArray[np.float64]
+
+ROUTINGS = ("balanced", "uniform", "zipf", "power_law")
+
+SKEWED = ("zipf", "power_law")
+"""Those of `ROUTINGS` with an exponent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """How the router spreads tokens over experts.
+
+    balanced: as evenly as whole tokens allow. uniform: each token picks top_k experts at random.
+    zipf: a token picks the i-th most popular expert with a chance that goes as i^-exponent, and is at most 1
+    since its top_k experts differ; 0 is uniform. For engines: prices are smooth in the number of tokens.
+    power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on
+    [1, 0.8 num_tokens], on [0.01, 2] while there are no more assignments than experts. So NVIDIA's
+    aiconfigurator draws the tokens that it measures with: 1.01 as seen in DeepSeek-R1, 1.2 as in Qwen3-235B.
+    The switch is its generator's: one assignment more, and nearly all experts have work. No router does that.
+    """
+
+    kind: str = "balanced"
+    exponent: float | None = None
+    """Of zipf, >= 0, and of power_law, > 0 and not 1."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROUTINGS:
+            raise ValueError(f"kind={self.kind}: must be one of {', '.join(ROUTINGS)}")
+        if self.exponent is None:
+            if self.kind in SKEWED:
+                usual = 0.5 if self.kind == "zipf" else 1.2
+                raise ValueError(f"exponent=None: {self.kind} routing needs one; {usual} is usual")
+            return
+        if self.kind not in SKEWED:
+            raise ValueError(f"exponent={self.exponent}: {self.kind} routing has none; leave it null")
+        if self.kind == "zipf" and not 0 <= self.exponent < 10:
+            raise ValueError(f"exponent={self.exponent}: must be >= 0 and < 10; 0 is uniform routing")
+        if self.kind == "power_law" and not (0 < self.exponent < 10 and self.exponent != 1):
+            raise ValueError(f"exponent={self.exponent}: must be > 0, < 10 and not 1; use 1.01 for 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLayer:
+    """Routed experts of one layer, as one rank sees them."""
+
+    hidden_size: int
+    intermediate_size: int
+    """Of one expert on one rank: the model's, divided by the tensor parallelism of the experts."""
+    top_k: int
+    num_experts: int
+    """Routed experts on all ranks together."""
+    ep_size: int = 1
+    """Expert-parallel ranks; each holds num_experts / ep_size whole experts."""
+    gated: bool = True
+    """Gate and up projection (SwiGLU), else up alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "top_k", "num_experts", "ep_size"):
+            check_whole(name, getattr(self, name))
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k={self.top_k}: must be at most num_experts={self.num_experts}")
+        if self.num_experts % self.ep_size:
+            raise ValueError(f"ep_size={self.ep_size}: must divide num_experts={self.num_experts}")
+
+    @property
+    def num_rank_experts(self) -> int:
+        return self.num_experts // self.ep_size
+
+    @property
+    def num_matrices(self) -> int:
+        """Of hidden_size x intermediate_size weights each, in one expert."""
+        return 3 if self.gated else 2
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one expert on one rank."""
+        return self.num_matrices * self.hidden_size * self.intermediate_size
+
+
+class RankLoads(NamedTuple):
+    """Expected tokens of the experts on the busiest rank, in groups of experts that are alike.
+
+    Shapes [..., G]: the leading ones those of num_tokens, G groups (1, or one for each expert of the rank).
+    """
+
+    tokens: Floats
+    """Of each expert of the group. Below 1: the probability that it gets a token."""
+    num_experts: Floats
+    """In the group; uniform and zipf: those expected to get a token."""
+    spread: Floats
+    """Standard deviation of the tokens of an expert that gets any; 0 where routing draws nothing."""
+
+    @property
+    def active_experts(self) -> Floats:
+        return np.asarray((self.num_experts * np.minimum(1.0, self.tokens)).sum(axis=-1))
+
+    @property
+    def assignments(self) -> Floats:
+        """Pairs of a token and an expert of this rank; balanced: num_tokens top_k / ep_size."""
+        return np.asarray((self.num_experts * self.tokens).sum(axis=-1))
+
+
+def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> RankLoads:
+    """Which experts of the busiest expert-parallel rank receive how many of num_tokens tokens.
+
+    num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank works on the
+    assignments to its own experts. It gets at least one: some rank does.
+
+    zipf: experts are dealt to ranks one by one, the most popular first, as a load balancer would. The first
+    rank, with experts 1, 1 + ep_size, ..., is then the busiest however many tokens there are. An expert that
+    is picked with chance p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
+    power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
+    theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of
+    many experts even out. Within 10 % (standard deviation) of the mean of draws with 8 to 512 experts on 2 to
+    128 ranks.
+    """
+    m = np.asarray(num_tokens, dtype=np.float64)[..., None]
+    if routing.kind == "power_law":
+        return _power_law_loads(m, layer, routing.exponent or 0.0)
+    if routing.kind in ("uniform", "zipf"):
+        return _drawn_loads(m, layer, routing.exponent or 0.0)
+    assignments = np.maximum(1.0, m * layer.top_k / layer.ep_size)
+    return RankLoads(
+        assignments / layer.num_rank_experts, np.full_like(m, layer.num_rank_experts), np.zeros_like(m)
+    )
+
+
+def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
+    """m [..., 1]. Each token draws its experts: tokens of one are binomial. Groups of `_zipf_groups`."""
+    chance, log_missed, num_experts = _zipf_groups(layer.num_experts, layer.top_k, layer.ep_size, exponent)
+    none = np.exp(m * log_missed)
+    some = -np.expm1(m * log_missed)
+    tokens = m * chance / some
+    # of a binomial number, given that it is not 0
+    variance = np.maximum(0.0, tokens * (1 - chance) - tokens * tokens * none)
+    active = num_experts * some
+    at_least_one = active / np.minimum(1.0, active.sum(axis=-1, keepdims=True))
+    return RankLoads(tokens, at_least_one, np.sqrt(variance))
+
+
+@lru_cache(maxsize=256)
+def _zipf_groups(
+    num_experts: int, top_k: int, ep_size: int, exponent: float
+) -> tuple[Floats, Floats, Floats]:
+    """Chance p that a token picks an expert, log(1 - p), and experts of the busiest rank, by group [G].
+
+    The first 16 experts are groups of their own, then neighbours whose ranks differ by a 16th at most share
+    their mean chance: 512 experts make 66 groups. Active experts change by some 0.1 % at most.
+    """
+    chances = zipf_chances(num_experts, top_k, exponent)[::ep_size]
+    starts = [0]
+    while (following := starts[-1] + 1 + starts[-1] // 16) < len(chances):
+        starts.append(following)
+    members = np.diff([*starts, len(chances)]).astype(np.float64)
+    chance = np.minimum(1.0, np.add.reduceat(chances, starts) / members)
+    with np.errstate(divide="ignore"):  # chance 1: log 0
+        log_missed = np.log1p(-chance)
+    for array in (chance, log_missed, members):
+        array.flags.writeable = False  # all calls share it
+    return chance, log_missed, members
+
+
+def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
+    """Chance that a token picks each expert, the most popular first [num_experts]; they add up to top_k.
+
+    They go as i^-exponent, at most 1: what is above goes to the less popular experts in proportion.
+    Three experts, top 2, exponent 1: 2 (6, 3, 2) / 11 would give 12 / 11 to the first; so 1, 3 / 5 and 2 / 5.
+    """
+    weights = np.arange(1.0, num_experts + 1) ** -exponent
+    from_rank_on = np.cumsum(weights[::-1])[::-1]
+    # with the first i experts at the cap: (top_k - i) / the sum of the others' weights
+    scale = (top_k - np.arange(top_k)) / from_rank_on[:top_k]
+    capped = int(np.argmax(scale * weights[:top_k] <= 1))
+    chances = scale[capped] * weights
+    chances[:capped] = 1.0
+    return np.asarray(chances)
+
+
+def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
+    """m [..., 1]. Popularity of quantile u: the inverse of the distribution function of the density."""
+    many = m * layer.top_k > layer.num_experts
+    low = np.where(many, 1.0, 0.01) ** (1 - exponent)
+    high = np.where(many, 0.8 * m, 2.0) ** (1 - exponent)
+
+    def popularity(u: Floats) -> Floats:
+        return np.asarray((low + (high - low) * u) ** (1 / (1 - exponent)))
+
+    all_experts = popularity(_midpoints(layer.num_experts))
+    summed = np.cumsum(all_experts, axis=-1)
+    tokens_per_popularity = m * layer.top_k / summed[..., -1:]
+    for crowded in range(1, layer.top_k):
+        # no expert gets a token twice: what is too much for the most popular ones goes to the rest
+        too_much = tokens_per_popularity * all_experts[..., -crowded, None] > m
+        rest = m * (layer.top_k - crowded) / summed[..., -crowded - 1, None]
+        tokens_per_popularity = np.where(too_much, rest, tokens_per_popularity)
+    theta = layer.ep_size ** (layer.num_rank_experts**-0.45)
+    on_rank = popularity(_midpoints(layer.num_rank_experts) ** (1 / theta))
+    tokens = np.minimum(m, tokens_per_popularity * on_rank)
+    tokens = tokens / np.minimum(1.0, tokens.sum(axis=-1, keepdims=True))
+    return RankLoads(tokens, np.ones_like(tokens), np.zeros_like(tokens))
+
+
+def _midpoints(count: int) -> Floats:
+    return (np.arange(count) + 0.5) / count
+
+
+def expected_active_experts(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> Floats:
+    """Experts of the busiest rank that receive at least one of num_tokens tokens (all ranks together).
+
+    uniform, one rank: E (1 - (1 - k / E)^m); Mixtral (8 experts, top 2), 4 tokens: 8 (1 - 0.75^4) = 5.47.
+    balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, with one rank no more
+    than uniform. power_law: the sum over its experts of min(1, expected tokens).
+    """
+    return rank_loads(num_tokens, layer, routing).active_experts
