@@ -16,7 +16,8 @@ import numpy as np
 
 from hwmodels.checks import check_finite
 from hwmodels.devices.device import Device
-from hwmodels.iterations.iteration import IterationModel, IterationShape, Num
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import IterationModel, IterationShape
 
 JOULES_PER_KWH = 3.6e6
 

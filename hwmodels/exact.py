@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from numpy.typing import NDArray
+
+Num = float | int | NDArray[Any]
+"""A number, or one value per iteration."""
 
 
 def larger(a: Any, b: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape, Num
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.levels.rooflines import Calibrated, Replica
 
 MIXED = 1.1

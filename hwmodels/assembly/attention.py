@@ -16,10 +16,10 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, whatever_the_context
+from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.model.windows import within_window
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 
 

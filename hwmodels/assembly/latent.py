@@ -10,10 +10,10 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Per, Quantity, nothing
+from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import LatentAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.model.windows import within_window
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 

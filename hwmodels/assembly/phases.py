@@ -9,7 +9,7 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity
-from hwmodels.model.windows import within_window
+from hwmodels.iterations.windows import within_window
 from hwmodels.operators.attention import DecodeAttention
 
 

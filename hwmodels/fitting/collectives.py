@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
+from hwmodels.exact import Num
 from hwmodels.fitting.robust import Floats, fit
-from hwmodels.iterations.iteration import Num
 from hwmodels.operators.collectives import (
     CollectiveCurve,
     all_gather_seconds,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.devices.device import Device
-from hwmodels.iterations.iteration import IterationShape, Num
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Part, Per
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from numpy.typing import NDArray
-
-Num = float | int | NDArray[Any]
-"""A number, or one value per iteration."""
+from hwmodels.exact import Num
 
 COMPONENTS = ("gemm", "attention", "communication", "elementwise", "lm_head", "launch", "host")
 """The keys of every `IterationModel.breakdown`, in the order in which an iteration meets them."""

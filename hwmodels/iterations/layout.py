@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
-from hwmodels.exact import divided_up, larger, smaller
-from hwmodels.iterations.iteration import IterationShape, Num
+from hwmodels.exact import Num, divided_up, larger, smaller
+from hwmodels.iterations.iteration import IterationShape
 from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 

@@ -29,9 +29,10 @@ from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
 from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.exact import Num
 from hwmodels.iterations.critical_path import Passing, bound_of, seconds_of, total_of, whole_total
 from hwmodels.iterations.decodes import Decodes
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, Num
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Part, Per
 from hwmodels.iterations.stages import MicroBatch, Stages

@@ -19,10 +19,8 @@ from hwmodels.iterations.iteration import (
     counted,
 )
 from hwmodels.levels.explained import share_out
+from hwmodels.levels.physical import PHYSICAL_SHARE
 from hwmodels.levels.profile import check_columns
-
-PHYSICAL_SHARE = 0.8
-"""Of the data sheet's limit: what is faster still is refused. Boost clocks shorten real limits a bit."""
 
 
 class Recorded:

@@ -16,7 +16,8 @@ import numpy as np
 
 from hwmodels.by_count import ByCount
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationModel, IterationShape, Num, counted
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationModel, IterationShape, counted
 from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import Profile

@@ -36,7 +36,7 @@ import numpy as np
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.interconnect import Link
-from hwmodels.iterations.iteration import Num
+from hwmodels.exact import Num
 
 OWN_PART = 0.4
 """Copying a rank's own part takes 0.4 of the time of sending it."""

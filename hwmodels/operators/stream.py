@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from hwmodels.checks import check_finite
 from hwmodels.devices.device import Device
-from hwmodels.iterations.iteration import Num
+from hwmodels.exact import Num
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

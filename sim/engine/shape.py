@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hwmodels.iterations.iteration import AdapterBatch, IterationShape, Num, causal_pairs
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import AdapterBatch, IterationShape, causal_pairs
 from policies.core.plan import StepPlan
 
 

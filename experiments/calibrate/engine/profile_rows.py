@@ -43,7 +43,7 @@ OPERATORS = {
 """layernorm is one a layer here: what a layer spends on its norms."""
 
 ENGINE_NAMES = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
-"""Names by which `hwmodels.levels.readers.check_physical` knows matrices."""
+"""Names by which `hwmodels.levels.physical.check_physical` knows matrices."""
 
 
 def profile_rows(sections: Sequence[Sections], num_layers: int) -> pd.DataFrame:

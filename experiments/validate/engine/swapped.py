@@ -18,7 +18,8 @@ import numpy as np
 
 from experiments.validate.engine.from_recording import LOADED_S, asked, measured, until_s
 from experiments.validate.engine.recording import Recording
-from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape, Num
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.routing.round_robin import RoundRobin

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
 from hwmodels.levels.grid import Grid, fill_holes
+from hwmodels.levels.physical import check_physical, least_attention_seconds
 from hwmodels.levels.profile import Profile
-from hwmodels.levels.readers import check_physical, least_attention_seconds, llmservingsim_rows, vidur_rows
+from hwmodels.levels.readers import llmservingsim_rows, vidur_rows
 from hwmodels.levels.table import MeasuredTable
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"

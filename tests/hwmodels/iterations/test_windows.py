@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.windows import within_window
+from hwmodels.iterations.windows import within_window
 
 windows = st.integers(1, 60)
 

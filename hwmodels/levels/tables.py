@@ -1,0 +1,195 @@
+"""Tables in files: whose measurements they are, by their columns, and the rows of the simulated set-up.
+
+What a file holds shows in its columns:
+
+    our own profile     operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
+    Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
+                        mlp.csv, time_stats.attn_pre_proj.median, ... in milliseconds
+    LLMServingSim       a folder with three files, whose names end in dense, attention and per_sequence
+    a recorded run      iterations.parquet, as `windtunnel simulate` leaves it
+
+Files are .parquet, .csv or .csv.gz. Where columns gpu, model and tp tell several set-ups apart, the rows of
+the simulated one are taken. Of our modules only this one needs pandas, which reads both formats; the others
+get columns of numpy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from hwmodels.levels.profile import Profile, Rows
+from hwmodels.levels.readers import VIDUR_OPERATORS, llmservingsim_rows, vidur_columns, vidur_rows
+
+SUFFIXES = (".parquet", ".csv.gz", ".csv")
+LAYER_TABLES = ("dense", "attention", "per_sequence")
+OWN_COLUMNS = {"operator", "component", "latency_us"}
+TP_COLUMNS = ("tp", "num_tensor_parallel_workers")
+
+
+class Setup(NamedTuple):
+    """Which of the set-ups in a table is simulated."""
+
+    gpu: str | None
+    """As the table calls it, if the user said so."""
+    model: str | None
+    device_name: str
+    model_name: str
+    tensor_parallel_size: int
+    num_layers: int
+
+
+class Table(NamedTuple):
+    """What was read of a file or folder."""
+
+    source: str
+    """Whose measurements, on which GPU."""
+    rows: Rows
+    profile: Profile
+
+
+@lru_cache(maxsize=8)
+def read_table(path: Path, setup: Setup) -> Table:
+    """Raises ValueError naming the file, and what is wrong with it."""
+    try:
+        layers = _layer_tables(path) if path.is_dir() else {}
+        source, rows = _layer_rows(layers, setup) if layers else _file_rows(_profile_file(path), setup)
+        return Table(source, rows, Profile.from_rows(rows))
+    except ValueError as error:
+        raise ValueError(f"latency.path={path}: {error}") from None
+
+
+def _layer_rows(layers: Mapping[str, Path], setup: Setup) -> tuple[str, Rows]:
+    chosen = {name: _selected(_frame_in_folder(file), setup) for name, file in layers.items()}
+    tables = {name: columns_of(frame) for name, frame in chosen.items()}
+    rows = llmservingsim_rows(**tables, num_layers=setup.num_layers)
+    return f"LLMServingSim{_on_gpu(chosen['dense'])}", rows
+
+
+def _file_rows(file: Path, setup: Setup) -> tuple[str, Rows]:
+    frame = read_frame(file)
+    kind = _kind(frame)
+    if kind is None:
+        raise ValueError(_unknown(frame))
+    chosen = _selected(frame, setup)
+    rows = columns_of(chosen)
+    if kind == "Vidur":
+        rows = vidur_rows(vidur_columns(rows), num_layers=setup.num_layers)
+    return f"{kind}{_on_gpu(chosen)}", rows
+
+
+def _on_gpu(chosen: pd.DataFrame) -> str:
+    return f" on {chosen['gpu'].iloc[0]}" if "gpu" in chosen else ""
+
+
+def _profile_file(path: Path) -> Path:
+    """The file itself, or the one profile in a folder."""
+    if not path.is_dir():
+        return path
+    tables = [file for file in sorted(path.iterdir()) if _stem(file) is not None]
+    known = [file for file in tables if _kind(_frame_in_folder(file)) is not None]
+    if len(known) != 1:
+        raise ValueError(
+            f"holds {len(known)} profiles; name one file, or a folder with LLMServingSim's "
+            f"{', '.join(LAYER_TABLES)}"
+        )
+    return known[0]
+
+
+def _layer_tables(folder: Path) -> dict[str, Path]:
+    """LLMServingSim's three files; none if one of them is missing."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        stem = _stem(file)
+        for name in LAYER_TABLES:
+            if stem == name or (stem or "").endswith(f"_{name}"):
+                found[name] = file
+    return found if len(found) == len(LAYER_TABLES) else {}
+
+
+def _stem(file: Path) -> str | None:
+    """The name without its suffix; None for what is no table."""
+    for suffix in SUFFIXES:
+        if file.name.endswith(suffix):
+            return file.name.removesuffix(suffix)
+    return None
+
+
+@lru_cache(maxsize=8)
+def read_frame(file: Path) -> pd.DataFrame:
+    """The table in a file. Raises ValueError where it is none."""
+    if _stem(file) is None:
+        raise ValueError(f"must be a table: {', '.join(SUFFIXES)}")
+    try:
+        return pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read: {error}") from error
+
+
+def _frame_in_folder(file: Path) -> pd.DataFrame:
+    """The same, with the file's name in the ValueError: the user named the folder."""
+    try:
+        return read_frame(file)
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
+
+
+def _kind(frame: pd.DataFrame) -> str | None:
+    """Whose format it is, by its columns."""
+    if set(frame) >= OWN_COLUMNS:
+        return "a profile of our own form"
+    return "Vidur" if set(vidur_columns(columns_of(frame))) & set(VIDUR_OPERATORS) else None
+
+
+def _unknown(frame: pd.DataFrame) -> str:
+    return (
+        f"no known profile: columns {', '.join(map(str, frame))}; known are our own (operator, component, "
+        "calls, latency_us, ...), Vidur's (num_tokens, attn_pre_proj_us, ...) and, as a folder, "
+        f"LLMServingSim's {', '.join(LAYER_TABLES)}"
+    )
+
+
+def columns_of(frame: pd.DataFrame) -> Rows:
+    return {str(name): frame[name].to_numpy() for name in frame}
+
+
+def _selected(frame: pd.DataFrame, setup: Setup) -> pd.DataFrame:
+    """The rows of the set-up. Raises ValueError where it is not clear which they are."""
+    frame = _named(frame, "gpu", setup.gpu, setup.device_name)
+    frame = _named(frame, "model", setup.model, setup.model_name)
+    for column in TP_COLUMNS:
+        if column in frame:
+            sizes = sorted(frame[column].unique())
+            frame = frame[frame[column] == setup.tensor_parallel_size]
+            if frame.empty:
+                raise ValueError(
+                    f"tensor_parallel_size={setup.tensor_parallel_size}: must be one of "
+                    f"{', '.join(map(str, sizes))}, which the table has"
+                )
+    return frame
+
+
+def _named(frame: pd.DataFrame, column: str, name: str | None, simulated: str) -> pd.DataFrame:
+    if column not in frame:
+        return frame
+    names = sorted(str(value) for value in frame[column].unique())
+    if name is not None:
+        if name not in names:
+            raise ValueError(f"{column}={name}: must be one of {', '.join(names)}, which the table has")
+        return frame[frame[column] == name]
+    alike = [one for one in names if _plain(one) in _plain(simulated) or _plain(simulated) in _plain(one)]
+    if len(alike) != 1:
+        raise ValueError(
+            f"which {column} is {simulated}? The table has {', '.join(names)}; say latency.{column}=..."
+        )
+    return frame[frame[column] == alike[0]]
+
+
+def _plain(name: str) -> str:
+    """RTX PRO 6000 and RTXPRO6000 read alike; of a path, the last part."""
+    return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
