@@ -11,7 +11,6 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.calibrate.tables import Measured
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.fitting.attention import capability_of, fit_attention
 from hwmodels.fitting.collectives import fit_collectives
@@ -20,6 +19,7 @@ from hwmodels.fitting.gemm import fit_gemm
 from hwmodels.fitting.mla import fit_mla
 from hwmodels.fitting.moe import fit_moe
 from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.operators.calibration import Calibration
 from sim.settings.errors import ConfigError
 
 CURVES = {

@@ -24,8 +24,8 @@ from experiments.calibrate.fit import error_figures, fit_calibration, kept, resi
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
+from hwmodels.operators.calibration import Calibration
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource

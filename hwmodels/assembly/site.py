@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hwmodels.checks import check_whole
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
+from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Ranks, Role
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import WeightFormat, weight_format
+from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -36,24 +36,6 @@ COLLECTIVES = {
 
 LORA_PEAK_SHARE = 0.25
 """Of the dense peak that adapters of rank 8 to 64 can reach: so much of a tile's columns they fill."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lora:
-    """Low-rank adapters on every matrix of attention and dense MLPs (S-LoRA, Punica: segmented kernels)."""
-
-    rank: int
-    num_active: int = 1
-    """Different adapters in a batch; each of them is read once. All are kept in memory."""
-
-    def __post_init__(self) -> None:
-        check_whole("rank", self.rank)
-        check_whole("num_active", self.num_active)
-
-    def elements(self, matrices: Iterable[Matrix]) -> float:
-        """Weights of all active adapters of these matrices: rank (k + n) each, on every dense one."""
-        dense = (matrix for matrix in matrices if matrix.role is Role.dense)
-        return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config.json: from its fields to the settings of a `ModelSpec`."""
+"""Reading a Hugging Face config.json: from its fields to a `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hwmodels.hf.quantization import stored_weights
 from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block, DraftHeads
 from hwmodels.model.mlp import MixtureOfExperts, Mlp
+from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
 
@@ -35,6 +36,65 @@ class TextConfig(NamedTuple):
     how: Architecture
     config: Mapping[str, Any]
     notes: tuple[str, ...]
+
+
+def from_hf_config(
+    path: str,
+    dtype: str = "auto",
+    weights: str | None = None,
+    moe_weights: str | None = None,
+    kv_cache_dtype: str = "auto",
+    transform: Transform | None = None,
+) -> ModelSpec:
+    """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
+    file, config = read_hf_config(Path(path))
+    try:
+        read = model_settings(config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+    return transformed(ModelSpec(name=file.resolve().parent.name, source=str(file), **read), transform)
+
+
+def from_hf_fields(
+    config: dict[str, Any],
+    name: str,
+    source: str = "",
+    dtype: str = "auto",
+    weights: str | None = None,
+    moe_weights: str | None = None,
+    kv_cache_dtype: str = "auto",
+    transform: Transform | None = None,
+) -> ModelSpec:
+    """The model that the fields of a Hugging Face config.json describe.
+
+    dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
+    moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
+    has one. transform: what is done to the model before it is served.
+    Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
+    quantising that is not known.
+    """
+    try:
+        read = model_settings(config)
+    except ValueError as error:
+        raise ValueError(f"config.{error}") from None
+    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
+    return transformed(ModelSpec(name=name, source=source, **read), transform)
+
+
+def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
+    return model if transform is None else transform.applied(model)
+
+
+def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
+    """Those settings in which the user differs from the checkpoint."""
+    given = {
+        "dtype": dtype,
+        "weights": weights,
+        "moe_weights": moe_weights,
+        "kv_cache_dtype": kv_cache_dtype,
+    }
+    return {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
 def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hwmodels.assembly.site import Lora
 from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Ranks, share_of
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec

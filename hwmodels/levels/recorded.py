@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.exact import Num
 from hwmodels.iterations.iteration import (
     COUNTED,
     Explained,
     IterationModel,
     IterationShape,
-    Num,
     UnknownIterationError,
     counted,
 )

@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hwmodels.assembly.site import Kernels, Lora
-from hwmodels.devices.calibration import Calibration
+from hwmodels.assembly.roofline import Roofline
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.roofline import Roofline
+from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.operators.calibration import Calibration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hwmodels.checks import check_whole
-from hwmodels.hf.config import model_settings, read_hf_config
 from hwmodels.model.attention import (
     Attention,
     GroupedQueryAttention,
@@ -103,52 +101,6 @@ class ModelSpec:
             )
         if self.sparsity not in (None, "2:4"):
             raise ValueError(f"sparsity={self.sparsity}: must be 2:4 or null")
-
-    @classmethod
-    def from_hf_config(
-        cls,
-        path: str,
-        dtype: str = "auto",
-        weights: str | None = None,
-        moe_weights: str | None = None,
-        kv_cache_dtype: str = "auto",
-        transform: Transform | None = None,
-    ) -> ModelSpec:
-        """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
-        file, config = read_hf_config(Path(path))
-        try:
-            read = model_settings(config)
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
-        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-        return transformed(cls(name=file.resolve().parent.name, source=str(file), **read), transform)
-
-    @classmethod
-    def from_hf_fields(
-        cls,
-        config: dict[str, Any],
-        name: str,
-        source: str = "",
-        dtype: str = "auto",
-        weights: str | None = None,
-        moe_weights: str | None = None,
-        kv_cache_dtype: str = "auto",
-        transform: Transform | None = None,
-    ) -> ModelSpec:
-        """The model that the fields of a Hugging Face config.json describe.
-
-        dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
-        moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
-        has one. transform: what is done to the model before it is served.
-        Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
-        quantising that is not known.
-        """
-        try:
-            read = model_settings(config)
-        except ValueError as error:
-            raise ValueError(f"config.{error}") from None
-        read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-        return transformed(cls(name=name, source=source, **read), transform)
 
     @property
     def num_layers(self) -> int:
@@ -342,23 +294,8 @@ class Transform(Protocol):
         """The new model; its notes say what was saved. Raises ValueError where it cannot be made."""
 
 
-def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
-    return model if transform is None else transform.applied(model)
-
-
 def check_weight_format(name: str, given: str) -> None:
     try:
         weight_format(given)
     except ValueError as error:
         raise ValueError(f"{name}{str(error).removeprefix('weights')}") from None
-
-
-def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
-    """Those settings in which the user differs from the checkpoint."""
-    given = {
-        "dtype": dtype,
-        "weights": weights,
-        "moe_weights": moe_weights,
-        "kv_cache_dtype": kv_cache_dtype,
-    }
-    return {name: value for name, value in given.items() if value not in (None, "auto")}

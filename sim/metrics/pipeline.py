@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import iteration_shape
 from sim.records.run import RunRecords
 

@@ -24,7 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.cost import split_cost
-from hwmodels.energy import EnergySettings
+from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import adapter_use
 from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use

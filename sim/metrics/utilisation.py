@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.energy import PowerModel, energy_joules, idle_joules
+from hwmodels.iterations.energy import PowerModel, energy_joules, idle_joules
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
@@ -124,7 +124,7 @@ class EnergyUse:
 def energy_use(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
 ) -> EnergyUse | None:
-    """Joules by each iteration's utilisation (`hwmodels.energy`), and of the time between iterations.
+    """Joules by each iteration's utilisation (`hwmodels.iterations.energy`), and of the time between them.
 
     An iteration that the window cuts counts by the part of its time inside. None unless the power of all
     devices is known.

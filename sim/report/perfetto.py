@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
 from hwmodels.iterations.pipeline import Pipeline
-from hwmodels.iterations.roofline import Roofline
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 from sim.records.event_table import events_table
 from sim.records.lives import QUEUED, Phase, lives

@@ -32,7 +32,7 @@ USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionErr
 COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 """The same while composing, where nothing of ours runs: Hydra raises ValueError for `group=5`."""
 
-OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.assembly.site.Lora, rank: 16, num_active: 8}"}
+OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 8}"}
 """Nodes that are null in the config, and an example of what may stand there."""
 
 GROUP_OF = {"decode_routing": "routing"}

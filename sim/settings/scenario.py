@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hwmodels.devices.storage import Storage
-from hwmodels.energy import EnergySettings
+from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.routing import UnknownReplicaError
 from sim.cluster.settings import SimSettings

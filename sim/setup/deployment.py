@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from hwmodels.assembly.site import Lora
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
+from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.operators.calibration import Calibration
 from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching

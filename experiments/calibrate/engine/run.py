@@ -34,7 +34,6 @@ from experiments.calibrate.engine.served import (
 )
 from experiments.calibrate.engine.settings import MeasureSettings
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
@@ -42,6 +41,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.files import TableLevel
 from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.operators.calibration import Calibration
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device
 from realengine.model.kv_cache import KvCache

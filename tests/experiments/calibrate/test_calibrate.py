@@ -19,10 +19,10 @@ from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, field_meanings
 from experiments.study.yaml_text import figure
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.operators.attention import AttentionCurve
+from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.mla import MlaCurve
 from sim.settings.build import build

@@ -45,7 +45,7 @@ from tests.realengine.steps import batch_of  # noqa: E402
 torch.set_num_threads(1)
 
 TINY = {
-    "_target_": "hwmodels.model.model_spec.ModelSpec.from_hf_fields",
+    "_target_": "hwmodels.hf.config.from_hf_fields",
     "name": "tiny",
     "source": "windtunnel/tiny",
     "dtype": "fp32",

@@ -314,7 +314,7 @@ def test_a_latency_below_the_hardware_is_called_out_of_reach():
 
 def test_start_up_imports_nothing_heavy():
     program = (
-        "import sys, sim, policies.core.engine, hwmodels.iterations.roofline; "
+        "import sys, sim, policies.core.engine, hwmodels.assembly.roofline; "
         "print([name for name in ('torch', 'triton', 'hydra', 'plotly') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.adapters import adapter_operators
-from hwmodels.assembly.site import LORA_PEAK_SHARE, Kernels, Lora, Site
-from hwmodels.devices.calibration import Calibration
+from hwmodels.assembly.roofline import Roofline
+from hwmodels.assembly.site import LORA_PEAK_SHARE, Kernels, Site
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory
-from hwmodels.iterations.roofline import Roofline
 from hwmodels.levels.recorded import Recorded
+from hwmodels.model.lora import Lora
+from hwmodels.operators.calibration import Calibration
 
 NOTHING = AdapterBatch(0, 0, 0)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly import iteration_operators
-from hwmodels.assembly.site import Kernels, Lora, Site
-from hwmodels.devices.calibration import Calibration
+from hwmodels.assembly.site import Kernels, Site
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Per
+from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
@@ -23,6 +23,7 @@ from hwmodels.model.model_spec import (
     Role,
 )
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
+from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import CollectiveCurve, all_reduce_seconds, send_recv_seconds
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
 from hwmodels.operators.moe_routing import Routing

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hwmodels.assembly.attention import OPERATORS
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.hf.architectures import ARCHITECTURES, Architecture
+from hwmodels.hf.config import from_hf_fields
 from hwmodels.iterations.operating_point import decode_shape
-from hwmodels.iterations.roofline import Roofline
 from hwmodels.model.matrices import Matrix, share_of
-from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import KV_BYTES
 from sim import simulate
 
@@ -90,7 +90,7 @@ def added(monkeypatch):
 
 
 def test_three_places_are_enough_to_read_and_weigh_it():
-    model = ModelSpec.from_hf_fields(CONFIG, "toy")
+    model = from_hf_fields(CONFIG, "toy")
     mlp, tables = 3 * 256 * 512, 2 * 1000 * 256
     assert model.num_parameters == 4 * (2 * 256 * 512 + mlp + 2 * 256) + 256 + tables
     assert model.kv_bytes_per_token() == 4
@@ -99,7 +99,7 @@ def test_three_places_are_enough_to_read_and_weigh_it():
 
 def test_three_places_are_enough_to_serve_it_on_many_devices():
     run = simulate(
-        model=ModelSpec.from_hf_fields(CONFIG, "toy"),
+        model=from_hf_fields(CONFIG, "toy"),
         tensor_parallel_size=2,
         workload="poisson",
         workload__num_requests=20,
@@ -109,12 +109,12 @@ def test_three_places_are_enough_to_serve_it_on_many_devices():
 
 
 def test_three_places_are_enough_to_price_it(devices):
-    roofline = Roofline(model=ModelSpec.from_hf_fields(CONFIG, "toy"), device=devices["h100_sxm"])
+    roofline = Roofline(model=from_hf_fields(CONFIG, "toy"), device=devices["h100_sxm"])
     priced = {line.operator for line in roofline.explain(decode_shape(1, 100))}
     assert {"v_proj", "running_mean", "o_proj"} <= priced
 
 
 def test_layouts_that_do_not_cut_it_are_refused_in_its_words():
-    model = ModelSpec.from_hf_fields(CONFIG, "toy")
+    model = from_hf_fields(CONFIG, "toy")
     with pytest.raises(ValueError, match="must divide the 8 heads of means of toy; nearest: 2"):
         model.check_tensor_parallel_size(3)

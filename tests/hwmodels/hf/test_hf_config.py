@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hwmodels.hf.config import from_hf_config, from_hf_fields
 from hwmodels.model.model_spec import (
     DenseMlp,
     DraftHeads,
@@ -13,7 +14,6 @@ from hwmodels.model.model_spec import (
     LatentAttention,
     LinearAttention,
     MixtureOfExperts,
-    ModelSpec,
 )
 
 LLAMA = {
@@ -47,15 +47,15 @@ def written(tmp_path):
 
 def test_a_folder_and_its_file_give_the_preset(written, models):
     folder = written()
-    from_folder = ModelSpec.from_hf_config(folder)
+    from_folder = from_hf_config(folder)
     preset = models["llama3_1_8b"]
-    assert from_folder == ModelSpec.from_hf_config(f"{folder}/config.json")
+    assert from_folder == from_hf_config(f"{folder}/config.json")
     assert replace(from_folder, name=preset.name, source=preset.source) == preset
 
 
 def attention_of(folder):
     """The attention of a model whose layers are all alike."""
-    [block] = ModelSpec.from_hf_config(folder).blocks
+    [block] = from_hf_config(folder).blocks
     return block.attention
 
 
@@ -67,7 +67,7 @@ def test_qwen2_has_qkv_biases_and_a_window_that_is_switched_off(written):
 
 
 def test_qwen2_leaves_its_first_layers_without_the_window(written):
-    model = ModelSpec.from_hf_config(
+    model = from_hf_config(
         written(
             architectures=["Qwen2ForCausalLM"],
             sliding_window=8192,
@@ -84,7 +84,7 @@ def test_qwen3_normalises_queries_and_keys_and_states_its_head_dim(written):
 
 
 def test_llama_may_have_biases_everywhere(written):
-    [block] = ModelSpec.from_hf_config(written(attention_bias=True, mlp_bias=True)).blocks
+    [block] = from_hf_config(written(attention_bias=True, mlp_bias=True)).blocks
     assert (block.attention.qkv_bias, block.attention.o_bias, block.mlp.bias) == (True, True, True)
 
 
@@ -97,7 +97,7 @@ def test_a_window_may_be_called_sliding_window_size(written):
     assert attention_of(written(**mistral)).window == 4096
     assert attention_of(written(**mistral, sliding_window=4096)).window == 4096
     with pytest.raises(ValueError, match="sliding_window_size=4096: must be the same as sliding_window=512"):
-        ModelSpec.from_hf_config(written(**mistral, sliding_window=512))
+        from_hf_config(written(**mistral, sliding_window=512))
 
 
 def test_a_window_as_long_as_the_context_is_none(written):
@@ -107,7 +107,7 @@ def test_a_window_as_long_as_the_context_is_none(written):
 
 def test_layer_types_say_which_layers_have_the_window(written):
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
-    model = ModelSpec.from_hf_config(
+    model = from_hf_config(
         written(
             architectures=["MistralForCausalLM"],
             sliding_window=4096,
@@ -131,16 +131,16 @@ def test_without_kv_heads_every_head_has_its_own(written):
     ],
 )
 def test_dtype_is_the_checkpoints_and_fp32_is_served_in_bf16(written, changes, dtype):
-    assert ModelSpec.from_hf_config(written(**changes)).dtype == dtype
+    assert from_hf_config(written(**changes)).dtype == dtype
 
 
 def test_the_user_may_ask_for_another_dtype(written):
-    assert ModelSpec.from_hf_config(written(), dtype="fp16").dtype == "fp16"
+    assert from_hf_config(written(), dtype="fp16").dtype == "fp16"
 
 
 def test_rejects_an_unknown_architecture_with_the_known_ones_and_the_fields_not_understood(written):
     with pytest.raises(ValueError, match="architectures=MambaForCausalLM: unknown") as error:
-        ModelSpec.from_hf_config(written(architectures=["MambaForCausalLM"], state_size=16, use_cache=True))
+        from_hf_config(written(architectures=["MambaForCausalLM"], state_size=16, use_cache=True))
     assert "known: LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2" in str(error.value)
     assert "Llama4ForConditionalGeneration" in str(error.value)
     assert str(error.value).endswith("fields not understood: state_size")
@@ -150,14 +150,14 @@ def test_rejects_missing_fields_by_name(written):
     with pytest.raises(
         ValueError, match="json: num_hidden_layers, vocab_size: missing; LlamaForCausalLM needs them"
     ):
-        ModelSpec.from_hf_config(written(remove=["num_hidden_layers", "vocab_size"]))
+        from_hf_config(written(remove=["num_hidden_layers", "vocab_size"]))
     with pytest.raises(ValueError, match="json: num_local_experts, num_experts_per_tok: missing; Mixtral"):
-        ModelSpec.from_hf_config(written(architectures=["MixtralForCausalLM"]))
+        from_hf_config(written(architectures=["MixtralForCausalLM"]))
 
 
 def test_rejects_a_size_that_is_no_whole_number(written):
     with pytest.raises(ValueError, match='hidden_size="4096": must be a whole number'):
-        ModelSpec.from_hf_config(written(hidden_size="4096"))
+        from_hf_config(written(hidden_size="4096"))
 
 
 @pytest.mark.parametrize(
@@ -198,53 +198,51 @@ def test_rejects_a_size_that_is_no_whole_number(written):
 def test_rejects_a_wrong_value_with_file_field_value_and_rule(written, changes, message):
     folder = written(**changes)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        ModelSpec.from_hf_config(folder)
+        from_hf_config(folder)
     assert str(error.value).startswith(f"{folder}/config.json: ")
 
 
 def test_heads_need_not_share_the_hidden_size_out_where_head_dim_is_given(written):
-    model = ModelSpec.from_hf_config(
-        written(hidden_size=66, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
-    )
+    model = from_hf_config(written(hidden_size=66, num_attention_heads=4, num_key_value_heads=4, head_dim=16))
     assert (model.hidden_size, model.blocks[0].attention.head_dim) == (66, 16)
 
 
 def test_rejects_fields_of_a_known_architecture_that_it_does_not_understand(written):
     with pytest.raises(ValueError, match="num_experts_per_tok=2, num_local_experts=8: not understood"):
-        ModelSpec.from_hf_config(written(num_local_experts=8, num_experts_per_tok=2))
+        from_hf_config(written(num_local_experts=8, num_experts_per_tok=2))
 
 
 @pytest.mark.parametrize("nothing", [None, False, 0, {}])
 def test_fields_that_switch_nothing_on_are_let_through(written, nothing):
-    assert ModelSpec.from_hf_config(written(num_local_experts=nothing)) == ModelSpec.from_hf_config(written())
+    assert from_hf_config(written(num_local_experts=nothing)) == from_hf_config(written())
 
 
 def test_rejects_an_unknown_dtype(written):
     with pytest.raises(ValueError, match='torch_dtype="float64": must be one of float16, bfloat16, float32'):
-        ModelSpec.from_hf_config(written(torch_dtype="float64"))
+        from_hf_config(written(torch_dtype="float64"))
 
 
 def test_rejects_malformed_json_with_line_and_column(tmp_path):
     (tmp_path / "config.json").write_text('{\n  "hidden_size": ,\n}')
     with pytest.raises(ValueError, match=r"config.json:2:18: not JSON"):
-        ModelSpec.from_hf_config(str(tmp_path))
+        from_hf_config(str(tmp_path))
 
 
 def test_rejects_a_file_that_is_no_text(tmp_path):
     (tmp_path / "config.json").write_bytes(b"{\xff}")
     with pytest.raises(ValueError, match=r"config.json: not UTF-8 at byte 1"):
-        ModelSpec.from_hf_config(str(tmp_path))
+        from_hf_config(str(tmp_path))
 
 
 def test_rejects_json_that_is_no_object(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold one JSON object, holds a list"):
-        ModelSpec.from_hf_config(str(tmp_path))
+        from_hf_config(str(tmp_path))
 
 
 def test_rejects_a_missing_file(tmp_path):
     with pytest.raises(ValueError, match="cannot be read: No such file"):
-        ModelSpec.from_hf_config(str(tmp_path / "nowhere.json"))
+        from_hf_config(str(tmp_path / "nowhere.json"))
 
 
 # Families, with the fields that their published files have
@@ -532,7 +530,7 @@ QWEN2_MOE = {
 
 
 def read(config, **changes):
-    return ModelSpec.from_hf_fields({**config, **changes}, name="model")
+    return from_hf_fields({**config, **changes}, name="model")
 
 
 @pytest.mark.parametrize(
@@ -843,7 +841,7 @@ def test_dense_models_that_leave_attention_out_say_that_it_counts_as_quantised()
 def test_keys_and_values_are_stored_as_the_checkpoint_says(given, dtype):
     model = read(LLAMA, quantization_config=given | group("float", 8))
     assert (model.weights, model.kv_cache_dtype, model.notes) == ("fp8", dtype, ())
-    asked = ModelSpec.from_hf_fields(
+    asked = from_hf_fields(
         {**LLAMA, "quantization_config": given | group("float", 8)}, name="model", kv_cache_dtype="bf16"
     )
     assert asked.kv_cache_dtype == "bf16"
@@ -867,16 +865,14 @@ def test_other_ways_of_storing_keys_and_values_are_noted(given, named):
 
 
 def test_the_user_may_choose_other_formats_than_the_checkpoint():
-    chosen = ModelSpec.from_hf_fields(
-        GPT_OSS, name="model", weights="fp8", kv_cache_dtype="fp8", dtype="fp16"
-    )
+    chosen = from_hf_fields(GPT_OSS, name="model", weights="fp8", kv_cache_dtype="fp8", dtype="fp16")
     assert (chosen.weights, chosen.moe_weights, chosen.kv_dtype, chosen.dtype) == (
         "fp8",
         "mxfp4",
         "fp8",
         "fp16",
     )
-    unquantised = ModelSpec.from_hf_fields(DEEPSEEK_V3, name="model", weights="bf16")
+    unquantised = from_hf_fields(DEEPSEEK_V3, name="model", weights="bf16")
     assert unquantised.weight_bytes_per_rank() == 2 * unquantised.num_parameters
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.assembly.site import Lora
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import (
@@ -17,6 +16,7 @@ from hwmodels.iterations.memory import (
     plan_memory,
     weight_bytes,
 )
+from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.layout import InFlight, ParallelLayout
 from hwmodels.iterations.pipeline import Pipeline, bubble_share
-from hwmodels.iterations.roofline import Roofline
 from hwmodels.iterations.stages import MicroBatch, Stages
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.iterations.roofline import Roofline
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.model.precision import precision_notes
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from hwmodels.assembly.site import Lora
+from hwmodels.model.lora import Lora
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from hwmodels.iterations.roofline import Roofline
+from hwmodels.assembly.roofline import Roofline
 from policies.batching.chunked import Chunked
 from policies.batching.partial_prefills import PartialPrefills
 from policies.caching.paged import Paged

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from hwmodels.assembly.site import Lora
+from hwmodels.model.lora import Lora
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR

@@ -15,7 +15,7 @@ from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.flight import Stopwatch, settings_of
 from experiments.validate.engine.recording import Recorder, Recording
 from hwmodels.devices.host import HostOverhead
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.hf.config import from_hf_fields
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 from realengine.build import assemble
@@ -75,7 +75,7 @@ def scenario_of(
         host=host,
         frontend_s=frontend_s,
     )
-    model = ModelSpec.from_hf_fields(name="tiny", source="windtunnel/tiny", dtype="fp32", config=LLAMA)
+    model = from_hf_fields(name="tiny", source="windtunnel/tiny", dtype="fp32", config=LLAMA)
     settled = {"model": model, "engine": engine, "caching": PrefixCaching()} | deepcopy(changes)
     return replace(_base(), **settled)
 

@@ -24,9 +24,8 @@ from numpy import ndarray
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
-from hwmodels.assembly.site import Kernels, Lora, Site
+from hwmodels.assembly.site import Kernels, Site
 from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
-from hwmodels.devices.calibration import Calibration
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num
@@ -36,8 +35,10 @@ from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Part, Per
 from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.operators.calibration import Calibration
 
 FEW_ITERATIONS = 16
 """Priced one by one: an array of them takes as long as 20 numbers."""

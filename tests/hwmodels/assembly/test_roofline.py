@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hwmodels.devices.calibration import Calibration
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.critical_path import bound_of
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.roofline import Roofline
+from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.stream import StreamCurve
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)

@@ -1,0 +1,27 @@
+"""LoRA adapters that are the same in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hwmodels.checks import check_whole
+from hwmodels.model.matrices import Matrix, Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """Low-rank adapters on every matrix of attention and dense MLPs (S-LoRA, Punica: segmented kernels)."""
+
+    rank: int
+    num_active: int = 1
+    """Different adapters in a batch; each of them is read once. All are kept in memory."""
+
+    def __post_init__(self) -> None:
+        check_whole("rank", self.rank)
+        check_whole("num_active", self.num_active)
+
+    def elements(self, matrices: Iterable[Matrix]) -> float:
+        """Weights of all active adapters of these matrices: rank (k + n) each, on every dense one."""
+        dense = (matrix for matrix in matrices if matrix.role is Role.dense)
+        return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)
