@@ -15,6 +15,7 @@ import numpy as np
 from sim.workload.checks import MAX_CV, require_at_most, require_not_negative, require_positive
 from sim.workload.distributions import Distribution, FloatArray
 
+Draw = Callable[[], FloatArray]
 CHUNK = 4096  # times drawn at once; part of what a seed means, so a change changes every generated workload
 
 
@@ -28,8 +29,34 @@ class ArrivalProcess(Protocol):
         ...
 
 
+class _Drawn:
+    """An arrival process that is drawn chunk after chunk."""
+
+    __slots__ = ()
+
+    def _chunks(self, rng: np.random.Generator) -> Draw:
+        """Draws the next chunk of rising times, whenever it is called."""
+        raise NotImplementedError
+
+    def times_s(
+        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
+    ) -> FloatArray:
+        """See `ArrivalProcess`: as many chunks as the limits ask for."""
+        max_count = math.inf if num_requests is None else num_requests
+        max_s = math.inf if duration_s is None else duration_s
+        draw = self._chunks(rng)
+        chunks: list[FloatArray] = []
+        count, end_s = 0, 0.0
+        while count < max_count and end_s < max_s:
+            chunk = draw()
+            chunks.append(chunk)
+            count += len(chunk)
+            end_s = float(chunk[-1]) if len(chunk) else end_s
+        return _cut(np.concatenate(chunks), num_requests, duration_s)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Poisson:
+class Poisson(_Drawn):
     """Independent users: exponential gaps."""
 
     rate_per_s: float
@@ -37,16 +64,12 @@ class Poisson:
     def __post_init__(self) -> None:
         require_positive(self, "rate_per_s")
 
-    def times_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
-        return _until(
-            _running_sum(lambda: rng.exponential(1 / self.rate_per_s, CHUNK)), num_requests, duration_s
-        )
+    def _chunks(self, rng: np.random.Generator) -> Draw:
+        return _running_sum(lambda: rng.exponential(1 / self.rate_per_s, CHUNK))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gamma:
+class Gamma(_Drawn):
     """Gamma-distributed gaps with coefficient of variation cv: 1 is Poisson, above 1 bursty, below 1 regular.
 
     vLLM's benchmark calls 1 / cv^2 the burstiness: its 0.25 is cv=2 here. Unlike vLLM we do not rescale the
@@ -62,15 +85,9 @@ class Gamma:
         if self.cv < 1 / MAX_CV:
             raise ValueError(f"cv={self.cv}: must be >= {1 / MAX_CV:g}; for equal gaps use constant")
 
-    def times_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
+    def _chunks(self, rng: np.random.Generator) -> Draw:
         shape = self.cv**-2
-        return _until(
-            _running_sum(lambda: rng.gamma(shape, 1 / (shape * self.rate_per_s), CHUNK)),
-            num_requests,
-            duration_s,
-        )
+        return _running_sum(lambda: rng.gamma(shape, 1 / (shape * self.rate_per_s), CHUNK))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +122,7 @@ class AllAtOnce:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnOff:
+class OnOff(_Drawn):
     """Bursts: Poisson at rate_on_per_s for on_s seconds, at rate_off_per_s for off_s seconds, and again."""
 
     rate_on_per_s: float
@@ -117,18 +134,12 @@ class OnOff:
         require_positive(self, "rate_on_per_s", "on_s", "off_s")
         require_not_negative(self, "rate_off_per_s")
 
-    def times_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
-        return _until(
-            _repeating_steps(rng, [self.rate_on_per_s, self.rate_off_per_s], [self.on_s, self.off_s]),
-            num_requests,
-            duration_s,
-        )
+    def _chunks(self, rng: np.random.Generator) -> Draw:
+        return _repeating_steps(rng, [self.rate_on_per_s, self.rate_off_per_s], [self.on_s, self.off_s])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PerMinute:
+class PerMinute(_Drawn):
     """Poisson arrivals whose rate is replayed minute by minute from counts; after the last minute it repeats.
 
     rate_scale multiplies every rate.
@@ -144,15 +155,13 @@ class PerMinute:
         if not all(0 <= count < math.inf for count in counts) or not sum(counts) > 0:
             raise ValueError(f"requests_per_minute={list(counts)}: must be finite, >= 0 and not all 0")
 
-    def times_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
+    def _chunks(self, rng: np.random.Generator) -> Draw:
         rates_per_s = [count * self.rate_scale / 60.0 for count in self.requests_per_minute]
-        return _until(_repeating_steps(rng, rates_per_s, [60.0] * len(rates_per_s)), num_requests, duration_s)
+        return _repeating_steps(rng, rates_per_s, [60.0] * len(rates_per_s))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diurnal:
+class Diurnal(_Drawn):
     """Day and night: Poisson with a rate that swings as a cosine, from the trough at 0 s.
 
     rate(t) = mean (1 - a cos(2 pi t / period)), a = (ratio - 1) / (ratio + 1), so that peak / trough = ratio.
@@ -169,9 +178,7 @@ class Diurnal:
         if not 1 <= self.peak_to_trough_ratio < math.inf:
             raise ValueError(f"peak_to_trough_ratio={self.peak_to_trough_ratio}: must be finite and >= 1")
 
-    def times_s(
-        self, rng: np.random.Generator, *, num_requests: int | None, duration_s: float | None
-    ) -> FloatArray:
+    def _chunks(self, rng: np.random.Generator) -> Draw:
         swing = (self.peak_to_trough_ratio - 1) / (self.peak_to_trough_ratio + 1)
         peak_per_s = self.mean_rate_per_s * (1 + swing)
         candidates = _running_sum(lambda: rng.exponential(1 / peak_per_s, CHUNK))
@@ -182,7 +189,7 @@ class Diurnal:
             kept: FloatArray = times_s[rng.random(CHUNK) * peak_per_s < rate_per_s]
             return kept
 
-        return _until(draw, num_requests, duration_s)
+        return draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,26 +213,12 @@ class ClosedLoop:
         return _cut(first_s, num_requests, duration_s)
 
 
-def _until(draw: Callable[[], FloatArray], num_requests: int | None, duration_s: float | None) -> FloatArray:
-    """Chunks of rising times from `draw`, as many as the limits ask for."""
-    max_count = math.inf if num_requests is None else num_requests
-    max_s = math.inf if duration_s is None else duration_s
-    chunks: list[FloatArray] = []
-    count, end_s = 0, 0.0
-    while count < max_count and end_s < max_s:
-        chunk = draw()
-        chunks.append(chunk)
-        count += len(chunk)
-        end_s = float(chunk[-1]) if len(chunk) else end_s
-    return _cut(np.concatenate(chunks), num_requests, duration_s)
-
-
 def _cut(times_s: FloatArray, num_requests: int | None, duration_s: float | None) -> FloatArray:
     within = times_s if duration_s is None else times_s[: np.searchsorted(times_s, duration_s)]
     return within[:num_requests]
 
 
-def _running_sum(draw_gaps: Callable[[], FloatArray]) -> Callable[[], FloatArray]:
+def _running_sum(draw_gaps: Draw) -> Draw:
     """Draws the sums of ever more gaps, chunk after chunk."""
     last_s = 0.0
 
@@ -238,9 +231,7 @@ def _running_sum(draw_gaps: Callable[[], FloatArray]) -> Callable[[], FloatArray
     return draw
 
 
-def _repeating_steps(
-    rng: np.random.Generator, rates_per_s: list[float], lengths_s: list[float]
-) -> Callable[[], FloatArray]:
+def _repeating_steps(rng: np.random.Generator, rates_per_s: list[float], lengths_s: list[float]) -> Draw:
     """Draws Poisson arrivals under a rate that steps through rates_per_s, lengths_s each, over and over.
 
     Exact, by a change of time: an arrival of the unit-rate process at u happens where the expected number of
