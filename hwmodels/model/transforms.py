@@ -135,8 +135,10 @@ class Distill:
 
 def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
     """With a note on what was done, and what it saves."""
+    active = ("active parameters", before.num_active_parameters, after.num_active_parameters, 1e9, "B")
     savings = (
         ("parameters", before.num_parameters, after.num_parameters, 1e9, "B"),
+        *([active] if before.has_experts or after.has_experts else []),
         ("weights", before.weight_bytes_per_rank(), after.weight_bytes_per_rank(), 1e9, "GB"),
         ("KV of a token", before.kv_bytes_per_token(), after.kv_bytes_per_token(), 1e3, "kB"),
         ("FLOPs of a token", before.flops_per_token, after.flops_per_token, 1e9, "GFLOP"),

@@ -180,3 +180,9 @@ def test_what_was_said_of_the_model_is_still_said(transform):
     notes = transform.applied(make_model(notes=("tower ignored",))).notes
     assert notes[0] == "tower ignored"
     assert notes[1].startswith("model.transform: ")
+
+
+def test_of_experts_the_active_parameters_are_told_too(models):
+    [note] = PruneDepth(keep=0.5).applied(models["mixtral_8x7b"]).notes
+    assert "active parameters 12.88 -> 6.571 B (51.0 %)" in note
+    assert "active" not in PruneDepth(keep=0.5).applied(models["llama2_7b"]).notes[0]
