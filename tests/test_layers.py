@@ -1,0 +1,81 @@
+"""The import graph of the packages: no file circles, and scenario configs that name libraries only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
+LIBRARIES = ("policies.", "hwmodels.", "sim.")
+
+CORE = {
+    *(f"policies.{name}" for name in ("adapters.residents", "batching", "scheduling")),
+    *(f"policies.core.{name}" for name in ("engine", "step", "view")),
+}
+"""The core and the policies that it asks import each other's types until the core is rebuilt."""
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Module -> the modules that it imports, imports for type checking included."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def test_no_files_import_each_other_in_a_circle(imports):
+    without_known = {
+        module: others - CORE if module in CORE else others for module, others in imports.items()
+    }
+    try:
+        TopologicalSorter(without_known).prepare()
+    except CycleError as error:
+        pytest.fail(f"these files import each other: {' -> '.join(error.args[1])}")
+
+
+def test_the_known_circle_is_still_there(imports):
+    """A file that has left the circle is taken off the list, so that it cannot come back unnoticed."""
+    inside = {module: imports[module] & CORE for module in CORE}
+    free = [module for module in sorted(CORE) if module not in _reachable(inside, inside[module])]
+    assert not free, f"no longer in the circle: {', '.join(free)}; take them off the list above"
+
+
+def test_parts_of_a_scenario_come_from_libraries():
+    """A scenario is built without any command: its config groups name policies, hwmodels and sim only."""
+    defaults = yaml.safe_load((ROOT / "configs/scenario.yaml").read_text())["defaults"]
+    groups = {str(key).partition("@")[0] for entry in defaults if isinstance(entry, dict) for key in entry}
+    choices = (file for group in groups for file in (ROOT / "configs" / group).rglob("*.yaml"))
+    files = [ROOT / "configs/scenario.yaml", *choices]
+    assert len(files) > 100
+    outside = [
+        f"{file.relative_to(ROOT)}: {target}"
+        for file in files
+        for target in _targets(yaml.safe_load(file.read_text()))
+        if not target.startswith(LIBRARIES)
+    ]
+    assert not outside
+
+
+def _reachable(graph: dict[str, set[str]], start: set[str]) -> set[str]:
+    """All modules that can be reached from those of `start`, themselves included."""
+    found, new = set(start), set(start)
+    while new:
+        new = {other for module in new for other in graph[module]} - found
+        found |= new
+    return found
+
+
+def _targets(node: object) -> Iterable[str]:
+    """Every `_target_` in a config, at any depth."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node["_target_"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _targets(child)
