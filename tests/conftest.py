@@ -1,6 +1,6 @@
 """How property tests search, and what needs PyTorch.
 
-`make test` draws the same 20 examples every time, `make test-all` 200 new ones, and HYPOTHESIS_PROFILE=deep
+`make test` draws the same 20 examples every time, `make test-all` 100 new ones, and HYPOTHESIS_PROFILE=deep
 3000 of those tests that one chooses, after a change to the core. A test states a number of its own only where
 its examples are costly. No example has to be fast: what a world costs depends on what is drawn, and machines
 are shared.
@@ -18,7 +18,7 @@ from tests import fast_hydra
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
 settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=20)
-settings.register_profile("new", patient, derandomize=False, max_examples=200, print_blob=True)
+settings.register_profile("new", patient, derandomize=False, print_blob=True)
 settings.register_profile("deep", settings.get_profile("new"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
