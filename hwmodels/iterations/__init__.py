@@ -1,1 +1,1 @@
-"""Prices one iteration of a replica: layout, memory, operators, pipelines and the roofline over them."""
+"""What an iteration of a replica is, and what its price is made of: layout, memory, operators, pipelines."""
