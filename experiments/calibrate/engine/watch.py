@@ -88,7 +88,9 @@ class Catcher:
 
 
 def _kept(value: Any) -> Any:
-    """As it is now: a decode step counts its contexts up in the words that it was given."""
+    """A copy of index tensors, alone or in a NamedTuple: a decode step counts its contexts up in place."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_kept, value))
     is_index = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
     return value.clone() if is_index else value
 
