@@ -500,7 +500,8 @@ def test_short_calls_are_timed_in_a_graph_of_many(monkeypatch):
 
 @pytest.mark.slow
 def test_every_part_can_be_rehearsed(tmp_path):
-    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), limit_s=1800)
+    long = ("--limit-s", "1500")  # beside other tests, and interpreted
+    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), *long, limit_s=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "cpu").iterdir()
     assert {file.stem for file in folder.glob("*.json")} == {"environment", *PARTS}
