@@ -11,14 +11,14 @@ from rich.console import Console
 
 
 def write_study(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> None:
-    """config.yaml and summary.json, which every folder of runs has."""
+    """Write config.yaml and summary.json, which the folder of every study has."""
     write_config(folder, config)
     text = json.dumps(summary, indent=2, ensure_ascii=False)
     (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """config.yaml."""
+    """Write the resolved config to config.yaml."""
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
 
 
@@ -29,12 +29,12 @@ def resolved_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def print_folder(folder: Path, console: Console) -> None:
-    """Say where a file or folder is that was written."""
+    """Print the path of a file or folder that was written, relative to the current folder."""
     print_path(seen_from_here(folder), console)
 
 
 def print_path(path: str, console: Console) -> None:
-    """Say where a file is, as the user named it."""
+    """Print a path as the user named it."""
     console.print(path, style="dim", soft_wrap=True, highlight=False)
 
 

@@ -43,7 +43,9 @@ class Variants:
         self._base = tuple(base)
         self._groups = find_groups(source.dirs)
         self._kept: OrderedDict[tuple[str, ...], dict[str, Any]] = OrderedDict()
-        self._lock = threading.Lock()  # Hydra has one global state
+        self._lock = (
+            threading.Lock()
+        )  # the kept configs are shared, and Hydra's singletons are of the process
 
     def config(self, overrides: Sequence[str] = (), *, seed: int | None = None) -> dict[str, Any]:
         """As `composed(source, [*base, *overrides])` gives it, interpolations and `???` as they are written.

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
+from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load
@@ -19,7 +20,7 @@ from experiments.validate.engine.swapped import RecordedSource
 from experiments.validate.engine.verdict import judge, write_verdict
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.recorded_settings import config_differences, deciding
-from experiments.validate.fidelity.settings import ValidateSettings, plain, split
+from experiments.validate.fidelity.settings import ValidateSettings, split
 from sim.report.files import config_digest
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
@@ -72,7 +73,7 @@ def build(cfg: DictConfig) -> RecordedRun:
         except ValueError as error:
             raise ConfigError(f"against={error}") from error
         if settings.check_config:
-            _check_config(folder, recording, plain(given))
+            _check_config(folder, recording, resolved_config(given))
         recordings.append(recording)
     _check_repetitions(settings, recordings)
     try:

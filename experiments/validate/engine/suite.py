@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
+from experiments.app.run_folder import resolved_config
 from experiments.calibrate.engine.files import Files
-from experiments.validate.fidelity.settings import Suite, ValidateSettings, plain, split
+from experiments.validate.fidelity.settings import Suite, ValidateSettings, split
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
@@ -72,7 +73,7 @@ def model_of(cases: Sequence[Case]) -> ModelSpec:
 
 def _case(name: str, cfg: DictConfig) -> Case:
     settings, given = split(cfg)
-    return Case(name, settings, build_scenario(given), plain(cfg))
+    return Case(name, settings, build_scenario(given), resolved_config(cfg))
 
 
 def _check_unmeasured(overrides: Sequence[str], device: str) -> None:

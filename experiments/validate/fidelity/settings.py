@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -86,9 +85,3 @@ def split(cfg: DictConfig) -> tuple[ValidateSettings, DictConfig]:
     own = OmegaConf.masked_copy(cfg, [key for key in keys if key in OWN_KEYS])
     settings: ValidateSettings = build_as(ValidateSettings, own, "")
     return settings, OmegaConf.masked_copy(cfg, [key for key in keys if key not in OWN_KEYS])
-
-
-def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolved."""
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    return dict(config)

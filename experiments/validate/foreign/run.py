@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.progress import simulated_time
+from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
 from experiments.study.measured_requests import Replayed
 from experiments.validate.fidelity.errors import fidelity_of
@@ -20,7 +21,7 @@ from experiments.validate.fidelity.metrics import scaled
 from experiments.validate.fidelity.printed import print_fidelity, print_files
 from experiments.validate.fidelity.recorded_settings import differences
 from experiments.validate.fidelity.report import write_validation
-from experiments.validate.fidelity.settings import ValidateSettings, plain, split
+from experiments.validate.fidelity.settings import ValidateSettings, split
 from experiments.validate.foreign.read import read_runs
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.caching.prefix import PrefixCaching
@@ -80,7 +81,7 @@ def build(cfg: DictConfig) -> ForeignRun:
     output = build_as(OutputSettings, cfg.output, "output")
     reals = read_reals(settings)
     if settings.check_config:
-        _check_settings(settings, reals, scenario, plain(given))
+        _check_settings(settings, reals, scenario, resolved_config(given))
     try:
         scenario = replace(scenario, workload=replayed(reals[0]))
         scenario.plan_memory()
