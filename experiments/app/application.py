@@ -12,7 +12,7 @@ from pathlib import Path
 from hydra._internal.hydra import Hydra
 
 from experiments.app.help import print_help
-from experiments.app.runner import files_told, run_command
+from experiments.app.runner import run_command
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, config_dirs
 from sim.settings.errors import ConfigError
@@ -45,7 +45,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         return
     # A user's own classes may lie in the current folder; last, so that they cannot shadow anything.
     sys.path.append(os.getcwd())
-    with explained(source, overrides, USER_ERRORS), files_told():
+    with explained(source, overrides, USER_ERRORS):
         if options.cfg or options.info:
             _show(source, options)
         else:

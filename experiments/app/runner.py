@@ -69,8 +69,9 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> No
         return
     jobs = [_prepared(point, module) for point in points]
     folder = Path(whole.hydra.sweep.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(whole, folder / "multirun.yaml")
+    with files_told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(whole, folder / "multirun.yaml")
     errors: list[ConfigError] = []
     unsuccessful: list[str] = []
     while points:
@@ -159,7 +160,8 @@ def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
             failures.append(error)  # Hydra would announce it in lines of its own
 
     context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
-    done = run_job(task, cfg, *_folder_keys(cfg), context)
+    with files_told(Path(cfg.hydra.runtime.output_dir)):
+        done = run_job(task, cfg, *_folder_keys(cfg), context)
     _ = done.return_value  # raises what is a bug
     for error in failures:
         raise error
@@ -173,19 +175,28 @@ def _folder_keys(cfg: DictConfig) -> tuple[str, str | None]:
 
 
 def _in_its_folder(job: Job) -> None:
-    with files_told():
-        job.run(Path(HydraConfig.get().runtime.output_dir))
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    with files_told(folder):
+        job.run(folder)
 
 
 @contextmanager
-def files_told() -> Iterator[None]:
-    """ConfigError in place of an OSError about a file or folder: the user can choose another."""
+def files_told(folder: Path) -> Iterator[None]:
+    """Raise ConfigError in place of an OSError about the folder of a run, a file in it, or a folder above it.
+
+    Any other file is a policy's or a bug, and its error keeps its traceback.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        place = folder.absolute()
+        if error.filename is None or not _on_one_way(Path(error.filename).absolute(), place):
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}; choose another hydra.run.dir") from error
+
+
+def _on_one_way(path: Path, other: Path) -> bool:
+    return path.is_relative_to(other) or other.is_relative_to(path)
 
 
 @dataclass(frozen=True)

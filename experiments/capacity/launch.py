@@ -188,6 +188,8 @@ def _quantised(
 
 def _common_notes(scenario: Scenario) -> list[str]:
     notes = []
+    if not scenario.model.source:
+        notes.append(f"{scenario.model.name}: no published weights; write the path of yours in its place")
     if scenario.layout.sequence_parallel:
         notes.append("sequence_parallel: a pass of the compiler, no flag of its own")
     if scenario.adapters is not None:

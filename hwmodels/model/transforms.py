@@ -1,7 +1,8 @@
 """Smaller models from a model: pruning in depth and width, sparsity, distillation.
 
-Each transformation makes a new `ModelSpec`, whose notes say what it saves. None of them says what it costs in
-quality, which is won back by training, usually by distillation from the whole model.
+Each transformation makes a new `ModelSpec`, whose notes say what it saves; its `source` is empty where the
+weights change, as they are not those that were published. None of them says what it costs in quality, which
+is won back by training, usually by distillation from the whole model.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PruneDepth:
         blocks = tuple(
             replace(block, count=count) for block, count in zip(model.blocks, counts, strict=True) if count
         )
-        pruned = replace(model, name=f"{model.name}-{num_layers}-layers", blocks=blocks)
+        pruned = replace(model, name=f"{model.name}-{num_layers}-layers", source="", blocks=blocks)
         return noted(pruned, f"{num_layers} of {model.num_layers} layers are kept", model)
 
 
@@ -68,7 +69,9 @@ class PruneWidth:
             for block in model.blocks
         )
         hidden_size = kept_width(model.hidden_size, self.hidden)
-        pruned = replace(model, name=f"{model.name}-pruned", hidden_size=hidden_size, blocks=blocks)
+        pruned = replace(
+            model, name=f"{model.name}-pruned", source="", hidden_size=hidden_size, blocks=blocks
+        )
         shares = {"hidden size": self.hidden, "MLP width": self.intermediate, "heads": self.heads}
         kept = " and ".join(f"{100 * share:.4g} % of the {name}" for name, share in shares.items())
         return noted(pruned, f"layers keep {kept}", model)
@@ -84,7 +87,7 @@ class Sparse24:
     """
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        sparse = replace(model, name=f"{model.name}-2:4", sparsity="2:4")
+        sparse = replace(model, name=f"{model.name}-2:4", source="", sparsity="2:4")
         return noted(sparse, "two of four neighbouring weights are zero", model)
 
 
@@ -120,8 +123,8 @@ class Distill:
     student: ModelSpec
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """The student, with formats of its own."""
-        teacher, student = model, self.student
+        """The student in the number formats of `model`, or in its own where `model` names none."""
+        teacher, student = model, served_as(self.student, model)
         what = f"{student.name} is in the place of {teacher.name}"
         if student.vocab_size != teacher.vocab_size:
             what += (
@@ -131,6 +134,17 @@ class Distill:
         if student.num_parameters >= teacher.num_parameters:
             what += ", and no smaller"
         return noted(student, what, teacher)
+
+
+def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
+    """The student in the teacher's number formats: model.weights=fp8 is about the model that serves."""
+    return replace(
+        student,
+        dtype=teacher.dtype,
+        weights=teacher.weights or student.weights,
+        moe_weights=(teacher.moe_weights or student.moe_weights) if student.has_experts else None,
+        kv_cache_dtype=student.kv_cache_dtype if teacher.kv_cache_dtype == "auto" else teacher.kv_cache_dtype,
+    )
 
 
 def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:

@@ -70,11 +70,7 @@ def build_executor(
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
         num_blocks = group.smallest(_num_blocks_that_fit(architecture, settings, dtype, device, block_bytes))
-    memory = Memory(
-        num_blocks,
-        int(settings.swap_space_gib * GIB / block_bytes),
-        block_bytes * world_size,
-    )
+    memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
     except torch.OutOfMemoryError:

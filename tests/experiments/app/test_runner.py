@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.application import launch
 from experiments.app.job import UnsuccessfulError
+from experiments.app.runner import files_told
 from sim.settings.compose import PoolsLoader
 from sim.settings.errors import ConfigError
 
@@ -115,6 +116,14 @@ def test_a_bug_and_ctrl_c_end_a_multirun(toy, days, error):
     with pytest.raises(error):
         launch(toy, ["-m", "seed=1,2", f"trip.days={days}"])
     assert told("RUNS") == [(1, 4)]
+
+
+def test_only_errors_about_the_run_folder_advise_another_one(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match="choose another hydra.run.dir"), files_told(folder):
+        (folder / "summary.json").write_text("")
+    with pytest.raises(FileNotFoundError), files_told(folder):
+        (tmp_path / "weights_of_a_policy.json").read_text()
 
 
 def test_hydras_launchers_prepare_each_run_where_it_runs(toy, composed):

@@ -405,6 +405,9 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     assert "caching=Radix" in told
     assert "model.weights=int4_wo: give it a checkpoint quantised by AWQ" in told
     assert "prediction=" in told
+    pruned = vllm_launch(candidate_with("model/transform=prune_depth"))
+    assert "meta-llama" not in pruned.command
+    assert any("no published weights" in note for note in pruned.notes)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What pruning, sparsity and distillation change in bytes and FLOPs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -165,6 +166,21 @@ def test_the_student_is_served_and_the_note_compares_it_with_the_teacher(models)
     served = Distill(student=models["llama3_1_8b"]).applied(models["llama3_1_70b"])
     assert (served.name, served.blocks) == ("llama-3.1-8b", models["llama3_1_8b"].blocks)
     assert "parameters 70.55 -> 8.03 B (11.4 %)" in served.notes[0]
+
+
+def test_the_student_is_served_in_the_number_formats_that_were_asked_for(models):
+    student = models["llama3_1_8b"]
+    teacher = replace(models["llama3_1_70b"], weights="fp8", kv_cache_dtype="fp8")
+    served = Distill(student=student).applied(teacher)
+    assert (served.weights, served.kv_cache_dtype) == ("fp8", "fp8")
+    assert served.weight_bytes_per_rank() < 0.6 * student.weight_bytes_per_rank()
+    own = Distill(student=replace(student, weights="int4_wo")).applied(models["llama3_1_70b"])
+    assert own.weights == "int4_wo"
+
+
+@pytest.mark.parametrize("transform", [PruneDepth(), PruneWidth(hidden=0.5), Sparse24()])
+def test_changed_weights_are_not_those_that_were_published(transform):
+    assert transform.applied(make_model(source="meta-llama/Llama-3.1-8B")).source == ""
 
 
 def test_distillation_warns_of_other_vocabularies_and_larger_students(models):
