@@ -16,7 +16,7 @@ from experiments.app.runner import run_command
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, config_dirs
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import USER_ERRORS, explained
+from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
         return
     # A user's own classes may lie in the current folder; last, so that they cannot shadow anything.
     sys.path.append(os.getcwd())
-    with explained(source, overrides, USER_ERRORS):
-        if options.cfg or options.info:
+    is_shown = options.cfg or options.info
+    with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
+        if is_shown:
             _show(source, options)
         else:
             run_command(source, overrides, application.module, multirun=options.multirun)

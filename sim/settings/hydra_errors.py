@@ -8,6 +8,7 @@ where they do not.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -21,7 +22,7 @@ from omegaconf.errors import (
 )
 
 from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
+from sim.settings.config_groups import find_groups, key_comments
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, nearest, suggest
 from sim.settings.override import Override
@@ -64,7 +65,9 @@ def composed(source: ConfigSource, overrides: Sequence[str], *, with_hydra: bool
 
 
 def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
-    """Refuse `+key=value` where nobody would look at the key, outside the nodes that `build` checks.
+    """Refuse `+key=value` where no code looks at the key, outside the nodes that `build` checks.
+
+    `key=choice` is refused where the choice must be written with its group.
 
     `~key` is refused where somebody does look: the commands read every key of the root.
     """
@@ -76,10 +79,31 @@ def check_edits(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
         key = override.key
         if override.is_deleted and key == override.root and key not in cfg:
             raise ConfigError(_deleted(key, source))
+        if not override.prefix and key not in groups and isinstance(_node(cfg, key), str):
+            chosen = cfg if "hydra" in cfg else source.compose(overrides, with_hydra=True)
+            if origin := _group_at(key, chosen):
+                raise ConfigError(_chosen_elsewhere(key, override.value or "", origin, source))
         if not override.is_added or key in groups or key.startswith(("hydra", "pools.")):
             continue  # pools.complete checks what is in a pool
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
+
+
+def _node(cfg: DictConfig, key: str) -> Any:
+    """What stands at the key; None where nothing does, or where it refers to nothing."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def _group_at(key: str, cfg: DictConfig) -> str | None:
+    """The group from which this config, with Hydra's node, takes what stands at the key."""
+    for written in map(str, cfg.hydra.runtime.choices):
+        group, _, package = written.partition("@")
+        if key == (package or group.replace("/", ".")):
+            return group
+    return None
 
 
 def _is_built(key: str, cfg: DictConfig) -> bool:
@@ -174,9 +198,14 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     key = next((one.name for one in parsed if one.name.startswith(f"{key}.")), key)
     cfg = _config_without(key, overrides, source)
     parent, _, _ = key.rpartition(".")
+    culprit = next((one for one in parsed if one.package and one.key == key), None)
+    if culprit and key in _keys(cfg):
+        return f"{culprit.text}: {key} is a setting, not a group; write {key}={culprit.value or '...'}"
     branch = OmegaConf.select(cfg, parent) if parent else None
     if branch is None and parent in OFF_BY_DEFAULT:
         return f"{key}: {parent} is null; set it as a whole: '{parent}={OFF_BY_DEFAULT[parent]}'"
+    if branch is None and (message := _no_settings(key, overrides, source)):
+        return message
     if isinstance(branch, DictConfig):
         allowed = [f"{parent}.{name}" for name in map(str, branch) if name != "_target_"]
     else:
@@ -185,14 +214,43 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     return f"{key}: no such {kind}; {suggest(key, allowed, also=[*groups, *_keys(cfg)])}"
 
 
+def _no_settings(key: str, overrides: Sequence[str], source: ConfigSource) -> str | None:
+    """A setting of a group whose present choice has none: model.transform.keep with model/transform=none."""
+    chosen = _config_without(key, overrides, source, with_hydra=True)
+    groups, parts = find_groups(source.dirs), key.split(".")
+    for i in range(len(parts) - 1, 0, -1):
+        group = "/".join(parts[:i])
+        is_chosen = group in groups and group in chosen.hydra.runtime.choices
+        if not is_chosen or _node(chosen, ".".join(parts[:i])) is not None:
+            continue
+        settings = {choice.name: key_comments(choice.file) for choice in groups[group]}
+        others = [name for name, keys in settings.items() if "_target_" in keys]
+        if others:
+            best = next((name for name in others if parts[i] in settings[name]), others[0])
+            instead = f"choose one that has, such as {group}={best}"
+            present = shown(chosen.hydra.runtime.choices[group])
+            return f"{key}: {group}={present} has no settings; {instead}"
+    return None
+
+
 def _unused_group(group: str, overrides: Sequence[str], source: ConfigSource) -> str:
     """A group that exists, but not for the choices made: arrivals of a workload that replays a trace."""
     if group not in find_groups(source.dirs):
         return _no_such_key(group, overrides, source)
     culprit = _override_of(group, overrides) or group
     parent, _, _ = group.rpartition("/")
-    choice = _override_of(parent, overrides) if parent else None
-    return f"{culprit}: not used by {choice or 'the present choice of ' + (parent or 'the root config')}"
+    if not _is_taken(group, source):
+        return f"{culprit}: this command does not take {group}; leave it out"
+    return f"{culprit}: not used by {_override_of(parent, overrides) or f'the present choice of {parent}'}"
+
+
+def _is_taken(group: str, source: ConfigSource) -> bool:
+    """Whether the command takes the group's parent, and some choice of the parent takes the group."""
+    parent, _, name = group.rpartition("/")
+    if parent not in source.compose([], with_hydra=True).hydra.runtime.choices:
+        return False
+    files = [choice.file for choice in find_groups(source.dirs)[parent]]
+    return any(re.search(rf"^ *- *{name}:", file.read_text(encoding="utf-8"), re.M) for file in files)
 
 
 def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) -> str:
@@ -215,13 +273,15 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
     return None
 
 
-def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) -> DictConfig:
+def _config_without(
+    key: str, overrides: Sequence[str], source: ConfigSource, *, with_hydra: bool = False
+) -> DictConfig:
     """The config that the user nearly asked for; the default one if that cannot be composed either."""
     culprit = _override_of(key, overrides)
     try:
-        return source.compose([o for o in overrides if o != culprit])
+        return source.compose([o for o in overrides if o != culprit], with_hydra=with_hydra)
     except COMPOSE_ERRORS:
-        return source.compose([])
+        return source.compose([], with_hydra=with_hydra)
 
 
 def _override_of(key: str, overrides: Sequence[str]) -> str | None:

@@ -29,6 +29,7 @@ ROOT_NAMES = "sail, sail/cloth, seed, trip, wheel"
     [
         (["wheel=steal"], f"wheel=steal: no such choice; nearest: steel; allowed: {WHEELS}"),
         (["wheel=5"], f"wheel=5: no such choice; allowed: {WHEELS}"),
+        (["--cfg", "job", "wheel=5"], f"wheel=5: no such choice; allowed: {WHEELS}"),
         (["whel=steel"], f"whel: no such group or setting; nearest: wheel; allowed: {ROOT_NAMES}"),
         (["+whel=steel"], f"whel: no such group or setting; nearest: wheel; allowed: {ROOT_NAMES}"),
         (["+trip.dais=4"], "trip.dais: no such setting; nearest: trip.days; allowed: trip.days, trip.fast"),

@@ -93,3 +93,48 @@ def test_a_group_that_is_chosen_twice_is_told_its_choices_for_either(override, s
     with pytest.raises(ConfigError) as error:
         composed(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), [override])
     assert str(error.value).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "message"),
+    [
+        (
+            "simulate",
+            ["model.transform.keep=0.5"],
+            "model.transform.keep: model/transform=none has no settings; "
+            "choose one that has, such as model/transform=prune_depth",
+        ),
+        (
+            "simulate",
+            ["model/transform=distill", "model.transform.student=llama3_2_3b"],
+            "model.transform.student=llama3_2_3b: must be written "
+            "model@model.transform.student=llama3_2_3b, as a choice of model",
+        ),
+        (
+            "simulate",
+            ["model/transform=distill", "model.transform=prune_depth"],
+            "model.transform=prune_depth: must be written model/transform=prune_depth, "
+            "as a choice of model/transform",
+        ),
+        (
+            "calibrate",
+            ["device=cpu", "model=random_8m", "model/transform=prune_depth", "out=mm"],
+            "model/transform=prune_depth: this command does not take model/transform; leave it out",
+        ),
+        (
+            "place",
+            ["model=random_8m"],
+            "model=random_8m: this command does not take model; leave it out",
+        ),
+        (
+            "simulate",
+            ["workload=plain_csv", "workload/arrivals=gamma"],
+            "workload/arrivals=gamma: not used by workload=plain_csv",
+        ),
+        ("simulate", ["seed@x=1"], "seed@x=1: seed is a setting, not a group; write seed=1"),
+    ],
+)
+def test_what_is_written_in_the_wrong_place_is_told_where_it_belongs(command, overrides, message):
+    with pytest.raises(ConfigError) as error:
+        composed(ConfigSource(config_name=command, dirs=[CONFIG_DIR]), overrides)
+    assert str(error.value) == message
