@@ -16,7 +16,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
-from sim.report import write_report
+from sim.report.page import write_report
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
 from sim.report.vllm_bench import FILE as VLLM_BENCH

@@ -16,7 +16,7 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.events import WAITS
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.report import write_report
+from sim.report.page import write_report
 from sim.report.timeline import timeline
 
 MAX_BYTES = 6_000_000
