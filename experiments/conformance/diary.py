@@ -82,7 +82,7 @@ class DiaryCore(EngineCore):
             if tokens_in_own_name(seq) is not None:
                 owners.update({number for table in self.branched.block_ids(seq) for number in table})
                 continue
-            num_unasked += seq._num_apart
+            num_unasked += seq.num_apart
             num_tokens = seq.num_held + tokens.get(seq.request_id, 0)
             ids = self.block_ids(seq, num_tokens)
             assert len(ids) == self.pool.blocks_held(seq, num_tokens)

@@ -21,7 +21,7 @@ from policies.adapters import check_time
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.core.step import StepBuilder
@@ -79,13 +79,13 @@ class ExchangeResidents(SlotResidents):
         """Adapters that take new requests."""
         return tuple(self._active)
 
-    def wait(self, seq: Sequence) -> None:
+    def wait(self, seq: SequenceView) -> None:
         super().wait(seq)
         name = seq.request.adapter
         if name is not None and name not in self._active:
             self._pending[name] = None
 
-    def unwait(self, seq: Sequence) -> None:
+    def unwait(self, seq: SequenceView) -> None:
         super().unwait(seq)
         name = seq.request.adapter
         if name is not None and name not in self._waiting:
@@ -116,7 +116,7 @@ class ExchangeResidents(SlotResidents):
                 step.hold(until_s=until_s)
                 step.wait_until(until_s)
 
-    def may_start(self, seq: Sequence) -> bool:
+    def may_start(self, seq: SequenceView) -> bool:
         return seq.request.adapter is None or seq.request.adapter in self._active
 
     def _fits_without_idle(self, name: str) -> bool:

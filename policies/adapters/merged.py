@@ -19,7 +19,7 @@ from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.plan import AdapterUse, Chunk
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.core.step import StepBuilder
@@ -68,11 +68,11 @@ class MergedResidents(Residents):
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
-    def wait(self, seq: Sequence) -> None:
+    def wait(self, seq: SequenceView) -> None:
         super().wait(seq)
         self._look()
 
-    def unwait(self, seq: Sequence) -> None:
+    def unwait(self, seq: SequenceView) -> None:
         super().unwait(seq)
         self._look()
 
@@ -99,13 +99,13 @@ class MergedResidents(Residents):
             self._load(others)
             self._current, self._is_closing, self._until_s = others, False, inf
 
-    def may_start(self, seq: Sequence) -> bool:
+    def may_start(self, seq: SequenceView) -> bool:
         return self._key(seq) == self._current and not self._is_closing
 
-    def use(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> AdapterUse | None:
+    def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None:
         return None
 
-    def _key(self, seq: Sequence) -> str | None:
+    def _key(self, seq: SequenceView) -> str | None:
         return seq.request.adapter or PLAIN
 
     def _fits(self, name: str) -> bool:

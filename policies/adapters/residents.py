@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from policies.adapters.registry import Registry
 from policies.core.plan import AdapterLoad, AdapterUse, Chunk
 from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.core.step import StepBuilder
@@ -107,13 +108,13 @@ class Residents:
         self.registry.find(name)
         return self._blocks_of(name)
 
-    def wait(self, seq: Sequence) -> None:
+    def wait(self, seq: SequenceView) -> None:
         """A sequence has joined the queue."""
         name = self._key(seq)
         if name is not None:
             self._waiting[name] = self._waiting.get(name, 0) + 1
 
-    def unwait(self, seq: Sequence) -> None:
+    def unwait(self, seq: SequenceView) -> None:
         """It has left it."""
         name = self._key(seq)
         if name is not None:
@@ -126,24 +127,24 @@ class Residents:
         if self._num_prefetched and self._waiting:
             self._prefetch(view)
 
-    def may_start(self, seq: Sequence) -> bool:
+    def may_start(self, seq: SequenceView) -> bool:
         """Whether its adapter lets a waiting sequence start, as far as slots for adapters go."""
         name = self._key(seq)
         return name is None or self.is_resident(name) or self._fits_without_idle(name)
 
-    def num_missing(self, seq: Sequence) -> int:
+    def num_missing(self, seq: SequenceView) -> int:
         """Blocks of KV memory that the adapter of a waiting sequence would take."""
         name = self._key(seq)
         return 0 if name is None or self.is_resident(name) else self._blocks_of(name)
 
-    def num_idle_blocks(self, but: Sequence | None = None) -> int:
+    def num_idle_blocks(self, but: SequenceView | None = None) -> int:
         """Blocks of KV memory of adapters that nobody uses, but for that of a waiting sequence."""
         if not self.num_blocks:
             return 0
         kept = None if but is None else self._key(but)
         return sum(self._blocks_of(name) for name in self._idle if name != kept)
 
-    def must_wait(self, seq: Sequence) -> bool:
+    def must_wait(self, seq: SequenceView) -> bool:
         """Whether a sequence that starts has to wait for its adapter."""
         name = self._key(seq)
         return name is not None and name not in self._resident
@@ -173,7 +174,6 @@ class Residents:
         waiters = self._coming.get(name)
         if waiters is not None and seq in waiters:
             waiters.remove(seq)
-            seq._num_transfers = 0
         self._users[name] -= 1
         if not self._users[name]:
             del self._users[name]
@@ -211,7 +211,7 @@ class Residents:
         puts, self._puts = tuple(self._puts), []
         return puts
 
-    def use(self, decodes: Iterable[Sequence], chunks: Iterable[Chunk]) -> AdapterUse | None:
+    def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None:
         """What a step computes with adapters; None: nothing."""
         tokens: Counter[str] = Counter()
         for seq in decodes:
@@ -230,7 +230,7 @@ class Residents:
             num_ranks=sum(ranks),
         )
 
-    def check_integrity(self, running: Iterable[Sequence]) -> None:
+    def check_integrity(self, running: Iterable[SequenceView]) -> None:
         """Assert: every adapter in use is there or coming, nobody's use is forgotten, no block is lost."""
         users = Counter(name for name in map(self._key, running) if name is not None)
         assert users == self._users, "an adapter's users are counted wrong"
@@ -243,7 +243,7 @@ class Residents:
 
     # What policies decide.
 
-    def _key(self, seq: Sequence) -> str | None:
+    def _key(self, seq: SequenceView) -> str | None:
         """The adapter that a sequence needs; None: it needs none."""
         return seq.request.adapter
 

@@ -17,7 +17,7 @@ from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.core.view import StepView
@@ -59,7 +59,7 @@ class PagedResidents(Residents):
             for adapter in registry.adapters
         }
 
-    def may_start(self, seq: Sequence) -> bool:
+    def may_start(self, seq: SequenceView) -> bool:
         """Its adapter's blocks are asked for together with those of its KV."""
         return True
 

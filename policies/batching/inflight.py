@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -98,6 +98,6 @@ def _num_reserved(view: StepView) -> int:
     return sum(_num_blocks_at_end(seq, view.block_size) for seq in view.running)
 
 
-def _num_blocks_at_end(seq: Sequence, block_size: int) -> int:
+def _num_blocks_at_end(seq: SequenceView, block_size: int) -> int:
     """Blocks of a sequence at its longest: the last token of an answer needs no KV."""
     return -(-(seq.max_num_tokens - 1) // block_size)

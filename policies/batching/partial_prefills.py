@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -67,7 +68,7 @@ class PartialPrefills:
         if not view.prefilling:
             step.repeat()
 
-    def _is_long(self, seq: Sequence) -> bool:
+    def _is_long(self, seq: SequenceView) -> bool:
         return seq.num_uncomputed > self.long_prefill_token_threshold
 
     def _num_shares(self, view: StepView, num_long: int) -> int:

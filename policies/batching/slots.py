@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -59,7 +60,7 @@ class Slots:
             step.repeat()
 
     @staticmethod
-    def _admit_next(waiting: Iterator[Sequence], num_free: int, num_slots: int, step: StepBuilder) -> int:
+    def _admit_next(waiting: Iterator[SequenceView], num_free: int, num_slots: int, step: StepBuilder) -> int:
         """Slots that the next of the waiting takes; all that are free if it cannot be admitted.
 
         A request for more answers than there are slots has the server to itself.

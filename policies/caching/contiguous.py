@@ -142,7 +142,7 @@ class RegionPool(BlockPool):
     def growth(self, seq: Sequence) -> Growth | None:
         """Up to the end of its region; there it asks for twice the length, and fails if none is free."""
         holding = self._holding(seq)
-        if seq._computed >= self._room(holding) and not self._double(seq, holding):
+        if seq.stored_computed >= self._room(holding) and not self._double(seq, holding):
             return None
         room = self._room(holding)
         is_enough = room >= seq.max_num_tokens - 1  # the last token's KV is never stored
@@ -159,7 +159,7 @@ class RegionPool(BlockPool):
         self._allocator.free(holding.region)
         holding.region = None
         self.num_free = self._allocator.num_free
-        seq._block_ids = []
+        seq.block_ids = []
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks of its region, however many tokens are in it."""
@@ -169,9 +169,9 @@ class RegionPool(BlockPool):
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Ids of all blocks of its region, in a row; the first of them hold its tokens."""
         region = self._holding(seq).region
-        if region is not None and not seq._block_ids:
-            seq._block_ids = list(range(region.start + 1, region.end + 1))
-        return seq._block_ids
+        if region is not None and not seq.block_ids:
+            seq.block_ids = list(range(region.start + 1, region.end + 1))
+        return seq.block_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
         """Assert that regions tile the memory, hold their sequences' tokens, and account for every block."""
@@ -184,9 +184,9 @@ class RegionPool(BlockPool):
 
     def _holding(self, seq: Sequence) -> Holding:
         """What is remembered of a sequence; at first, what it shall reserve."""
-        holding = seq._kv
+        holding = seq.kv
         if holding is None:
-            holding = seq._kv = Holding(self._reservation(seq))
+            holding = seq.kv = Holding(self._reservation(seq))
         assert isinstance(holding, Holding)
         return holding
 
@@ -203,7 +203,7 @@ class RegionPool(BlockPool):
 
     def _num_blocks(self, seq: Sequence, holding: Holding) -> int:
         """Blocks of the region that a waiting sequence asks for: at least all its known tokens'."""
-        return self.blocks_for(min(max(holding.num_wanted, seq._known), self._capacity))
+        return self.blocks_for(min(max(holding.num_wanted, seq.stored_known), self._capacity))
 
     def _room(self, holding: Holding) -> int:
         """Tokens that its region holds."""
@@ -231,4 +231,4 @@ class RegionPool(BlockPool):
         holding.region = region
         holding.since = self.num_iterations
         self.num_free = self._allocator.num_free
-        seq._block_ids = []
+        seq.block_ids = []

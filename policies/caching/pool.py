@@ -185,7 +185,7 @@ class BlockPool:
         Those of its branches are among them, if it had any before it was preempted, and those that its
         adapter takes.
         """
-        return self.blocks_for(seq._known) + seq._num_apart + seq._num_beside
+        return self.blocks_for(seq.stored_known) + seq.num_apart + seq.num_beside
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """A sequence that can be admitted gets the KV of its num_cached tokens that are here already."""
@@ -238,7 +238,7 @@ class BlockPool:
         """How the KV of a sequence whose prefill is done grows on; None: it finds no room to do so.
 
         Asked when it begins to decode, and at every limit that the last answer named. May take blocks, or
-        give up some and note that in seq._dropped.
+        give up some and note that in seq.num_dropped.
         """
         return PAGED
 
@@ -299,10 +299,10 @@ class BlockPool:
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Physical ids of the blocks that hold the first num_tokens tokens of a sequence that owns them."""
-        num_missing = self.blocks_for(num_tokens) - len(seq._block_ids)
+        num_missing = self.blocks_for(num_tokens) - len(seq.block_ids)
         if num_missing > 0:
-            seq._block_ids += self.draw(num_missing)
-        return seq._block_ids
+            seq.block_ids += self.draw(num_missing)
+        return seq.block_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
         """Assert that the running sequences and the tokens they hold account for every block."""
@@ -311,10 +311,10 @@ class BlockPool:
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
         """Take from a sequence the ids of all but its first num_blocks blocks."""
-        ids = seq._block_ids[num_blocks:]
-        del seq._block_ids[num_blocks:]
+        ids = seq.block_ids[num_blocks:]
+        del seq.block_ids[num_blocks:]
         return ids
 
     def _give_back_ids(self, seq: Sequence) -> None:
-        self._free_ids.extend(reversed(seq._block_ids))
-        seq._block_ids.clear()
+        self._free_ids.extend(reversed(seq.block_ids))
+        seq.block_ids.clear()

@@ -86,7 +86,7 @@ class PrefixPool(BlockPool):
 
     def num_cached(self, seq: Sequence) -> int:
         held = self._held(seq)
-        held.found, num_found = self._runs.find(held.path, (seq._known - 1) // self.block_size)
+        held.found, num_found = self._runs.find(held.path, (seq.stored_known - 1) // self.block_size)
         return num_found * self.block_size
 
     @property
@@ -114,10 +114,10 @@ class PrefixPool(BlockPool):
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         self.take(self.blocks_to_grow(seq, num_held, num_tokens))
-        self._offer(seq, (num_tokens - seq._num_loading) // self.block_size)
+        self._offer(seq, (num_tokens - seq.num_loading) // self.block_size)
 
     def loaded(self, seq: Sequence) -> None:
-        self._offer(seq, seq._computed // self.block_size)
+        self._offer(seq, seq.stored_computed // self.block_size)
 
     def take(self, num_blocks: int) -> None:
         """Blocks for new contents: those without any first, then those that became free first."""
@@ -133,7 +133,7 @@ class PrefixPool(BlockPool):
             self._num_fresh += num_evicted
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        held: Held = seq._kv
+        held: Held = seq.kv
         num_full = (num_tokens - num_planned) // self.block_size
         self._offer(seq, num_full)
         num_withdrawn = held.num_keyed - num_full
@@ -142,25 +142,25 @@ class PrefixPool(BlockPool):
         assert num_tail >= max(0, num_withdrawn)
         self.num_free += num_tail
         self._num_fresh += num_tail
-        if seq.request.prompt.num_pinned and seq._computed > seq._num_found:  # it has used what it found
+        if seq.request.prompt.num_pinned and seq.stored_computed > seq.num_found:  # it has used what it found
             num_pinned = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
             if self._pins.keep(self._runs, held, num_pinned, self.now):
                 self.expires_s = self._pins.expires_s
         self.num_free += self._runs.let_go(held, seq.request_id)
         self._free_ids.extend(reversed(held.tail_ids))
-        seq._kv = None
+        seq.kv = None
         if self._places.is_crowded:
             self._places.forget(self._used_places())
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
-        return self._runs.owners_behind(seq._kv, seq._computed // self.block_size) - {seq.request_id}
+        return self._runs.owners_behind(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
 
     def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
         super().give_back(num_blocks, ids)
         self._num_fresh += num_blocks
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        held: Held = seq._kv
+        held: Held = seq.kv
         ids: list[int] = []
         for run in held.runs:
             if not run.ids:
@@ -191,7 +191,7 @@ class PrefixPool(BlockPool):
         num_tail = 0
         owned: set[Run] = set(self._pins.runs)
         for seq, num_tokens in held:
-            mine: Held = seq._kv
+            mine: Held = seq.kv
             assert mine.num_keyed == sum(run.num_blocks for run in mine.runs)
             assert mine.num_keyed <= self.blocks_for(num_tokens)
             assert all(run.owners[seq.request_id] is mine for run in mine.runs)
@@ -205,14 +205,14 @@ class PrefixPool(BlockPool):
 
     def _held(self, seq: Sequence) -> Held:
         """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
-        if seq._kv is None:
-            seq._kv = Held(self._places.path(seq.request))
-        held: Held = seq._kv
+        if seq.kv is None:
+            seq.kv = Held(self._places.path(seq.request))
+        held: Held = seq.kv
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
         """Give the first num_full blocks of a sequence their contents, as far as they have none yet."""
-        held: Held = seq._kv
+        held: Held = seq.kv
         if num_full <= held.num_keyed:
             return
         if held.tail_ids:  # a block that is partly filled must not get another name
@@ -238,7 +238,7 @@ class PrefixPool(BlockPool):
         """The last blocks of a free run are about to lose their contents to make room."""
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        held: Held = seq._kv
+        held: Held = seq.kv
         assert held.num_keyed == num_blocks
         ids, held.tail_ids = held.tail_ids, []
         return ids

@@ -106,7 +106,7 @@ class RadixPool(BlockPool):
         if self._future is not None:
             self._future.begin(seq.request_id)
         held = self._held(seq)
-        num_cached, held.node = self._tree.match(held.runs, self._most(seq, seq._known - 1))
+        num_cached, held.node = self._tree.match(held.runs, self._most(seq, seq.stored_known - 1))
         return num_cached
 
     @property
@@ -143,7 +143,7 @@ class RadixPool(BlockPool):
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
         """Hand over the full blocks of a sequence's first num_tokens tokens to the tree."""
-        held: Held = seq._kv
+        held: Held = seq.kv
         num_tokens = self._most(seq, num_tokens)
         num_before = held.num_in_tree
         num_new, node = self._tree.insert(
@@ -168,12 +168,12 @@ class RadixPool(BlockPool):
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         self.computed(seq, num_tokens - num_planned)
-        held: Held = seq._kv
+        held: Held = seq.kv
         self._num_unused += self.blocks_for(num_tokens) - held.num_in_tree // self.block_size
         self._free_ids.extend(reversed(held.ids))
         self._tree.unlock(held.node)
         self._count()
-        seq._kv = None
+        seq.kv = None
 
     def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
         self.computed(seq, num_kept_tokens)  # what was swapped in is not in the tree yet
@@ -184,7 +184,7 @@ class RadixPool(BlockPool):
         self._num_unused += num_blocks
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        held: Held = seq._kv
+        held: Held = seq.kv
         nodes, node = [], held.node
         while node.parent is not None:
             nodes.append(node)
@@ -201,7 +201,7 @@ class RadixPool(BlockPool):
         self._tree.check_integrity()
         num_own = 0
         for seq, num_tokens in held:
-            mine: Held = seq._kv
+            mine: Held = seq.kv
             assert mine.node.num_prefix_tokens == mine.num_in_tree <= num_tokens
             num_own += self.blocks_for(num_tokens) - mine.num_in_tree // self.block_size
         in_tree = self._tree.num_tokens // self.block_size
@@ -210,9 +210,9 @@ class RadixPool(BlockPool):
         assert self.num_free == self._num_unused + self._tree.num_evictable // self.block_size
 
     def _held(self, seq: Sequence) -> Held:
-        if seq._kv is None:
-            seq._kv = Held(tuple(runs_of(seq.request)), self._tree.root)
-        held: Held = seq._kv
+        if seq.kv is None:
+            seq.kv = Held(tuple(runs_of(seq.request)), self._tree.root)
+        held: Held = seq.kv
         return held
 
     def _count(self) -> None:
@@ -223,7 +223,7 @@ class RadixPool(BlockPool):
         self._free_ids.extend(reversed(leaf.ids))
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        held: Held = seq._kv
+        held: Held = seq.kv
         assert held.num_in_tree == num_blocks * self.block_size
         ids, held.ids = held.ids, []
         return ids

@@ -91,6 +91,6 @@ class PromptPool(LossyPool):
     def growth(self, seq: Sequence) -> Growth | None:
         """Cut the prompt; then block by block."""
         num_surplus = seq.num_prompt_tokens - self.num_kept
-        if num_surplus > 0 and not seq._dropped:
+        if num_surplus > 0 and not seq.num_dropped:
             self.drop(seq, num_surplus)
         return PAGED

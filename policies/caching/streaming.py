@@ -62,18 +62,18 @@ class LossyPool(BlockPool):
 
     def drop(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence at rest gives up the KV of num_tokens tokens, and the blocks that this leaves empty."""
-        num_held = seq._computed - seq._dropped
+        num_held = seq.stored_computed - seq.num_dropped
         num_kept_blocks = self.blocks_for(num_held - num_tokens)
         self.num_free += self.blocks_for(num_held) - num_kept_blocks
-        self._free_ids.extend(reversed(seq._block_ids[num_kept_blocks:]))
-        del seq._block_ids[num_kept_blocks:]
-        seq._dropped += num_tokens
+        self._free_ids.extend(reversed(seq.block_ids[num_kept_blocks:]))
+        del seq.block_ids[num_kept_blocks:]
+        seq.num_dropped += num_tokens
 
 
 class WindowPool(LossyPool):
     """A sequence holds at most num_kept tokens from the end of its prefill on.
 
-    seq._kv: whether its places are full; from then on it neither takes blocks nor gives any back.
+    seq.kv: whether its places are full; from then on it neither takes blocks nor gives any back.
     """
 
     def __init__(
@@ -84,23 +84,23 @@ class WindowPool(LossyPool):
         """Tokens whose KV a decoding sequence holds at most."""
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        seq._kv = False
+        seq.kv = False
         super().admit(seq, num_cached)
 
     def growth(self, seq: Sequence) -> Growth | None:
         """Block by block until its places are full; then it stays as it is."""
-        num_surplus = seq._computed - seq._dropped - self.num_kept
+        num_surplus = seq.stored_computed - seq.num_dropped - self.num_kept
         if num_surplus < 0:
             is_enough = self.num_kept >= seq.max_num_tokens - 1
-            return PAGED if is_enough else Growth(until=seq._dropped + self.num_kept)
+            return PAGED if is_enough else Growth(until=seq.num_dropped + self.num_kept)
         if num_surplus:
             self.drop(seq, num_surplus)
-        seq._kv = True
+        seq.kv = True
         return STEADY
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
         """Also where num_tokens counts a token that was to take the place of another."""
-        return self.blocks_for(self.num_kept if seq._kv else num_tokens)
+        return self.blocks_for(self.num_kept if seq.kv else num_tokens)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        return super().block_ids(seq, self.num_kept if seq._kv else num_tokens)
+        return super().block_ids(seq, self.num_kept if seq.kv else num_tokens)

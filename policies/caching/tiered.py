@@ -121,7 +121,7 @@ class TieredPool(PrefixPool):
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         block_size = self.block_size
-        block, limit = num_cached // block_size, (seq._known - 1) // block_size
+        block, limit = num_cached // block_size, (seq.stored_known - 1) // block_size
         found: list[tuple[str, int, int, int]] = []
         num_found = start = 0
         for place, end in self._held(seq).path:
@@ -182,7 +182,7 @@ class TieredPool(PrefixPool):
         if not (self._writes_through and self._tiers):
             super()._offer_stretch(seq, held, place, first, end)
             return
-        is_promise = held.num_keyed >= seq._computed // self.block_size
+        is_promise = held.num_keyed >= seq.stored_computed // self.block_size
         if self._told is not None:
             held.tail_ids += self.draw(end - first - len(held.tail_ids))
         ids = held.tail_ids[: end - first]

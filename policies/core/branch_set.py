@@ -5,7 +5,7 @@ goes on as branches beside the decode set; they share KV blocks by reference and
 (policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one
 prefill of all the tokens that it stored.
 While it decodes, the pool counts the full blocks of its prompt as the sequence's; all others are its
-branches', `Sequence._num_apart` of them.
+branches', `Sequence.num_apart` of them.
 """
 
 from __future__ import annotations
@@ -61,55 +61,56 @@ class BranchSet:
         limit = bounds.max_known - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
-        seq._ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)
-        seq._num_apart = self._num_copied_blocks(seq)
+        seq.branch_ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)
+        seq.num_apart = self._num_copied_blocks(seq)
 
     def start(self, seq: Sequence) -> None:
         """It is admitted, and has its first slot: the others, and its branches' blocks."""
-        seq._more_slots = [heappop(self._free_slots) for _ in range(seq.width - 1)]
-        branches = seq._branches
+        seq.more_slots = tuple(heappop(self._free_slots) for _ in range(seq.width - 1))
+        branches = seq.branches
         if branches is not None and branches.is_swapped:  # the tokens to come have no blocks yet
-            seq._num_apart += self._pool.blocks_for(seq._known) - self._pool.blocks_for(seq._known - 1)
-            seq._num_apart -= branches.blocks_to_append()
-        self._pool.take_apart(seq._num_apart)
+            num_known, blocks_for = seq.stored_known, self._pool.blocks_for
+            seq.num_apart += blocks_for(num_known) - blocks_for(num_known - 1)
+            seq.num_apart -= branches.blocks_to_append()
+        self._pool.take_apart(seq.num_apart)
 
     def stop(self, seq: Sequence, had_joined: bool) -> None:
         """It was preempted, and has given its blocks back: what it will need when it is admitted again."""
-        if seq._branches is not None:
-            self._prepare_return(seq, seq._branches, had_joined)
+        if seq.branches is not None:
+            self._prepare_return(seq, seq.branches, had_joined)
         else:
-            seq._num_apart = self._num_copied_blocks(seq)
+            seq.num_apart = self._num_copied_blocks(seq)
 
     def fork(self, seq: Sequence) -> None:
         """Its prefill is complete: it decodes from now on. The first time its branches begin here."""
-        if seq._branches is None:
+        if seq.branches is None:
             shares = self._pool.shares_branches
-            seq._branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq._ends, shares)
-        self.join(seq, seq._branches)
+            seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq.branch_ends, shares)
+        self.join(seq, seq.branches)
 
     def join(self, seq: Sequence, branches: Branches) -> None:
         """A sequence that holds the KV of all its branches' tokens but the newest decodes from now on."""
         num_before = self._pool.num_apart
-        ids = self._pool.hand_over(seq, seq._computed, branches.num_shared_tokens)
-        seq._num_apart += self._pool.num_apart - num_before
+        ids = self._pool.hand_over(seq, seq.stored_computed, branches.num_shared_tokens)
+        seq.num_apart += self._pool.num_apart - num_before
         unused = [block for block in ids if block not in branches.ids.values()]
         unnamed = [number for number in branches.numbers if number not in branches.ids]
         branches.ids |= zip(unnamed, unused, strict=False)  # ids: as many as were asked for
-        seq._decodes = branches
-        seq._growth = PAGED
+        seq.clock_source = branches
+        seq.growth = PAGED
         self.resume(seq, branches)
 
     def resume(self, seq: Sequence, branches: Branches) -> None:
         """A sequence whose KV is complete decodes again."""
-        seq._state = SequenceState.decoding
-        seq._origin = branches.num_shared_tokens
+        seq.state = SequenceState.decoding
+        seq.origin = branches.num_shared_tokens
         self.members[seq.request_id] = seq
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """A sequence decodes no more; its counts are written back to it."""
-        seq._computed = seq.num_computed
-        seq._known = seq._computed + 1
-        seq._state = state
+        seq.stored_computed = seq.num_computed
+        seq.stored_known = seq.stored_computed + 1
+        seq.state = state
         del self.members[seq.request_id]
 
     def produce(self, seq: Sequence, parents: tuple[int, ...] | None) -> bool:
@@ -117,7 +118,7 @@ class BranchSet:
 
         parents: which of them go on, as the world has chosen; see `Branches.produce`.
         """
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         if parents is not None and not (parents and all(0 <= p < branches.width for p in parents)):
             raise ValueError(f"parents={parents} of {seq!r}: must name branches below {branches.width}")
@@ -126,29 +127,30 @@ class BranchSet:
         freed = branches.produce(parents)
         if not branches.ends:
             return True
-        while len(seq._more_slots) >= branches.width:
-            heappush(self._free_slots, seq._more_slots.pop())
+        while len(seq.more_slots) >= branches.width:
+            heappush(self._free_slots, seq.more_slots[-1])
+            seq.more_slots = seq.more_slots[:-1]
         if freed:
             ids = [branches.ids.pop(number) for number in freed if number in branches.ids]
             self._pool.give_back(len(freed), ids)
-            seq._num_apart -= len(freed)
+            seq.num_apart -= len(freed)
         return False
 
     def give_back(self, seq: Sequence) -> None:
         """A sequence gives up the blocks of its branches, and what was taken for them."""
-        branches = seq._branches
+        branches = seq.branches
         ids = [] if branches is None else list(branches.ids.values())
         if branches is not None:
             branches.ids = {}
-        self._pool.give_back(seq._num_apart, ids)
-        seq._num_apart = 0
+        self._pool.give_back(seq.num_apart, ids)
+        seq.num_apart = 0
 
     def plan(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Add to a plan who decodes with branches. Their tables change at each step: it holds for one."""
         plan.horizon = 1
         plan.branched = branched = []
         for seq in self:
-            branches = seq._branches
+            branches = seq.branches
             assert branches is not None
             if seq.request_id not in decoded:
                 continue
@@ -161,7 +163,7 @@ class BranchSet:
 
     def block_ids(self, seq: Sequence) -> list[list[int]]:
         """Physical ids of the blocks of each branch of a member, planned included."""
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         shared = self._pool.block_ids(seq, branches.num_shared_tokens)
         self._draw(branches)
@@ -169,19 +171,19 @@ class BranchSet:
 
     def context_len(self, seq: Sequence) -> int:
         """KV tokens to which each branch of a member attends, a planned one included."""
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens + branches.length
 
     def num_stored_blocks(self, seq: Sequence) -> int:
         """Blocks that hold what all branches of a sequence have stored, the last ones partly."""
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
 
     def stored_ids(self, seq: Sequence) -> list[int]:
         """Physical ids of these blocks: the prompt's full ones, then the branches', as in `numbers`."""
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         ids = self._pool.block_ids(seq, branches.num_shared_tokens)
         self._draw(branches)
@@ -189,17 +191,17 @@ class BranchSet:
 
     def ids_apart(self, seq: Sequence) -> list[int]:
         """Of a sequence that returns from where it was swapped to: blocks behind those in its own name."""
-        branches = seq._branches
+        branches = seq.branches
         if branches is None or not branches.is_swapped:
             return []
-        ids = self._pool.draw(seq._num_apart)
-        first = branches.num_blocks - seq._num_apart
+        ids = self._pool.draw(seq.num_apart)
+        first = branches.num_blocks - seq.num_apart
         branches.ids = dict(zip(branches.numbers[first:], ids, strict=True))
         return ids
 
     def is_recomputing(self, seq: Sequence) -> bool:
         """Whether a sequence in prefill computes anew what its branches had stored."""
-        return seq._branches is not None and seq._state is SequenceState.prefilling
+        return seq.branches is not None and seq.state is SequenceState.prefilling
 
     def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
         """Where the tokens of such a prefill lie that are numbered first to first + num_tokens - 1.
@@ -207,7 +209,7 @@ class BranchSet:
         Those of the prompt's full blocks come first, then block by block what the branches own: what a token
         attends to comes before it. Also names the blocks.
         """
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         num_shared, end = branches.num_shared_tokens, first + num_tokens
         pieces = []
@@ -229,7 +231,7 @@ class BranchSet:
 
     def known_ids(self, seq: Sequence, num_tokens: int) -> list[list[int]]:
         """Physical ids of each branch's blocks, as far as `recomputed` has named them."""
-        branches = seq._branches
+        branches = seq.branches
         assert branches is not None
         num_shared, ids = branches.num_shared_tokens, branches.ids
         shared = self._pool.block_ids(seq, min(num_tokens, num_shared))
@@ -241,7 +243,7 @@ class BranchSet:
         """KV blocks that have to be copied before a plan is run: physical ids, from and to."""
         pairs = []
         for seq in plan.branched:
-            branches = seq._branches
+            branches = seq.branches
             assert branches is not None
             self.block_ids(seq)
             pairs += [(branches.ids[source], branches.ids[target]) for source, target in branches.copies]
@@ -250,9 +252,9 @@ class BranchSet:
     def check_integrity(self) -> None:
         """Assert that the members' blocks are those of their branches."""
         for seq in self:
-            assert seq._branches is not None
-            assert seq._num_apart == seq._branches.num_blocks
-            seq._branches.check_integrity()
+            assert seq.branches is not None
+            assert seq.num_apart == seq.branches.num_blocks
+            seq.branches.check_integrity()
 
     def _draw(self, branches: Branches) -> None:
         """Give ids to those of the branches' blocks that have none."""
@@ -272,19 +274,19 @@ class BranchSet:
         Recomputed: with the newest token of each branch; these have their blocks then. Swapped: and room for
         these tokens, or it could be loaded and preempted for ever.
         """
-        branches.is_swapped = had_joined and seq._swapped > 0
+        branches.is_swapped = had_joined and seq.num_swapped > 0
         if had_joined:
             if not branches.is_swapped:
                 branches.append()
-            seq._known = branches.num_shared_tokens + branches.clock + branches.is_swapped
+            seq.stored_known = branches.num_shared_tokens + branches.clock + branches.is_swapped
         num_blocks = branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
         if branches.is_swapped:
             num_blocks += branches.blocks_to_append()
-        seq._num_apart = num_blocks - self._pool.blocks_for(seq._known)
+        seq.num_apart = num_blocks - self._pool.blocks_for(seq.stored_known)
 
 
 def tokens_in_own_name(seq: Sequence) -> int | None:
     """Tokens in the full blocks of its prompt, if all others of a sequence's blocks are its branches'."""
-    if seq._branches is None or seq._state not in (SequenceState.decoding, SequenceState.paused):
+    if seq.branches is None or seq.state not in (SequenceState.decoding, SequenceState.paused):
         return None
-    return seq._branches.num_shared_tokens
+    return seq.branches.num_shared_tokens

@@ -50,7 +50,7 @@ class DecodeSet:
         self._member_S = np.zeros(max_num_seqs, np.bool_)
 
     def __contains__(self, seq: object) -> bool:
-        return isinstance(seq, Sequence) and seq._state is _DECODING and seq._decodes is self
+        return isinstance(seq, Sequence) and seq.state is _DECODING and seq.clock_source is self
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.values())
@@ -62,57 +62,57 @@ class DecodeSet:
 
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
         """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
-        assert seq._slot is not None
-        assert seq._computed == seq._known - 1
-        seq._origin = seq._computed - self.clock
+        assert seq.slot is not None
+        assert seq.stored_computed == seq.stored_known - 1
+        seq.origin = seq.stored_computed - self.clock
         self._num_joins += 1
-        seq._join = self._num_joins
-        seq._state = _DECODING
-        self._members[seq._slot] = seq
+        seq.join_number = self._num_joins
+        seq.state = _DECODING
+        self._members[seq.slot] = seq
         self.size += 1
-        self._origin_S[seq._slot] = seq._origin
-        self._member_S[seq._slot] = True
-        self.num_context_tokens += seq._computed - seq._dropped
-        seq._growth = growth
+        self._origin_S[seq.slot] = seq.origin
+        self._member_S[seq.slot] = True
+        self.num_context_tokens += seq.stored_computed - seq.num_dropped
+        seq.growth = growth
         if growth is PAGED:
             self.num_widening += 1
-            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] += 1
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
         else:
             self._begin_growth(seq, growth)
-        end_clock = self.clock + seq._end_known - seq._known
-        heappush(self._ends, (end_clock, seq.request_id, seq._join, seq))
+        end_clock = self.clock + seq.end_known - seq.stored_known
+        heappush(self._ends, (end_clock, seq.request_id, seq.join_number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Give up a member; its counts are written back to it, and its state becomes `state`."""
-        assert seq._slot is not None
-        growth = seq._growth
-        seq._computed = seq._origin + self.clock
-        seq._known = seq._computed + 1
-        seq._state = state
+        assert seq.slot is not None
+        growth = seq.growth
+        seq.stored_computed = seq.origin + self.clock
+        seq.stored_known = seq.stored_computed + 1
+        seq.state = state
         if growth.takes_blocks:
-            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] -= 1
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
         self.num_widening -= growth.widens
         if not growth.widens:
-            seq._dropped += seq._computed - seq._steady_from
-        self.num_context_tokens -= seq._computed - seq._dropped
+            seq.num_dropped += seq.stored_computed - seq.steady_from
+        self.num_context_tokens -= seq.stored_computed - seq.num_dropped
         if growth.until is not None:
             self.at_limit.pop(seq.request_id, None)
-        del self._members[seq._slot]
+        del self._members[seq.slot]
         self.size -= 1
-        self._member_S[seq._slot] = False
+        self._member_S[seq.slot] = False
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
         self.num_widening += growth.widens
         if growth.takes_blocks:
-            self.blocks_due_by_phase[(seq._dropped - seq._origin) % self.block_size] += 1
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
         if not growth.widens:
-            seq._steady_from = seq._computed
+            seq.steady_from = seq.stored_computed
         if growth.until is not None:
-            limit_clock = growth.until - seq._origin
+            limit_clock = growth.until - seq.origin
             if limit_clock <= self.clock:
                 self.at_limit[seq.request_id] = seq
             else:
-                heappush(self._limits, (limit_clock, seq.request_id, seq._join, seq))
+                heappush(self._limits, (limit_clock, seq.request_id, seq.join_number, seq))
 
     def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
         """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
@@ -124,7 +124,7 @@ class DecodeSet:
         self.clock += num_iterations
         self.num_context_tokens += num_iterations * self.num_widening
         for seq in idle:
-            self.join(seq, seq._growth)
+            self.join(seq, seq.growth)
         while self._limits and self._limits[0][0] <= self.clock:
             _, request_id, join, seq = heappop(self._limits)
             if self._is_current(join, seq):
@@ -168,4 +168,4 @@ class DecodeSet:
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:
         """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
-        return seq._state is _DECODING and seq._join == join
+        return seq.state is _DECODING and seq.join_number == join

@@ -171,7 +171,7 @@ class EngineCore:
         if request.branching is not None:
             self.branched.enter(seq, request.branching, bounds, stop_after)
             self.may_branch = True
-        seq._rank = self.scheduling.rank(seq)
+        seq.rank = self.scheduling.rank(seq)
         self._sequences[request.request_id] = seq
         self._queue(seq)
         return seq
@@ -193,9 +193,9 @@ class EngineCore:
         if residents is None:
             return self.pool.can_admit(seq, num_cached, not self.running)
         num_missing = residents.num_missing(seq)
-        seq._num_beside = num_missing - residents.num_idle_blocks(seq)
+        seq.num_beside = num_missing - residents.num_idle_blocks(seq)
         fits = self.pool.can_admit(seq, num_cached, not self.running)
-        seq._num_beside = num_missing
+        seq.num_beside = num_missing
         return fits
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
@@ -207,7 +207,7 @@ class EngineCore:
         seq = self._sequences.get(request_id)
         if seq is None:
             return None
-        if seq._state is SequenceState.waiting:
+        if seq.state is SequenceState.waiting:
             self.waiting.remove(seq)
             if self.residents is not None:
                 self.residents.unwait(seq)
@@ -240,7 +240,7 @@ class EngineCore:
         self._check_at_rest("hand_over")
         seq = self.running.get(request_id)
         stands = (SequenceState.decoding, SequenceState.paused)
-        if seq is None or seq._state not in stands or not self._is_movable(seq):
+        if seq is None or seq.state not in stands or not self._is_movable(seq):
             return None
         migrant = self._migrant(seq)
         self.running_set.hand_over(seq)
@@ -266,10 +266,10 @@ class EngineCore:
         """
         self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
-        seq._known = migrant.num_known
+        seq.stored_known = migrant.num_known
         if migrant.num_computed:
-            seq._swapped = migrant.num_computed
-            seq._swap_tier = tier
+            seq.num_swapped = migrant.num_computed
+            seq.swap_tier = tier
         return seq
 
     def plan(self, now: float) -> StepPlan | None:
@@ -304,7 +304,7 @@ class EngineCore:
                     plan.horizon = 1
                     self._lost = []
                 if self._arrived:
-                    plan.admitted[:0] = [seq for seq in self._arrived if seq._state in AT_WORK]
+                    plan.admitted[:0] = [seq for seq in self._arrived if seq.state in AT_WORK]
                     plan.horizon = 1
                     self._arrived = []
                 self._in_flight = plan
@@ -411,9 +411,9 @@ class EngineCore:
         prefilled: list[Sequence] = []
         for chunk in plan.chunks:
             seq = chunk.seq
-            seq._computed += chunk.num_tokens * num_iterations
-            self.pool.computed(seq, seq._computed)
-            if seq._computed == seq._known:
+            seq.stored_computed += chunk.num_tokens * num_iterations
+            self.pool.computed(seq, seq.stored_computed)
+            if seq.stored_computed == seq.stored_known:
                 prefilled.append(seq)
                 if seq.request.branching is None:
                     if self.running_set.begin_decoding(seq):
@@ -425,9 +425,9 @@ class EngineCore:
         if outcome.ended:
             self._note_ends(outcome.ended, finished)
         if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
-            finished.sort(key=lambda seq: seq._admission)
+            finished.sort(key=lambda seq: seq.admission)
         for seq in finished:
-            self._finish(seq, seq._end_reason)
+            self._finish(seq, seq.end_reason)
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
         return Progress(prefilled, finished)
@@ -446,7 +446,7 @@ class EngineCore:
         for chunk in plan.chunks:
             num_planned |= {seq: 0 for seq in self.running_set.sharers(chunk.seq) if seq not in num_planned}
         self._num_reserved = 0
-        for seq in sorted(num_planned, key=lambda seq: seq._admission, reverse=True):  # sharers first
+        for seq in sorted(num_planned, key=lambda seq: seq.admission, reverse=True):  # sharers first
             self._finish(seq, FinishReason.aborted, num_planned[seq])
         self._take_loaded()
         return list(num_planned)
@@ -496,10 +496,10 @@ class EngineCore:
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
         """Add those that the world says have ended; that goes before a limit reached with the same token."""
         for seq in ended:
-            if seq._state is SequenceState.waiting:
+            if seq.state is SequenceState.waiting:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq._state is not SequenceState.ended:
-                seq._end_reason = FinishReason.stop
+            if seq.state is not SequenceState.ended:
+                seq.end_reason = FinishReason.stop
                 if seq not in finished:
                     finished.append(seq)
 
@@ -510,30 +510,31 @@ class EngineCore:
         self.running_set.seat(seq, num_cached, num_loaded, lacks_adapter)
         if num_loaded:
             self.transfers.load(seq, num_cached)
-        elif seq._swapped:  # a migrant that has found all its KV here
+        elif seq.num_swapped:  # a migrant that has found all its KV here
             self.transfers.free_swapped(seq)
         if self.residents is not None:
             self.residents.start(seq)
-            seq._num_transfers += lacks_adapter
+            seq.num_transfers += lacks_adapter
 
     def _stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
         is_recomputing = self.branched.is_recomputing(seq)  # its blocks are not in an order that swaps keep
         num_branched = self.running_set.leave(seq, SequenceState.waiting)
-        seq._num_lost = seq._computed
-        if swap and not seq._dropped and not is_recomputing:
+        seq.num_lost = seq.stored_computed
+        if swap and not seq.num_dropped and not is_recomputing:
             self.transfers.swap_out(seq, is_branched=num_branched is not None)
         self.running_set.release(seq, num_branched, num_planned)
         if self.residents is not None:
             self.residents.stop(seq)
-        if seq._num_loading:
+        if seq.num_loading:
             self.transfers.drop_loads(seq)
-        seq._num_preemptions += 1
+        seq.num_transfers = 0
+        seq.num_preemptions += 1
         self.num_preemptions += 1
         if seq.request.branching is not None:
             self.branched.stop(seq, had_joined=num_branched is not None)
-        seq._computed = seq._dropped = 0
-        seq._rank = self.scheduling.rank(seq)
+        seq.stored_computed = seq.num_dropped = 0
+        seq.rank = self.scheduling.rank(seq)
         self._queue(seq)
 
     def _queue(self, seq: Sequence) -> None:
@@ -544,10 +545,10 @@ class EngineCore:
 
     def _rerank(self, seq: Sequence) -> None:
         """Ask for a sequence's rank again. Called by the step builder."""
-        waits = seq._state is SequenceState.waiting
+        waits = seq.state is SequenceState.waiting
         if waits:
             self.waiting.remove(seq)
-        seq._rank = self.scheduling.rank(seq)
+        seq.rank = self.scheduling.rank(seq)
         if waits:
             self.waiting.push(seq)
 
@@ -561,8 +562,8 @@ class EngineCore:
         self._end(seq, reason)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
-        seq._state = SequenceState.ended
-        seq._finish_reason = reason
+        seq.state = SequenceState.ended
+        seq.finish_reason = reason
         del self._sequences[seq.request_id]
         if self.predictor is not None and reason in (FinishReason.stop, FinishReason.length):
             self.predictor.observe(seq.request, seq.num_output_tokens)
@@ -572,8 +573,8 @@ class EngineCore:
     @staticmethod
     def _is_movable(seq: Sequence) -> bool:
         """Whether a running sequence holds KV that another engine could go on with."""
-        is_on_the_way = seq._state in (SequenceState.loading, SequenceState.leaving)
-        return not (is_on_the_way or seq._dropped or seq.request.branching is not None)
+        is_on_the_way = seq.state in (SequenceState.loading, SequenceState.leaving)
+        return not (is_on_the_way or seq.num_dropped or seq.request.branching is not None)
 
     def _migrant(self, seq: Sequence) -> Migrant:
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))

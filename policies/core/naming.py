@@ -26,24 +26,24 @@ class Naming:
     def store(self, seq: Sequence, is_branched: bool) -> None:
         """A sequence goes to host memory with all that it has computed; it still has its blocks."""
         stored_ids = self._branched.stored_ids
-        blocks = tuple(stored_ids(seq)) if is_branched else self.blocks(seq, seq._computed)
+        blocks = tuple(stored_ids(seq)) if is_branched else self.blocks(seq, seq.stored_computed)
         contents = _contents(seq, len(blocks))
-        self._stores.append(Transfer(None, "gpu", "host", seq._swapped, blocks, contents))
+        self._stores.append(Transfer(None, "gpu", "host", seq.num_swapped, blocks, contents))
 
     def give_up(self, seq: Sequence, num_blocks: int) -> None:
         """A sequence's KV in host memory is wanted no more."""
         contents = _contents(seq, num_blocks)
-        self._given_up.append(Transfer(None, "host", "nowhere", seq._swapped, (), contents))
+        self._given_up.append(Transfer(None, "host", "nowhere", seq.num_swapped, (), contents))
 
     def load(self, seq: Sequence, num_cached: int) -> int:
         """A sequence has got its blocks; what is behind num_cached tokens is loaded, in so many transfers."""
         pool = self._pool
-        blocks = self.blocks(seq, seq._computed)[num_cached // pool.block_size :]
-        if seq._swapped:
+        blocks = self.blocks(seq, seq.stored_computed)[num_cached // pool.block_size :]
+        if seq.num_swapped:
             blocks += tuple(self._branched.ids_apart(seq))
             first = num_cached // pool.block_size
-            lying = [(seq._swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
-            loads = [(seq._swap_tier, seq._num_loading)]
+            lying = [(seq.swap_tier, content) for content in _contents(seq, first + len(blocks))[first:]]
+            loads = [(seq.swap_tier, seq.num_loading)]
         else:
             lying = pool.found_below(seq)
             loads = pool.loads(seq)

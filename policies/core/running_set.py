@@ -58,55 +58,55 @@ class RunningSet:
         """The sequence of largest rank, but for those whose KV is on its way, in or out."""
         candidates: Collection[Sequence] = self.running.values()
         if self.loading or self.leaving:
-            candidates = [seq for seq in candidates if seq._state in AT_WORK]
-        return max(candidates, key=lambda seq: (seq._rank, seq.request_id))
+            candidates = [seq for seq in candidates if seq.state in AT_WORK]
+        return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
         """Who has found what this step, being made or in flight, computes of a sequence: the last first."""
         sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
-        return sorted(sharers, key=lambda other: other._admission, reverse=True)
+        return sorted(sharers, key=lambda other: other.admission, reverse=True)
 
     def seat(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
         """Let one who waits run: a slot, and KV for num_cached tokens; num_loaded more are on their way.
 
         lacks_adapter: so is its adapter.
         """
-        seq._slot = heappop(self.free_slots)
+        seq.slot = heappop(self.free_slots)
         self.running[seq.request_id] = seq
         self._num_admissions += 1
-        seq._admission = self._num_admissions
+        seq.admission = self._num_admissions
         self._pool.admit(seq, num_cached)
         if seq.request.branching is not None:
             self.branched.start(seq)
-        seq._computed = num_cached
-        seq._num_found = num_cached + num_loaded
-        seq._dropped = 0
+        seq.stored_computed = num_cached
+        seq.num_found = num_cached + num_loaded
+        seq.num_dropped = 0
         if not (num_loaded or lacks_adapter):
-            seq._state = SequenceState.prefilling
+            seq.state = SequenceState.prefilling
             self.prefilling[seq.request_id] = seq
             return
-        seq._state = SequenceState.loading
+        seq.state = SequenceState.loading
         self.loading[seq.request_id] = seq
         if num_loaded:
-            seq._computed = num_cached + num_loaded
-            seq._num_loading = num_loaded
-            self._pool.grow(seq, num_cached, seq._computed)
+            seq.stored_computed = num_cached + num_loaded
+            seq.num_loading = num_loaded
+            self._pool.grow(seq, num_cached, seq.stored_computed)
 
     def arrive(self, seq: Sequence) -> None:
         """The KV and the adapter for which a sequence waited are there."""
         del self.loading[seq.request_id]
-        if seq._branches is not None and seq._branches.is_swapped:
-            self.branched.join(seq, seq._branches)
-        elif seq._branches is None and seq._computed == seq._known - 1 and seq._known > seq.num_prompt_tokens:
+        if seq.branches is not None and seq.branches.is_swapped:
+            self.branched.join(seq, seq.branches)
+        elif seq.branches is None and seq.num_uncomputed == 1 and seq.stored_known > seq.num_prompt_tokens:
             self._join(seq)
         else:
-            seq._state = SequenceState.prefilling
+            seq.state = SequenceState.prefilling
             self.prefilling[seq.request_id] = seq
 
     def begin_decoding(self, seq: Sequence) -> bool:
         """A prefill that is complete has produced a token; whether the sequence ends with it."""
-        seq._known += 1
-        if seq._known == seq._end_known:
+        seq.stored_known += 1
+        if seq.stored_known == seq.end_known:
             return True
         del self.prefilling[seq.request_id]
         self._join(seq)
@@ -125,18 +125,18 @@ class RunningSet:
     def resume(self, seq: Sequence) -> None:
         """A paused sequence decodes again."""
         del self.paused[seq.request_id]
-        if seq._branches is None:
-            self.decodes.join(seq, seq._growth)
+        if seq.branches is None:
+            self.decodes.join(seq, seq.growth)
         else:
-            self.branched.resume(seq, seq._branches)
+            self.branched.resume(seq, seq.branches)
 
     def hand_over(self, seq: Sequence) -> None:
         """A sequence that decodes, or is paused, stands still until its KV has been copied."""
-        if seq._state is SequenceState.paused:
+        if seq.state is SequenceState.paused:
             del self.paused[seq.request_id]
         else:
             self._end_decoding(seq, SequenceState.leaving)
-        seq._state = SequenceState.leaving
+        seq.state = SequenceState.leaving
         self.leaving[seq.request_id] = seq
 
     def stay(self, seq: Sequence) -> None:
@@ -151,23 +151,24 @@ class RunningSet:
         for its branches.
         """
         num_branched = tokens_in_own_name(seq)
-        if seq._state is SequenceState.decoding:
+        if seq.state is SequenceState.decoding:
             self._end_decoding(seq, state)
-        elif seq._state is SequenceState.prefilling:
+        elif seq.state is SequenceState.prefilling:
             del self.prefilling[seq.request_id]
-        elif seq._state is SequenceState.paused:
+        elif seq.state is SequenceState.paused:
             del self.paused[seq.request_id]
-        elif seq._state is SequenceState.leaving:
+        elif seq.state is SequenceState.leaving:
             del self.leaving[seq.request_id]
         else:
             del self.loading[seq.request_id]
-        seq._state = state
+        seq.state = state
         del self.running[seq.request_id]
-        assert seq._slot is not None
-        heappush(self.free_slots, seq._slot)
-        seq._slot = None
-        while seq._more_slots:
-            heappush(self.free_slots, seq._more_slots.pop())
+        assert seq.slot is not None
+        heappush(self.free_slots, seq.slot)
+        seq.slot = None
+        for slot in seq.more_slots:
+            heappush(self.free_slots, slot)
+        seq.more_slots = ()
         return num_branched
 
     def release(self, seq: Sequence, num_branched: int | None, num_planned: int) -> None:
@@ -176,26 +177,26 @@ class RunningSet:
         num_branched: as `leave` said. num_planned: tokens of a plan that will not be computed.
         """
         if num_branched is None:
-            num_lost = num_planned + seq._num_loading
-            self._pool.release(seq, seq._computed - seq._dropped + num_planned, num_lost)
+            num_lost = num_planned + seq.num_loading
+            self._pool.release(seq, seq.stored_computed - seq.num_dropped + num_planned, num_lost)
         else:
             self._pool.release(seq, num_branched)
-        if seq._num_apart:
+        if seq.num_apart:
             self.branched.give_back(seq)
 
     def check_integrity(self, num_adapter_blocks: int = 0) -> None:
         """Assert: blocks free + owned = all, every slot has at most one owner, every state its set."""
         running = list(self.running.values())
         self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
-        assert self._pool.num_apart == sum(seq._num_apart for seq in running) + num_adapter_blocks
+        assert self._pool.num_apart == sum(seq.num_apart for seq in running) + num_adapter_blocks
         self.branched.check_integrity()
-        slots = [seq._slot for seq in running] + self.free_slots
-        slots += [slot for seq in running for slot in seq._more_slots]
-        assert all(len(seq._more_slots) == seq.width - 1 for seq in running)
+        slots = [seq.slot for seq in running] + self.free_slots
+        slots += [slot for seq in running for slot in seq.more_slots]
+        assert all(len(seq.more_slots) == seq.width - 1 for seq in running)
         assert sorted(slots, key=lambda slot: -1 if slot is None else slot) == list(range(self._max_num_seqs))
         states: dict[SequenceState, set[int]] = {state: set() for state in SequenceState}
         for seq in running:
-            states[seq._state].add(seq.request_id)
+            states[seq.state].add(seq.request_id)
         decoding = {seq.request_id for seq in self.decodes} | set(self.branched.members)
         assert decoding == states[SequenceState.decoding]
         assert set(self.prefilling) == states[SequenceState.prefilling]
@@ -210,7 +211,7 @@ class RunningSet:
 
     def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
         """A sequence decodes no more; its counts are written back to it."""
-        if seq._branches is None:
+        if seq.branches is None:
             self.decodes.leave(seq, state)
         else:
             self.branched.leave(seq, state)

@@ -1,9 +1,9 @@
-"""A sequence of tokens under way in an engine: what policies may read, and what only the core may change."""
+"""A sequence of tokens under way in an engine: the record that the core keeps of it."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from policies.core.request import Request
 
@@ -52,193 +52,140 @@ class Sequence:
         0            num_computed        num_known
         |-- in KV ---|-- num_uncomputed -|
 
-    Policies read what is public; the underscored fields belong to EngineCore. A decoding sequence
-    advances with its decode set's clock and is not touched itself, so that an iteration costs the same for
-    one sequence as for a thousand.
+    The core and the KV pool write these attributes. A decoding sequence advances with the clock of its decode
+    set and is not touched itself, so that an iteration costs the same for one sequence as for a thousand.
+    Attributes of a feature that most sequences do not use have their defaults in the class: a sequence
+    without swaps, loads, adapters and branches does not store them.
     """
 
-    __slots__ = (
-        "_admission",
-        "_block_ids",
-        "_branches",
-        "_computed",
-        "_decodes",
-        "_displaced_by",
-        "_dropped",
-        "_end_known",
-        "_end_reason",
-        "_ends",
-        "_finish_reason",
-        "_growth",
-        "_join",
-        "_known",
-        "_kv",
-        "_max_known",
-        "_more_slots",
-        "_num_apart",
-        "_num_beside",
-        "_num_found",
-        "_num_loading",
-        "_num_lost",
-        "_num_preemptions",
-        "_num_transfers",
-        "_origin",
-        "_predicted",
-        "_rank",
-        "_request",
-        "_slot",
-        "_state",
-        "_steady_from",
-        "_swap_tier",
-        "_swapped",
-        "request_id",
-    )
+    slot: int | None = None
+    """Its row in the engine's arrays while it holds KV."""
+    admission = 0
+    """The number of its last admission: the engine counts them."""
+    num_found = 0
+    """Tokens whose KV need not be computed at its last admission: a cache or another tier had it."""
+    num_dropped = 0
+    """Computed tokens whose KV a lossy cache has given up for good."""
+    finish_reason: FinishReason | None = None
+    """Why it ended; None until then."""
+    kv: Any = None
+    """What the KV pool remembers of it."""
+
+    num_preemptions = 0
+    """How often it lost its KV."""
+    num_lost = 0
+    """Tokens that it had computed when it was preempted last."""
+    displaced_by: int | None = None
+    """The request for whose KV it was preempted last (it may be its own); None: a policy wished it."""
+
+    num_transfers = 0
+    """Transfers, of KV or of its adapter, that it waits for."""
+    num_loading = 0
+    """Of its computed tokens, the last ones whose KV is still on its way."""
+    num_swapped = 0
+    """Computed tokens whose KV lies in host memory or in another engine; 0 unless it came from there."""
+    swap_tier = "host"
+    """Where that KV lies: "host", or a tier of another engine; see `Transfer`."""
+    num_beside = 0
+    """While it waits: KV blocks that its adapter would take."""
+
+    branches: Branches | None = None
+    """Its branches, from the end of its first prefill on, if it has several answers."""
+    branch_ends: tuple[int, ...] = ()
+    """Per branch: the output tokens after which it ends."""
+    more_slots: tuple[int, ...] = ()
+    """The slots of its branches but the first."""
+    num_apart = 0
+    """Blocks of its branches that the pool does not count as the sequence's; see `BlockPool`."""
+
+    origin = 0
+    """While it decodes: num_computed less the clock that it follows."""
+    join_number = 0
+    """While it decodes: the number of its joining; the decode set counts them."""
+    steady_from = 0
+    """While it decodes without widening: computed tokens when that began."""
+    growth: Growth
+    """While it decodes: how its KV grows."""
 
     def __init__(
         self,
         request: Request,
-        decodes: Clocked,
+        clock_source: Clocked,
         end_known: int,
         end_reason: FinishReason,
-        max_known: int,
+        max_num_tokens: int,
         predicted: int | None = None,
     ) -> None:
-        self._request = request
-        self.request_id: Final = request.request_id
-        """The request's number; an attribute, as nothing is read more often."""
-        self._rank: tuple[float, ...] = ()  # given by the scheduling policy
-        self._state = SequenceState.waiting
-        self._slot: int | None = None
-        self._admission = 0  # number of its last admission
-        self._num_preemptions = 0
-        self._num_found = 0
-        self._num_lost = 0
-        self._displaced_by: int | None = None
-        self._num_transfers = 0  # which it waits for
-        self._num_loading = 0  # the last of its computed tokens whose KV is still on its way
-        self._finish_reason: FinishReason | None = None
-        self._known = request.prompt.num_tokens  # stale while decoding, like _computed: see num_computed
-        self._computed = 0
-        self._end_known = end_known  # known tokens at which it ends, and why; policies never see it
-        self._end_reason = end_reason
-        self._max_known = max_known
-        self._predicted = predicted
-        self._decodes: Clocked = decodes  # while decoding: whose clock it follows
-        self._origin = 0  # while decoding: num_computed - clock of the decode set
-        self._dropped = 0  # computed tokens whose KV was given up for good
-        self._swapped = 0  # while waiting: computed tokens whose KV lies elsewhere ...
-        self._swap_tier = "host"  # ... in host memory, or where Transfer says: "remote", "mirror"
-        self._kv: Any = None  # what the KV pool remembers of it
-        self._join = 0  # number of its last joining of the decode set
-        self._growth: Growth  # while decoding: how its KV grows
-        self._steady_from = 0  # while decoding without widening: computed tokens when that began
-        self._block_ids: list[int] = []
-        self._branches: Branches | None = None  # from the end of its first prefill on, if it branches
-        self._ends: tuple[int, ...] = ()  # of its branches: the output tokens after which each ends
-        self._more_slots: list[int] = []  # of its other branches
-        self._num_apart = 0  # branches' blocks that the pool does not count as the sequence's; see BlockPool
-        self._num_beside = 0  # while waiting: blocks that its adapter would take; see EngineCore.can_admit
-
-    @property
-    def request(self) -> Request:
+        self.request = request
         """What the client asked for."""
-        return self._request
-
-    @property
-    def state(self) -> SequenceState:
+        self.request_id = request.request_id
+        """The number of its request."""
+        self.state = SequenceState.waiting
         """Where it stands."""
-        return self._state
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Sort key: the smallest is admitted first, the largest is preempted first."""
-        return self._rank
-
-    @property
-    def slot(self) -> int | None:
-        """Its row in the engine's arrays while it holds KV."""
-        return self._slot
+        self.rank: tuple[float, ...] = ()
+        """Sort key of the scheduling policy: the smallest is admitted first, the largest preempted first."""
+        self.stored_known = request.prompt.num_tokens
+        """Known tokens when it last stood still: `num_known`, but stale while it decodes."""
+        self.stored_computed = 0
+        """Computed tokens when it last stood still: `num_computed`, but stale while it decodes."""
+        self.end_known = end_known
+        """Known tokens at which it ends, which policies never see."""
+        self.end_reason = end_reason
+        """Why it will end there."""
+        self.max_num_tokens = max_num_tokens
+        """Prompt and output tokens at which client, model or KV cache end it at the latest."""
+        self.predicted = predicted
+        """Output tokens that the engine's length predictor expects; None without a predictor."""
+        self.clock_source = clock_source
+        """What counts its tokens while it decodes."""
+        self.block_ids: list[int] = []
+        """Physical ids of its KV blocks, as far as somebody has asked for them."""
 
     @property
     def slots(self) -> tuple[int, ...]:
         """The rows of its branches while it holds KV: one, its slot, if it has none."""
-        return () if self._slot is None else (self._slot, *self._more_slots)
+        return () if self.slot is None else (self.slot, *self.more_slots)
 
     @property
     def width(self) -> int:
         """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
-        if self._branches is not None:
-            return self._branches.width
-        branching = self._request.branching
+        if self.branches is not None:
+            return self.branches.width
+        branching = self.request.branching
         return 1 if branching is None else branching.width
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often it lost its KV."""
-        return self._num_preemptions
-
-    @property
-    def num_lost(self) -> int:
-        """Tokens that it had computed when it was preempted last."""
-        return self._num_lost
-
-    @property
-    def displaced_by(self) -> int | None:
-        """The request for whose KV it was preempted last (it may be its own); None: a policy wished it."""
-        return self._displaced_by
-
-    @property
-    def num_found(self) -> int:
-        """Tokens whose KV need not be computed at its last admission: a cache or another tier had it."""
-        return self._num_found
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None until then."""
-        return self._finish_reason
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
-        return self._request.prompt.num_tokens
-
-    @property
-    def max_num_tokens(self) -> int:
-        """Prompt and output tokens at which client, model or KV cache end it at the latest."""
-        return self._max_known
+        return self.request.prompt.num_tokens
 
     @property
     def num_predicted_tokens(self) -> int:
         """Output tokens that the engine's length predictor expects; ValueError without a predictor."""
-        if self._predicted is None:
+        if self.predicted is None:
             raise ValueError("the engine has no length predictor: choose one, such as prediction=histogram")
-        return self._predicted
-
-    @property
-    def num_swapped(self) -> int:
-        """Computed tokens whose KV lies in host memory or in another engine; 0 unless it came from there."""
-        return self._swapped
+        return self.predicted
 
     @property
     def num_computed(self) -> int:
         """Tokens whose KV is stored; of branches, what they share is one token, and a copy another."""
-        if self._state is SequenceState.decoding:
-            return self._origin + self._decodes.clock
-        return self._computed
+        if self.state is SequenceState.decoding:
+            return self.origin + self.clock_source.clock
+        return self.stored_computed
 
     @property
     def num_known(self) -> int:
         """Prompt tokens and output tokens so far."""
-        if self._state is SequenceState.decoding:
-            return self._origin + self._decodes.clock + 1
-        return self._known
+        if self.state is SequenceState.decoding:
+            return self.origin + self.clock_source.clock + 1
+        return self.stored_known
 
     @property
     def num_held(self) -> int:
         """Tokens whose KV it holds: the computed ones, less what a lossy cache has dropped."""
-        if self._state is SequenceState.decoding and not self._growth.widens:
-            return self._steady_from - self._dropped
-        return self.num_computed - self._dropped
+        if self.state is SequenceState.decoding and not self.growth.widens:
+            return self.steady_from - self.num_dropped
+        return self.num_computed - self.num_dropped
 
     @property
     def num_uncomputed(self) -> int:
@@ -248,17 +195,17 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Tokens produced so far; of the longest branch, if it has several."""
-        if self._branches is not None:
-            return self._branches.depth
-        return self.num_known - self._request.prompt.num_tokens
+        if self.branches is not None:
+            return self.branches.depth
+        return self.num_known - self.request.prompt.num_tokens
 
     @property
     def num_emitted_tokens(self) -> int:
         """Tokens produced so far, by all its branches together."""
-        if self._branches is not None:
-            return self._branches.num_emitted
+        if self.branches is not None:
+            return self.branches.num_emitted
         return self.num_output_tokens
 
     def __repr__(self) -> str:
         progress = f"{self.num_computed} of {self.num_known} known tokens computed"
-        return f"Sequence({self.request_id}, {self._state.name}, {progress})"
+        return f"Sequence({self.request_id}, {self.state.name}, {progress})"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from policies.core.plan import FOREVER, Cause, Chunk, StepPlan
 from policies.core.sequence import AT_WORK, Sequence, SequenceState
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.adapters.residents import Residents
@@ -123,25 +124,26 @@ class StepBuilder:
             self.tokens_left -= num_decodes
             return True
         for seq in core.view.decoding:
-            if seq._state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
+            if seq.state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
                 return False
         return True
 
-    def decode(self, seq: Sequence) -> bool:
+    def decode(self, seq: SequenceView) -> bool:
         """Give a decoding sequence its next token; False if the budget is gone or this step preempted it.
 
         One with branches gets a token for each: seq.width tokens, all or none.
         If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
         """
         self._check_open()
+        assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return False
-        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
+        if seq.state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
         if self.tokens_left < 1:
             return False
-        if seq._branches is not None:
-            return self._decode_branches(seq, seq._branches)
+        if seq.branches is not None:
+            return self._decode_branches(seq, seq.branches)
         core = self._core
         if seq.request_id in core.decodes.at_limit and not self._renew(seq):
             return False
@@ -153,29 +155,31 @@ class StepBuilder:
         self._spend(1)
         return True
 
-    def prefill(self, seq: Sequence, max_num_tokens: int) -> bool:
+    def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
         """Compute up to max_num_tokens more tokens of a sequence whose prefill has begun.
 
         Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
         was preempted in this step.
         """
         self._check_open()
+        assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return False
-        if seq._state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
+        if seq.state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
             raise ValueError(
                 f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
             )
         num_tokens = min(index(max_num_tokens), seq.num_uncomputed, self.tokens_left)
         if num_tokens < 1:
             return False
-        num_blocks = self._core.pool.blocks_to_grow(seq, seq._computed, seq._computed + num_tokens)
+        num_computed = seq.stored_computed
+        num_blocks = self._core.pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
         if not self._make_room(seq, num_blocks):
             return False
         self._add_chunk(seq, num_tokens)
         return True
 
-    def admit(self, seq: Sequence, max_num_tokens: int, *, may_cut: bool = True) -> bool:
+    def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
         """Give a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
 
         may_cut: if not, it is refused where the budget would cut it.
@@ -185,12 +189,13 @@ class StepBuilder:
         its known tokens could not all get room now, or its adapter, or if this step has preempted somebody.
         """
         self._check_open()
-        if seq._state is not SequenceState.waiting:
+        assert isinstance(seq, Sequence)
+        if seq.state is not SequenceState.waiting:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         core = self._core
         pool = core.pool
         num_cached = core.transfers.num_cached(seq)
-        num_wanted = min(index(max_num_tokens), seq._known - num_cached)
+        num_wanted = min(index(max_num_tokens), seq.stored_known - num_cached)
         num_tokens = min(num_wanted, self.tokens_left)
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
             return self._refuse(Cause.budget)
@@ -200,7 +205,7 @@ class StepBuilder:
         if residents is not None and not residents.may_start(seq):
             return self._refuse(Cause.adapter)
         if self._preempted or not core.can_admit(seq, num_cached):
-            if not may_cut and num_cached and seq._known > self.tokens_left:
+            if not may_cut and num_cached and seq.stored_known > self.tokens_left:
                 self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
             return self._refuse(Cause.memory)
         if residents is not None:
@@ -213,7 +218,7 @@ class StepBuilder:
             self._add_chunk(seq, num_tokens)
         return True
 
-    def preempt(self, seq: Sequence, swap: bool | None = None) -> None:
+    def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
         """Take slot, KV and its part of this step from a sequence; it waits.
 
         So do all that this step has admitted and that rely on its part: they have found, in a cache, what it
@@ -224,32 +229,36 @@ class StepBuilder:
         was admitted in this step has computed nothing, and is recomputed in any case.
         """
         self._check_open()
+        assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return
-        if seq._state not in AT_WORK:
+        if seq.state not in AT_WORK:
             raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
-        if seq._state is SequenceState.prefilling:
+        if seq.state is SequenceState.prefilling:
             for other in self._core.running_set.sharers(seq):
                 self._take_back(other, swap=False)
         self._take_back(seq, self._core.swaps if swap is None else swap)
 
-    def pause(self, seq: Sequence) -> None:
+    def pause(self, seq: SequenceView) -> None:
         """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
         self._check_open()
-        if seq._state is not SequenceState.decoding or self._has_decoded(seq):
+        assert isinstance(seq, Sequence)
+        if seq.state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
         self._core.running_set.pause(seq)
 
-    def resume(self, seq: Sequence) -> None:
+    def resume(self, seq: SequenceView) -> None:
         """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
         self._check_open()
-        if seq._state is not SequenceState.paused:
+        assert isinstance(seq, Sequence)
+        if seq.state is not SequenceState.paused:
             raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
         self._core.running_set.resume(seq)
 
-    def rerank(self, seq: Sequence) -> None:
+    def rerank(self, seq: SequenceView) -> None:
         """Ask the scheduling policy for the rank of a sequence again, and move it there."""
         self._check_open()
+        assert isinstance(seq, Sequence)
         self._core._rerank(seq)
 
     def _check_open(self) -> None:
@@ -265,8 +274,8 @@ class StepBuilder:
         self.num_tokens += num_tokens
         self.tokens_left -= num_tokens
 
-    def _has_decoded(self, seq: Sequence) -> bool:
-        return (self._all_decode and seq._branches is None) or seq.request_id in self._decoded
+    def _has_decoded(self, seq: SequenceView) -> bool:
+        return (self._all_decode and seq.request.branching is None) or seq.request_id in self._decoded
 
     def _decode_branches(self, seq: Sequence, branches: Branches) -> bool:
         """Give each branch its next token."""
@@ -276,16 +285,16 @@ class StepBuilder:
         if not self._make_room(seq, num_blocks):
             return False
         self._core.pool.take_apart(num_blocks)
-        seq._num_apart += num_blocks
+        seq.num_apart += num_blocks
         self._decoded[seq.request_id] = seq
         self._spend(branches.width)
         return True
 
     def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
-        self._core.pool.grow(seq, seq._computed, seq._computed + num_tokens)
-        completes = seq._computed + num_tokens == seq._known
+        self._core.pool.grow(seq, seq.stored_computed, seq.stored_computed + num_tokens)
+        completes = seq.stored_computed + num_tokens == seq.stored_known
         self._completes = self._completes or completes
-        self._chunks.append(Chunk(seq, seq._computed, num_tokens, completes))
+        self._chunks.append(Chunk(seq, seq.stored_computed, num_tokens, completes))
         self._spend(num_tokens)
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
@@ -296,12 +305,12 @@ class StepBuilder:
         core = self._core
         while not self._use_idle(num_blocks):
             victim = core.running_set.victim()
-            if victim is seq and any(other._rank > seq._rank for other in core.loading.values()):
+            if victim is seq and any(other.rank > seq.rank for other in core.loading.values()):
                 return False
             num_before = len(self._preempted)
             self.preempt(victim)
             for lost in self._preempted[num_before:]:
-                lost._displaced_by = seq.request_id
+                lost.displaced_by = seq.request_id
             self._is_squeezed = True
             if victim is seq:
                 return False
@@ -317,12 +326,12 @@ class StepBuilder:
     def _take_back(self, seq: Sequence, swap: bool) -> None:
         """Preempt a sequence on whose part of this step nobody relies, or does any more."""
         num_planned = 0
-        if seq._state is SequenceState.decoding:
+        if seq.state is SequenceState.decoding:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in self._core.decodes}
                 self._all_decode = False
             num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
-        elif seq._state is SequenceState.prefilling:
+        elif seq.state is SequenceState.prefilling:
             num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
         self._spend(-num_planned)
@@ -330,7 +339,7 @@ class StepBuilder:
             self._admitted.remove(seq)
             swap = False  # what it has found, this step may compute: nothing to be stored before
         self._core._stop(seq, num_planned, swap)
-        seq._displaced_by = None
+        seq.displaced_by = None
         self._preempted.append(seq)
 
     def _renew_all(self) -> None:
@@ -345,10 +354,10 @@ class StepBuilder:
         core = self._core
         core.decodes.leave(seq, SequenceState.prefilling)
         growth = core.pool.growth(seq)
-        core.decodes.join(seq, growth or seq._growth)
+        core.decodes.join(seq, growth or seq.growth)
         if growth is None:
             self.preempt(seq)
-            seq._displaced_by = seq.request_id
+            seq.displaced_by = seq.request_id
             self._is_squeezed = True
             return False
         return True
@@ -381,7 +390,7 @@ class StepBuilder:
             if self._decoded:
                 idle = [seq for seq in decodes if seq.request_id not in self._decoded]
                 num_decodes -= len(idle)
-                widening = sum(seq._growth.widens for seq in idle)
+                widening = sum(seq.growth.widens for seq in idle)
                 num_widening -= widening
                 num_context_tokens -= sum(seq.num_held for seq in idle) + widening
             else:

@@ -43,64 +43,64 @@ class Transfers:
 
     def num_cached(self, seq: Sequence) -> int:
         """Tokens of one who waits whose KV is here; what was swapped out is all in one place, elsewhere."""
-        return 0 if seq._swapped and seq._swap_tier == "host" else self._pool.num_cached(seq)
+        return 0 if seq.num_swapped and seq.swap_tier == "host" else self._pool.num_cached(seq)
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         """Tokens behind those that a transfer would bring."""
-        if seq._swapped:
-            return max(seq._swapped - num_cached, 0)
+        if seq.num_swapped:
+            return max(seq.num_swapped - num_cached, 0)
         return self._pool.num_loadable(seq, num_cached)
 
     def load(self, seq: Sequence, num_cached: int) -> None:
         """A sequence has got its blocks; what is to be in them behind num_cached tokens is loaded."""
         if self._naming is not None:
-            seq._num_transfers = self._naming.load(seq, num_cached)
+            seq.num_transfers = self._naming.load(seq, num_cached)
             return
-        loads = [(seq._swap_tier, seq._num_loading)] if seq._swapped else self._pool.loads(seq)
-        assert sum(num_tokens for _, num_tokens in loads) == seq._num_loading
+        loads = [(seq.swap_tier, seq.num_loading)] if seq.num_swapped else self._pool.loads(seq)
+        assert sum(num_tokens for _, num_tokens in loads) == seq.num_loading
         self._wanted += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
-        seq._num_transfers = len(loads)
+        seq.num_transfers = len(loads)
 
     def is_loaded(self, seq: Sequence) -> bool:
         """A transfer for which a sequence waits is done; whether that was the last."""
-        seq._num_transfers -= 1
-        if seq._num_transfers:
+        seq.num_transfers -= 1
+        if seq.num_transfers:
             return False
-        if seq._num_loading:
-            seq._num_loading = 0
+        if seq.num_loading:
+            seq.num_loading = 0
             self._pool.loaded(seq)
             self.free_swapped(seq)
         return True
 
     def drop_loads(self, seq: Sequence) -> None:
         """A sequence has been taken back by the very step that let it load: nothing of that was taken yet."""
-        seq._num_loading = seq._num_transfers = 0
+        seq.num_loading = 0
         self._wanted = [transfer for transfer in self._wanted if transfer.seq is not seq]
         if self._naming is not None:
             self._naming.drop_loads(seq)
 
     def swap_out(self, seq: Sequence, is_branched: bool) -> None:
         """Move what a sequence has computed to host memory, if there is room."""
-        num_blocks = self._num_swap_blocks(seq, seq._computed, is_branched)
+        num_blocks = self._num_swap_blocks(seq, seq.stored_computed, is_branched)
         if not 0 < num_blocks <= self.num_free_swap_blocks:
             return
         self.num_free_swap_blocks -= num_blocks
-        seq._swapped = seq._computed
+        seq.num_swapped = seq.stored_computed
         if self._naming is None:
-            self._wanted.append(Transfer(None, "gpu", "host", seq._computed))
+            self._wanted.append(Transfer(None, "gpu", "host", seq.stored_computed))
         else:
             self._naming.store(seq, is_branched)
 
     def free_swapped(self, seq: Sequence) -> None:
         """Give back the host memory of a sequence that was swapped out."""
-        if seq._swapped and seq._swap_tier == "host":
-            is_branched = seq._branches is not None and seq._branches.is_swapped
-            num_blocks = self._num_swap_blocks(seq, seq._swapped, is_branched)
+        if seq.num_swapped and seq.swap_tier == "host":
+            is_branched = seq.branches is not None and seq.branches.is_swapped
+            num_blocks = self._num_swap_blocks(seq, seq.num_swapped, is_branched)
             self.num_free_swap_blocks += num_blocks
             if self._naming is not None:
                 self._naming.give_up(seq, num_blocks)
-        seq._swapped = 0
-        seq._swap_tier = "host"
+        seq.num_swapped = 0
+        seq.swap_tier = "host"
 
     def blocks(self, seq: Sequence) -> tuple[int, ...]:
         """Where what a sequence without branches has computed lies, if blocks are named."""

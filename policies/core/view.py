@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence_view import SequenceView
 
 if TYPE_CHECKING:
     from policies.core.engine import EngineCore
@@ -19,12 +20,12 @@ class StepView:
         self._core = core
 
     @property
-    def decoding(self) -> SequenceOf[Sequence]:
+    def decoding(self) -> SequenceOf[SequenceView]:
         """Sequences with one uncomputed token each, in the order of their admission."""
-        return [seq for seq in self._core.running.values() if seq._state is SequenceState.decoding]
+        return [seq for seq in self._core.running.values() if seq.state is SequenceState.decoding]
 
     @property
-    def prefilling(self) -> SequenceOf[Sequence]:
+    def prefilling(self) -> SequenceOf[SequenceView]:
         """Sequences whose prefill has begun, by admission or as the scheduling policy's chunk_rank says."""
         core = self._core
         if not core.prefilling:
@@ -35,17 +36,17 @@ class StepView:
         return list(core.prefilling.values())
 
     @property
-    def running(self) -> SequenceOf[Sequence]:
+    def running(self) -> SequenceOf[SequenceView]:
         """Sequences that hold a slot, in the order of their admission."""
         return list(self._core.running.values())
 
     @property
-    def paused(self) -> SequenceOf[Sequence]:
+    def paused(self) -> SequenceOf[SequenceView]:
         """Sequences that were paused, in that order."""
         return list(self._core.paused.values())
 
     @property
-    def waiting(self) -> Iterable[Sequence]:
+    def waiting(self) -> Iterable[SequenceView]:
         """Sequences without KV, smallest rank first; may be admitted while iterating.
 
         Those whose adapter finds no slot are passed over.
@@ -86,20 +87,24 @@ class StepView:
         """Blocks' worth of host memory that is left for preempted KV."""
         return self._core.num_free_swap_blocks
 
-    def num_blocks_held(self, seq: Sequence) -> int:
+    def num_blocks_held(self, seq: SequenceView) -> int:
         """KV blocks that a running sequence owns, those shared with others included."""
-        return self._core.pool.blocks_held(seq, self._core.running_set.num_pooled(seq)) + seq._num_apart
+        assert isinstance(seq, Sequence)
+        return self._core.pool.blocks_held(seq, self._core.running_set.num_pooled(seq)) + seq.num_apart
 
-    def num_blocks_to_admit(self, seq: Sequence) -> int:
+    def num_blocks_to_admit(self, seq: SequenceView) -> int:
         """KV blocks that a waiting sequence would hold when all its known tokens are computed."""
+        assert isinstance(seq, Sequence)
         return self._core.pool.blocks_to_admit(seq)
 
-    def num_blocks_missing(self, seq: Sequence) -> int:
+    def num_blocks_missing(self, seq: SequenceView) -> int:
         """KV blocks that a begun prefill does not hold yet for the tokens that are known."""
+        assert isinstance(seq, Sequence)
         return self._core.pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
 
-    def has_room(self, seq: Sequence) -> bool:
+    def has_room(self, seq: SequenceView) -> bool:
         """Whether a waiting sequence would find a slot and memory now; budget and policies aside."""
+        assert isinstance(seq, Sequence)
         core = self._core
         if len(core.free_slots) < seq.width:
             return False
@@ -123,14 +128,16 @@ class StepView:
         """Iterations that the engine has run."""
         return self._core.num_iterations
 
-    def needs_block(self, seq: Sequence) -> bool:
+    def needs_block(self, seq: SequenceView) -> bool:
         """Whether the next token of a decoding sequence takes a KV block that it does not hold yet."""
-        if seq._branches is not None:
-            return seq._branches.blocks_to_append() > 0
-        return seq._growth.takes_blocks and seq.num_held % self._core.pool.block_size == 0
+        assert isinstance(seq, Sequence)
+        if seq.branches is not None:
+            return seq.branches.blocks_to_append() > 0
+        return seq.growth.takes_blocks and seq.num_held % self._core.pool.block_size == 0
 
-    def num_found(self, seq: Sequence) -> int:
+    def num_found(self, seq: SequenceView) -> int:
         """Tokens of a waiting sequence that would not be computed: a cache or another tier has their KV."""
+        assert isinstance(seq, Sequence)
         transfers = self._core.transfers
         num_cached = transfers.num_cached(seq)
         return num_cached + transfers.num_loadable(seq, num_cached)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 
 class WaitingQueue:
@@ -16,7 +17,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, ...], int, int, Sequence]] = []  # rank, id, push, sequence
+        self._heap: list[tuple[tuple[float, ...], int, int, SequenceView]] = []  # rank, id, push, sequence
         self._push_of: dict[int, int] = {}  # by request id: the push that counts
         self._num_pushes = 0
 
@@ -26,18 +27,18 @@ class WaitingQueue:
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.request_id in self._push_of
 
-    def push(self, seq: Sequence) -> None:
+    def push(self, seq: SequenceView) -> None:
         """Queue a sequence behind those of smaller rank."""
         self._num_pushes += 1
         self._push_of[seq.request_id] = self._num_pushes
-        heappush(self._heap, (seq._rank, seq.request_id, self._num_pushes, seq))
+        heappush(self._heap, (seq.rank, seq.request_id, self._num_pushes, seq))
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: SequenceView) -> None:
         """Take a sequence out. KeyError if it is not here."""
         del self._push_of[seq.request_id]
         self._drop_void()
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceView]:
         heap, push_of = self._heap, self._push_of
         while heap:
             first = heap[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from policies.core.plan import StepPlan
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.waiting import WaitingQueue
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class Scheduling:
         """
         return None
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Sort key of a sequence, asked at its intake, after a preemption, and by `StepBuilder.rerank`.
 
         Ties go by request id.
         """
         raise NotImplementedError
 
-    def chunk_rank(self, seq: Sequence) -> tuple[float, ...]:
+    def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Sort key of a begun prefill in `StepView.prefilling`; not overridden, they come by admission.
 
         It must order them the same way after each has got its next chunk, or `before_step` must hold(1).
@@ -69,5 +69,5 @@ class Scheduling:
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
         """A plan was run num_iterations times; its sequences have not advanced yet."""
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """A sequence has ended, or was aborted."""

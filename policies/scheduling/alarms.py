@@ -5,22 +5,23 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 
 
 class Alarms:
     """A heap by (time, request id). Alarms are not taken back: who rings looks whether they still matter."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, Sequence]] = []  # time, request id, number, sequence
+        self._heap: list[tuple[float, int, int, SequenceView]] = []  # time, request id, number, sequence
         self._num_set = 0
 
-    def set(self, due_s: float, seq: Sequence) -> None:
+    def set(self, due_s: float, seq: SequenceView) -> None:
         """Ring for a sequence at due_s."""
         self._num_set += 1
         heappush(self._heap, (due_s, seq.request_id, self._num_set, seq))
 
-    def ring(self, now: float) -> list[Sequence]:
+    def ring(self, now: float) -> list[SequenceView]:
         """Those due by now that have not ended, in order; their alarms are gone."""
         due = []
         while self.next_s <= now:

@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import AT_WORK, Sequence
+from policies.core.sequence import AT_WORK
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
-def displaceable(seqs: Iterable[Sequence]) -> list[Sequence]:
+def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
     """Those of the running that can be preempted, largest rank first: not whose KV is on its way."""
     able = [seq for seq in seqs if seq.state in AT_WORK]
     return sorted(able, key=lambda seq: (seq.rank, seq.request_id), reverse=True)
 
 
-def displace(view: StepView, step: StepBuilder, head: Sequence, victims: SequenceOf[Sequence]) -> None:
+def displace(
+    view: StepView, step: StepBuilder, head: SequenceView, victims: SequenceOf[SequenceView]
+) -> None:
     """Preempt victims, the first first, until `head`, which waits, has room; nobody if all are not enough."""
     if not victims:
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.core.request import Request
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
 
@@ -41,7 +41,7 @@ class EarliestDeadlineFirst(Scheduling):
         object.__setattr__(self, "ttft_s", tuple(self.ttft_s))
         check_by_priority("ttft_s", self.ttft_s)
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(deadline, arrival)."""
         request = seq.request
         deadline_s = request.deadline_s

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 
 
-def expected_output_tokens(seq: Sequence) -> int:
+def expected_output_tokens(seq: SequenceView) -> int:
     """The predicted output tokens, doubled until they exceed those produced so far.
 
     S3's correction (Jin et al., NeurIPS 2023). Predicted 10: 10 up to the 9th token, 20 from the 10th on.
@@ -16,6 +16,6 @@ def expected_output_tokens(seq: Sequence) -> int:
     return expected
 
 
-def remaining_output_tokens(seq: Sequence) -> int:
+def remaining_output_tokens(seq: SequenceView) -> int:
     """Output tokens still expected, >= 1; so many iterations does the expectation last at least."""
     return expected_output_tokens(seq) - seq.num_output_tokens

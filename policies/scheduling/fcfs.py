@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
 
@@ -18,6 +18,6 @@ class Fcfs(Scheduling):
 
     starvation_bound: ClassVar[int | None] = 0
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(arrival,)."""
         return (seq.request.arrival_s,)

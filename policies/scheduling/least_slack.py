@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
@@ -48,7 +48,7 @@ class LeastSlack(Scheduling):
         if not self.margin_s >= 0:
             raise ValueError(f"margin_s={self.margin_s}: must be >= 0 s")
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(latest start, arrival)."""
         request = seq.request
         due_s = request.arrival_s + by_priority(self.ttft_s, request)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
@@ -42,11 +42,11 @@ class LengthAware(Scheduling):
         """max_wait_s."""
         return self.max_wait_s
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, known tokens up or down, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -seq.num_known if self.long_first else seq.num_known)
 
-    def chunk_rank(self, seq: Sequence) -> tuple[float, ...]:
+    def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(uncomputed tokens up or down, arrival)."""
         num_left = seq.num_uncomputed
         return (-num_left if self.long_first else num_left, seq.request.arrival_s)
@@ -57,6 +57,6 @@ class LengthAware(Scheduling):
         if self.long_first and len(view.prefilling) > 1:
             step.hold(1)
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._overdue.forget(seq)

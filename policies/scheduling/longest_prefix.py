@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 from policies.scheduling.overdue import Overdue, check_max_wait_s
 
@@ -45,7 +45,7 @@ class LongestPrefix(Scheduling):
         """max_wait_s."""
         return self.max_wait_s
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, tokens found, negative; arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -self._num_found.get(seq.request_id, 0))
 
@@ -62,7 +62,7 @@ class LongestPrefix(Scheduling):
                 self._num_found[seq.request_id] = num_found
                 step.rerank(seq)
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._num_found.pop(seq.request_id, None)
         self._overdue.forget(seq)

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from policies.core.plan import FOREVER
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
@@ -37,7 +38,7 @@ _STANDING = (SequenceState.waiting, SequenceState.paused)
 _MOVABLE = (SequenceState.decoding, SequenceState.paused)
 
 
-def _service(seq: Sequence) -> int:
+def _service(seq: SequenceView) -> int:
     """Tokens served: prompt tokens computed, then output tokens as well."""
     return seq.num_known if seq.num_output_tokens else seq.num_computed
 
@@ -49,7 +50,7 @@ _Key = tuple[tuple[float, ...], int]  # rank, request id
 class _Place:
     """Where a sequence stands: its level, the service at which it leaves it, since when it stands still."""
 
-    seq: Sequence
+    seq: SequenceView
     level: int
     ends_at: int
     still_since_s: float
@@ -114,7 +115,7 @@ class Mlfq(Scheduling):
         quanta = -(-num_tokens // self.quantum_tokens)
         return min((quanta - 1).bit_length(), self.num_levels - 1)
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(level, arrival)."""
         memory, arrival_s = self._memory, seq.request.arrival_s
         place = memory.places.get(seq.request_id)
@@ -152,11 +153,11 @@ class Mlfq(Scheduling):
             self._hold(view, step)
         memory.num_admitted = 0
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._leave(self._memory.places.pop(seq.request_id))
 
-    def is_next(self, seq: Sequence) -> bool:
+    def is_next(self, seq: SequenceView) -> bool:
         """Whether a waiting sequence is among the first that may run."""
         memory = self._memory
         if self.max_active is None:
@@ -249,7 +250,7 @@ class Mlfq(Scheduling):
         place.still_since_s = self._memory.now
         self._memory.alarms.set(self._memory.now + self.starvation_s, place.seq)
 
-    def _promote(self, seq: Sequence, step: StepBuilder) -> None:
+    def _promote(self, seq: SequenceView, step: StepBuilder) -> None:
         """To the first level, if it still stands still since starvation_s."""
         memory = self._memory
         place = memory.places[seq.request_id]
@@ -341,16 +342,16 @@ class LevelQueue(WaitingQueue):
         self._policy = policy
 
     @property
-    def first(self) -> Sequence | None:
+    def first(self) -> SequenceView | None:
         """The first of the waiting, whether it may run or not."""
         return self._heap[0][3] if self._heap else None
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: SequenceView) -> None:
         """Take a sequence out. KeyError if it is not here."""
         super().remove(seq)
         self._policy.note_admission()
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceView]:
         for seq in super().__iter__():
             if not self._policy.is_next(seq):
                 return

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from policies.core.request import Request
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
@@ -46,7 +46,7 @@ class OnlineBatch(Scheduling):
         if not self.promote_before_s >= 0:
             raise ValueError(f"promote_before_s={self.promote_before_s}: must be >= 0 s")
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(0, arrival) for online and promoted requests, (1, deadline, arrival) for batch."""
         request = seq.request
         if not self._is_batch(request) or seq.request_id in self._promoted:
@@ -70,7 +70,7 @@ class OnlineBatch(Scheduling):
         if self.preempts and head.rank[0] == _ONLINE:
             displace(view, step, head, displaceable(seq for seq in view.running if seq.rank[0] == _BATCH))
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._promoted.discard(seq.request_id)
         self._noted.discard(seq.request_id)

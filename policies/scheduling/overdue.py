@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling.alarms import Alarms
@@ -27,7 +28,7 @@ class Overdue:
         self._alarms = Alarms()
         self._watched: set[int] = set()  # those with an alarm to come
 
-    def rank(self, seq: Sequence, max_wait_s: float | None, *key: float) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView, max_wait_s: float | None, *key: float) -> tuple[float, ...]:
         """(0, arrival) of the overdue; (1, *key, arrival) of others, who are watched while they wait."""
         arrival_s, request_id = seq.request.arrival_s, seq.request_id
         if request_id in self._ids:
@@ -47,7 +48,7 @@ class Overdue:
         if view.num_waiting:
             step.hold(until_s=self._alarms.next_s)
 
-    def forget(self, seq: Sequence) -> None:
+    def forget(self, seq: SequenceView) -> None:
         """A sequence has ended."""
         self._ids.discard(seq.request_id)
         self._watched.discard(seq.request_id)

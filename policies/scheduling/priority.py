@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
 
@@ -27,7 +27,7 @@ class Priority(Scheduling):
         if self.aging_s is not None and not self.aging_s > 0:
             raise ValueError(f"aging_s={self.aging_s}: must be > 0 s; null for strict classes")
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(priority, arrival), or their weighted sum."""
         request = seq.request
         if self.aging_s is None:

@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from policies.core.plan import FOREVER
 from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
@@ -48,12 +49,12 @@ class _Memory:
         return inf if num_blocks >= self.num_blocks else num_blocks * self.block_size
 
 
-def _allotted(seq: Sequence, num_expected: int) -> int:
+def _allotted(seq: SequenceView, num_expected: int) -> int:
     """Tokens that memory is allotted for, if so many output tokens are expected."""
     return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
 
 
-_Need = tuple[int, tuple[float, ...], int, Sequence]  # tokens, negative: the largest need first; rank, id
+_Need = tuple[int, tuple[float, ...], int, SequenceView]  # tokens, negative: the largest need first; rank, id
 _Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
@@ -76,7 +77,7 @@ class PackingQueue(WaitingQueue):
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and self._place(seq) is not None
 
-    def push(self, seq: Sequence) -> None:
+    def push(self, seq: SequenceView) -> None:
         """Queue a sequence."""
         rank, request_id = seq.rank, seq.request_id
         num_tokens = _allotted(seq, expected_output_tokens(seq))
@@ -86,7 +87,7 @@ class PackingQueue(WaitingQueue):
         if place < self._window:
             self._move_window([entry], self._oldest[self._window : self._window + 1])
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: SequenceView) -> None:
         """Take a sequence out. KeyError if it is not here."""
         place = self._place(seq)
         if place is None:
@@ -98,7 +99,7 @@ class PackingQueue(WaitingQueue):
         if step is not None and step.is_open:  # an admission: the window moves on
             step.hold(1)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceView]:
         memory = self._memory
         largest, room, place = self._largest, memory.num_unallotted, 0
         while True:  # on to the next whose need is in the room
@@ -119,7 +120,7 @@ class PackingQueue(WaitingQueue):
             del largest[bisect_left(largest, need)]
         self._largest = largest
 
-    def _place(self, seq: Sequence) -> int | None:
+    def _place(self, seq: SequenceView) -> int | None:
         place = bisect_left(self._oldest, (seq.rank, seq.request_id))
         if place < len(self._oldest) and self._oldest[place][1] == seq.request_id:
             return place
@@ -142,7 +143,7 @@ class S3(Scheduling):
         if self.window < 1:
             raise ValueError(f"window={self.window}: must be >= 1")
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(arrival,): who is in the window, and who is preempted; the packing is the queue's."""
         return (seq.request.arrival_s,)
 

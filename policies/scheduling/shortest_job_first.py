@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
@@ -40,7 +40,7 @@ class ShortestJobFirst(Scheduling):
         """max_wait_s."""
         return self.max_wait_s
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, predicted output tokens, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, seq.num_predicted_tokens)
 
@@ -48,6 +48,6 @@ class ShortestJobFirst(Scheduling):
         """Bring the overdue to the front."""
         self._overdue.bring_forward(view, step, now)
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._overdue.forget(seq)

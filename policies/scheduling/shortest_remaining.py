@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
@@ -51,7 +51,7 @@ class ShortestRemaining(Scheduling):
         """max_wait_s."""
         return self.max_wait_s
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(0, arrival) if it is overdue, else (1, output tokens still expected, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, remaining_output_tokens(seq))
 
@@ -71,10 +71,10 @@ class ShortestRemaining(Scheduling):
         limit = head.rank[1] + self.min_gain_tokens
         displace(view, step, head, displaceable(seq for seq in able if seq.rank[1] > limit))
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget it."""
         self._overdue.forget(seq)
 
-    def _is_kept(self, seq: Sequence, now: float) -> bool:
+    def _is_kept(self, seq: SequenceView, now: float) -> bool:
         """Whether a running sequence would be overdue as soon as it waits: it does not give way."""
         return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now

@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from policies.core.plan import StepPlan
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
@@ -80,7 +80,7 @@ class VirtualTokenCounter(Scheduling):
         served = self.input_weight * account.num_input + self.output_weight * account.num_output
         return account.lifted_to + served / self.tenant_weights.get(tenant, 1.0)
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(arrival,): the order among a tenant's requests, and of victims."""
         return (seq.request.arrival_s,)
 
@@ -118,11 +118,11 @@ class VirtualTokenCounter(Scheduling):
         for chunk in plan.chunks:
             account(chunk.seq.request.tenant).num_output += chunk.completes
 
-    def on_end(self, seq: Sequence) -> None:
+    def on_end(self, seq: SequenceView) -> None:
         """Forget the request; the tenant's counter stays."""
         self._ledger.charged.discard(seq.request_id)
 
-    def charge(self, seq: Sequence) -> None:
+    def charge(self, seq: SequenceView) -> None:
         """A sequence is admitted: count its prompt, once."""
         ledger = self._ledger
         if seq.request_id not in ledger.charged:
@@ -146,16 +146,16 @@ class FairQueue(WaitingQueue):
         super().__init__()
         self._policy = policy
         self._ledger = policy._ledger
-        self._heaps: dict[str, list[tuple[tuple[float, ...], int, int, Sequence]]] = {}  # rank, id, push
-        self._new: list[Sequence] = []
+        self._heaps: dict[str, list[tuple[tuple[float, ...], int, int, SequenceView]]] = {}  # rank, id, push
+        self._new: list[SequenceView] = []
 
-    def push(self, seq: Sequence) -> None:
+    def push(self, seq: SequenceView) -> None:
         """Queue a sequence."""
         self._num_pushes += 1
         self._push_of[seq.request_id] = self._num_pushes
         self._new.append(seq)
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: SequenceView) -> None:
         """Take a sequence out: admitted if a step is being made, else aborted. KeyError if it is not here."""
         del self._push_of[seq.request_id]
         tenant, ledger = seq.request.tenant, self._ledger
@@ -186,7 +186,7 @@ class FairQueue(WaitingQueue):
         """(counter, tenant) of the tenants that wait, the next to be served first."""
         return sorted((self._policy.counter(tenant), tenant) for tenant in self._heaps)
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceView]:
         counter = self._policy.counter
         while self._heaps:
             _, tenant = min((counter(tenant), tenant) for tenant in self._heaps)

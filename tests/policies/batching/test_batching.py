@@ -6,6 +6,7 @@ from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.static import Static
 from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.core.view import StepView
 
 A, B, C, D = range(4)
@@ -142,7 +143,9 @@ def test_rejects_a_batch_below_one_sequence():
 
 
 def public_values(thing):
-    names = [name for name in dir(thing) if not name.startswith("_") and name != "num_predicted_tokens"]
+    """What a policy may read of a view, a step or a sequence, by name."""
+    shown = SequenceView if isinstance(thing, Sequence) else thing
+    names = [name for name in dir(shown) if not name.startswith("_") and name != "num_predicted_tokens"]
     values = {name: getattr(thing, name) for name in names}
     return {name: value for name, value in values.items() if not callable(value)}
 

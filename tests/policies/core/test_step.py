@@ -1,10 +1,15 @@
 """The verbs of a step: what they grant, what they refuse, and what is a policy's mistake."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from policies.batching.chunked import Chunked
 from policies.core.plan import StepOutcome
 from policies.core.sequence import SequenceState
+from policies.core.sequence_view import SequenceView
 
 
 @pytest.fixture
@@ -246,11 +251,29 @@ def test_a_policy_that_admits_and_preempts_for_ever_is_stopped(make_core, make_r
         core.plan(0.0)
 
 
-@pytest.mark.parametrize("name", ["state", "rank", "slot", "num_preemptions", "finish_reason", "request"])
-def test_a_policy_cannot_change_a_sequence(make_core, make_request, name):
-    core = make_core()
-    seq = core.add(make_request(0, 4))
-    with pytest.raises(AttributeError):
-        setattr(seq, name, None)
+def test_a_policy_cannot_change_a_request(make_core, make_request):
+    seq = make_core().add(make_request(0, 4))
     with pytest.raises(AttributeError):
         seq.request.arrival_s = 5.0
+
+
+def test_a_policy_is_shown_a_sequence_that_it_cannot_change():
+    """Type checkers reject a write to a property without a setter; all that a policy is shown is one."""
+    shown = {name: value for name, value in vars(SequenceView).items() if not name.startswith("_")}
+    assert {"state", "rank", "slot", "request", "num_computed"} <= shown.keys()
+    assert all(isinstance(value, property) and value.fset is None for value in shown.values())
+    assert not {"end_known", "end_reason", "branch_ends"} & shown.keys()
+
+
+@pytest.mark.slow
+def test_a_type_checker_rejects_a_policy_that_writes_to_a_sequence(tmp_path):
+    policy = tmp_path / "writing.py"
+    policy.write_text(
+        "from policies.core.sequence_view import SequenceView\n"
+        "def rank(seq: SequenceView) -> tuple[float, ...]:\n"
+        "    seq.rank = ()\n"
+        "    return ()\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--no-incremental", str(policy)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert 'Property "rank" defined in "SequenceView" is read-only' in done.stdout

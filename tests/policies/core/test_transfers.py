@@ -258,13 +258,13 @@ class Machine:
 
 def branch_ends(seq):
     """Output tokens at which each branch of a sequence ends."""
-    return seq._ends if seq._branches is None else seq._branches.ends
+    return seq.branch_ends if seq.branches is None else seq.branches.ends
 
 
 def draw_parents(rng, seq):
     """Whom the world lets go on, or None, and whom each branch that is left continues."""
     every = seq.request.branching.every
-    ends, depth = branch_ends(seq), (0 if seq._branches is None else seq._branches.depth) + 1
+    ends, depth = branch_ends(seq), (0 if seq.branches is None else seq.branches.depth) + 1
     chosen = None
     if every is not None and depth % every == 0:
         chosen = tuple(rng.randrange(len(ends)) for _ in range(rng.randint(1, len(ends))))
@@ -329,7 +329,7 @@ def fly(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0, 0))
         serving = [chunk.seq for chunk in plan.chunks if chunk.completes] + plan.decodes
         branching = [seq for seq in serving if seq.request.branching is not None]
         drawn = {seq: draw_parents(rng, seq) for seq in branching}
-        was_branched = {seq for seq in branching if seq._branches is not None}
+        was_branched = {seq for seq in branching if seq.branches is not None}
         parents = {seq.request_id: chosen for seq, (chosen, _) in drawn.items() if chosen is not None}
         ended = [seq for seq in plan.decodes if seq.request.branching is None and rng.random() < 0.03]
         outcome = StepOutcome(num_iterations, tuple(ended), parents)

@@ -13,7 +13,7 @@ from policies.core.waiting import WaitingQueue
 def make_sequence(request_id, rank=0):
     request = Request(request_id, 0.0, Prompt(4))
     seq = Sequence(request, DecodeSet(8, 4), 100, FinishReason.length, 100)
-    seq._rank = (float(rank),)
+    seq.rank = (float(rank),)
     return seq
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.core.sequence import Sequence
+from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
 
@@ -35,6 +35,6 @@ class MyPolicy(Scheduling):
         if self.class_tokens < 1:
             raise ValueError(f"class_tokens={self.class_tokens}: must be >= 1 token")
 
-    def rank(self, seq: Sequence) -> tuple[float, ...]:
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """(class, arrival): the smallest goes first. Ties go by request id."""
         return ((seq.num_prompt_tokens - 1) // self.class_tokens, seq.request.arrival_s)
