@@ -6,12 +6,12 @@ part of a load on a server failed, the engine decided otherwise than the simulat
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from experiments.app.job import UnsuccessfulError
@@ -165,7 +165,7 @@ def _run(arguments: list[str]) -> None:
         _complete(rest)
         return
     if name == "--version":
-        print(f"windtunnel {importlib.metadata.version('windtunnel')}")
+        print(f"windtunnel {_installed().version()}")
         return
     if name not in COMMANDS:
         raise ConfigError(f"{name}: no such command; {suggest(name, COMMANDS)}")
@@ -196,18 +196,13 @@ def check_not_shadowed(root: Path, packages: Sequence[str] = OWN_PACKAGES) -> No
             continue
         if not found:
             raise ConfigError(f"package {package} not found; install windtunnel again: pip install -e {root}")
-        raise ConfigError(
-            f"package {package} comes from {found[0]}, not from {root / package}: {_owner(package, root)}"
-        )
+        owner = _installed().owner(package, root)
+        raise ConfigError(f"package {package} comes from {found[0]}, not from {root / package}: {owner}")
 
 
-def _owner(package: str, root: Path) -> str:
-    """Who put a package of that name there, and what to do about it."""
-    distributions = importlib.metadata.packages_distributions().get(package, [])
-    others = sorted({name for name in distributions if name != "windtunnel"})
-    if others:
-        return f"it belongs to {', '.join(others)}; install windtunnel in an environment without it"
-    return f"remove that folder from PYTHONPATH, or install windtunnel again: pip install -e {root}"
+def _installed() -> ModuleType:
+    """What importlib.metadata says; to import it takes as long as all else that `--help` needs."""
+    return importlib.import_module("experiments.app.installed")
 
 
 def _complete(words: Sequence[str]) -> None:

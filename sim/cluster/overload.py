@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 from simpy import Event
 
 from sim.engine.clock import Clock, Phase
+from sim.metrics.quantiles import student_t
 from sim.records.requests import RequestLog
 from sim.records.run import Overload
 
@@ -134,7 +134,7 @@ def growth(counts: Sequence[Count]) -> Overload | None:
     weights = lengths_s / duration_s
     mean = float(np.dot(weights, rates))
     variance = float(np.dot(weights, (rates - mean) ** 2)) / (PARTS - 1)
-    least = mean - float(stdtrit(PARTS - 1, LEVEL)) * math.sqrt(variance)
+    least = mean - student_t(PARTS - 1, LEVEL) * math.sqrt(variance)
     if least <= 0:
         return None
     return Overload(

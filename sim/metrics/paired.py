@@ -23,7 +23,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+
+from sim.metrics.quantiles import student_t
 
 CONFIDENCE = 0.95
 """Of every interval: the share of experiments whose interval holds the true value."""
@@ -113,7 +114,7 @@ def mean_interval(values: ArrayLike) -> Interval:
         return Interval(mean, math.nan, math.nan, 1)
     if known.min() == known.max():
         return Interval(float(known[0]), float(known[0]), float(known[0]), count)
-    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    quantile = student_t(count - 1, (1 + CONFIDENCE) / 2)
     half_width = quantile * float(known.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half_width, mean + half_width, count)
 

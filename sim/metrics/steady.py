@@ -38,9 +38,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
 from sim.metrics.paired import CONFIDENCE
+from sim.metrics.quantiles import student_t
 
 Values = NDArray[np.float64]
 
@@ -52,7 +52,8 @@ MIN_PER_BATCH = 10
 MIN_INDEPENDENT = 50  # values' worth that a figure needs at least
 MIN_BEYOND = 3  # of them beyond a percentile
 _MEMORY_GROUPS = 4096  # at most, in which the memory is looked for: a batch has hundreds of them
-_DEPENDENT = 0.05  # chance to call independent batches dependent
+NORMAL_5_PERCENT = -1.6448536269514729
+"""Quantile of the standard normal distribution at 0.05, the chance to call independent batches dependent."""
 
 
 class WarmUp(NamedTuple):
@@ -146,7 +147,7 @@ def interval(values: Values, figure: Figure = MEAN) -> RunInterval:
             lack = Lack.DEPENDENT
             continue
         error = float(means.std(ddof=1)) / math.sqrt(num_batches)
-        half_width = float(stdtrit(num_batches - 1, (1 + CONFIDENCE) / 2)) * error * widened
+        half_width = student_t(num_batches - 1, (1 + CONFIDENCE) / 2) * error * widened
         if figure.share is None:
             return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
         if half_width < min(figure.share, 1 - figure.share):
@@ -207,4 +208,4 @@ def _are_independent(figures: Values) -> bool:
     if spread == 0:
         return True
     ratio = float((np.diff(figures) ** 2).sum()) / spread
-    return ratio > 2 + float(ndtri(_DEPENDENT)) * math.sqrt(4 * (n - 2) / (n**2 - 1))
+    return ratio > 2 + NORMAL_5_PERCENT * math.sqrt(4 * (n - 2) / (n**2 - 1))

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sim.settings import pools
 from sim.settings.config_groups import find_groups
+from sim.settings.yaml_files import YamlRepository
 
 
 class Composition(NamedTuple):
@@ -41,7 +42,7 @@ class ConfigSource:
         Raises what Hydra raises, which `hydra_errors.explain` reads, and ConfigError for a pool's settings.
         """
         cfg = self.loader().load_configuration(self.config_name, list(overrides), RunMode.RUN)
-        return cfg if with_hydra else _without_hydra(cfg)
+        return cfg if with_hydra else without_hydra(cfg)
 
     def loader(self) -> "PoolsLoader":
         """What Hydra composes with. It leaves Hydra's state of the process alone, a running job's too."""
@@ -101,6 +102,7 @@ class PoolsLoader(ConfigLoaderImpl):
 
     def __init__(self, search_path: Any, dirs: Sequence[Path]) -> None:
         super().__init__(search_path)
+        self.repository = YamlRepository(search_path)
         self._dirs = dirs
 
     def load_configuration(
@@ -121,12 +123,13 @@ class PoolsLoader(ConfigLoaderImpl):
                 cfg,
                 overrides,
                 find_groups(self._dirs),
-                lambda own: _without_hydra(load(config_name, list(own), run_mode)),
+                lambda own: without_hydra(load(config_name, list(own), run_mode)),
             )
         return cfg
 
 
-def _without_hydra(cfg: DictConfig) -> DictConfig:
+def without_hydra(cfg: DictConfig) -> DictConfig:
+    """The config, from which Hydra's node was removed."""
     with open_dict(cfg):
         cfg.pop("hydra", None)
     return cfg

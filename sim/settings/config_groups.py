@@ -19,8 +19,12 @@ class Choice(NamedTuple):
     """One YAML file of a group."""
 
     name: str
-    description: str  # its first comment line
     file: Path
+
+    @property
+    def description(self) -> str:
+        """Its first comment line."""
+        return first_comment(self.file)
 
 
 def config_dirs(user_dir: Path | None, own_dir: Path = CONFIG_DIR) -> list[Path]:
@@ -42,8 +46,7 @@ def find_groups(dirs: Sequence[Path]) -> dict[str, list[Choice]]:
     for config_dir in dirs:
         for file in _group_files(config_dir):
             group = file.parent.relative_to(config_dir).as_posix()
-            choice = Choice(file.stem, first_comment(file), file)
-            found.setdefault(group, {}).setdefault(file.stem, choice)
+            found.setdefault(group, {}).setdefault(file.stem, Choice(file.stem, file))
     return {group: [choices[name] for name in sorted(choices)] for group, choices in sorted(found.items())}
 
 

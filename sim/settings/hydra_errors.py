@@ -21,7 +21,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from sim.settings.compose import ConfigSource
+from sim.settings.compose import ConfigSource, without_hydra
 from sim.settings.config_groups import find_groups, key_comments
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, nearest, suggest
@@ -197,6 +197,8 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
         return _chosen_elsewhere(key, culprit.value or "", group, source)
     key = next((one.name for one in parsed if one.name.startswith(f"{key}.")), key)
     cfg = _config_without(key, overrides, source)
+    chosen = cfg.hydra.runtime.choices
+    cfg = without_hydra(cfg)
     parent, _, _ = key.rpartition(".")
     culprit = next((one for one in parsed if one.package and one.key == key), None)
     if culprit and key in _keys(cfg):
@@ -204,7 +206,7 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     branch = OmegaConf.select(cfg, parent) if parent else None
     if branch is None and parent in OFF_BY_DEFAULT:
         return f"{key}: {parent} is null; set it as a whole: '{parent}={OFF_BY_DEFAULT[parent]}'"
-    if branch is None and (message := _no_settings(key, overrides, source)):
+    if branch is None and (message := _no_settings(key, cfg, chosen, source)):
         return message
     if isinstance(branch, DictConfig):
         allowed = [f"{parent}.{name}" for name in map(str, branch) if name != "_target_"]
@@ -214,21 +216,23 @@ def _no_such_key(key: str, overrides: Sequence[str], source: ConfigSource) -> st
     return f"{key}: no such {kind}; {suggest(key, allowed, also=[*groups, *_keys(cfg)])}"
 
 
-def _no_settings(key: str, overrides: Sequence[str], source: ConfigSource) -> str | None:
-    """A setting of a group whose present choice has none: model.transform.keep with model/transform=none."""
-    chosen = _config_without(key, overrides, source, with_hydra=True)
+def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSource) -> str | None:
+    """A setting of a group whose present choice has none: model.transform.keep with model/transform=none.
+
+    chosen: the choices of the config, by group.
+    """
     groups, parts = find_groups(source.dirs), key.split(".")
     for i in range(len(parts) - 1, 0, -1):
         group = "/".join(parts[:i])
-        is_chosen = group in groups and group in chosen.hydra.runtime.choices
-        if not is_chosen or _node(chosen, ".".join(parts[:i])) is not None:
+        is_chosen = group in groups and group in chosen
+        if not is_chosen or _node(cfg, ".".join(parts[:i])) is not None:
             continue
         settings = {choice.name: key_comments(choice.file) for choice in groups[group]}
         others = [name for name, keys in settings.items() if "_target_" in keys]
         if others:
             best = next((name for name in others if parts[i] in settings[name]), others[0])
             instead = f"choose one that has, such as {group}={best}"
-            present = shown(chosen.hydra.runtime.choices[group])
+            present = shown(chosen[group])
             return f"{key}: {group}={present} has no settings; {instead}"
     return None
 
@@ -264,8 +268,8 @@ def _chosen_elsewhere(key: str, value: str, group: str, source: ConfigSource) ->
 
 def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
     """`hardware=5`: the message names only the type, so find the group whose value is no name."""
-    for group in find_groups(source.dirs):
-        choices = _choices(group, source)
+    for group, found in find_groups(source.dirs).items():
+        choices = [choice.name for choice in found]
         culprit = Override.parse(_override_of(group, overrides) or "")
         value = culprit.value or ""
         if culprit.text and value not in choices:
@@ -273,15 +277,16 @@ def _group_value(overrides: Sequence[str], source: ConfigSource) -> str | None:
     return None
 
 
-def _config_without(
-    key: str, overrides: Sequence[str], source: ConfigSource, *, with_hydra: bool = False
-) -> DictConfig:
-    """The config that the user nearly asked for; the default one if that cannot be composed either."""
+def _config_without(key: str, overrides: Sequence[str], source: ConfigSource) -> DictConfig:
+    """The config that the user nearly asked for, with Hydra's node.
+
+    It is the default one if that cannot be composed either.
+    """
     culprit = _override_of(key, overrides)
     try:
-        return source.compose([o for o in overrides if o != culprit], with_hydra=with_hydra)
+        return source.compose([o for o in overrides if o != culprit], with_hydra=True)
     except COMPOSE_ERRORS:
-        return source.compose([], with_hydra=with_hydra)
+        return source.compose([], with_hydra=True)
 
 
 def _override_of(key: str, overrides: Sequence[str]) -> str | None:

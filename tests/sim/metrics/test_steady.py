@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtri
 
 from sim.metrics.steady import (
     GROUP,
     MEAN,
     MIN_BATCHES,
     MIN_INDEPENDENT,
+    NORMAL_5_PERCENT,
     Lack,
     interval,
     percentile,
@@ -190,3 +192,7 @@ def test_a_run_that_is_too_short_or_drifts_has_no_interval():
 def test_equal_values_leave_nothing_to_be_uncertain_about():
     found = interval(np.full(100, 3.0))
     assert (found.low, found.value, found.high) == (3.0, 3.0, 3.0)
+
+
+def test_the_quantile_of_the_test_for_independence_is_that_of_the_normal_distribution():
+    assert float(ndtri(0.05)) == NORMAL_5_PERCENT
