@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from simpy import Event
 
 from policies.scaling import Scaling
 from sim.cluster.fleet import Fleet, Member, State
+from sim.engine.busy_time import BusyTime
 from sim.engine.clock import Clock, Phase
 
 
 class Autoscaler:
     """Of one pool; it is a `policies.scaling.PoolView`.
 
-    cold_start_s: from the order of a replica until it takes requests; it is paid for from the order on.
+    busy_times: of all replicas, by index. cold_start_s: from the order of a replica until it takes requests;
+    it is paid for from the order on.
     on_start is told of every replica that was ordered. goes_on: whether the run does.
     """
 
@@ -27,6 +29,7 @@ class Autoscaler:
         cold_start_s: float,
         clock: Clock,
         fleet: Fleet,
+        busy_times: Mapping[int, BusyTime],
         on_start: Callable[[Member], None],
         goes_on: Callable[[], bool],
     ) -> None:
@@ -35,6 +38,7 @@ class Autoscaler:
         self.cold_start_s = cold_start_s
         self._clock = clock
         self._fleet = fleet
+        self._busy_times = busy_times
         self._on_start = on_start
         self._goes_on = goes_on
         self._num_askings = 0
@@ -87,7 +91,10 @@ class Autoscaler:
     def busy_share(self) -> float:
         now, period_s = self._clock.now, self._policy.interval_s
         serving = [member.replica for member in self._members(State.serving)]
-        busy_s = sum(replica.busy_s(now) - self._busy_s.get(replica.index, 0.0) for replica in serving)
+        busy_s = sum(
+            self._busy_times[replica.index].seconds(now) - self._busy_s.get(replica.index, 0.0)
+            for replica in serving
+        )
         return busy_s / (period_s * len(serving)) if serving else 0.0
 
     @property
@@ -123,7 +130,8 @@ class Autoscaler:
         now = self._clock.now
         wanted = self._policy.target(self, now)
         present = self._members(State.starting, State.serving, State.down)
-        self._busy_s = {member.replica.index: member.replica.busy_s(now) for member in present}
+        indices = [member.replica.index for member in present]
+        self._busy_s = {index: self._busy_times[index].seconds(now) for index in indices}
         if wanted == 0 and self._is_needed():
             wanted = 1
         for _ in range(wanted - len(present)):

@@ -240,6 +240,12 @@ class Fleet:
                 if is_reached:
                     self._on_change()
 
+    def slow_links(self, member: Member, factor: float) -> None:
+        """Copies of a replica take `factor` times as long: those between memory tiers from now on."""
+        member.replica.slow_links(factor)
+        if self._interconnect is not None:
+            self._interconnect.slow_links(member.replica.index, factor)
+
     def records(self, end_s: float) -> tuple[tuple[PoolRecord, ...], tuple[ReplicaRecord, ...]]:
         """Pools and replicas for the records of a run that ends at end_s."""
         pools = []

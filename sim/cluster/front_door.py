@@ -23,6 +23,7 @@ from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence as TokenSequence
 from policies.routing import Routing, chosen
+from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
 from sim.cluster.routers import Hooks, Routers
 from sim.cluster.settings import ClusterSettings
@@ -68,19 +69,24 @@ class FrontDoor:
         self._patience_s = patience_s
         self._slo = settings.slo if counts_met else None
         self._predictor = settings.prediction
+        self._first_tokens: dict[int, FirstTokens] = {}  # by replica, where they are wanted
         self._visits: dict[int, Visit] = {}
         self._held: dict[int, Visit] = {}  # of these, who waits for a replica
-
-    @property
-    def sees_first_tokens(self) -> bool:
-        """Whether anybody wants to know of them."""
-        is_told = self._tell_admission.first_token is not None or self._routers.see_first_tokens
-        return self._waits_for_token or is_told
 
     @property
     def _waits_for_token(self) -> bool:
         """Whether a client that has a token waits for the rest, however long."""
         return self._retries.timeout_s is not None and self._retries.timeout_until == "first_token"
+
+    def attach(self, replica: Replica) -> None:
+        """Let a replica tell of first tokens, if they are wanted."""
+        if (
+            self._waits_for_token
+            or self._tell_admission.first_token is not None
+            or self._routers.see_first_tokens
+        ):
+            first_tokens = self._first_tokens[replica.index] = FirstTokens(self.first_token)
+            replica.attach(first_tokens)
 
     def arrive(self, arrival: Arrival) -> None:
         """A request comes for the first time: open its record, and ask for it to be let in."""
@@ -242,12 +248,16 @@ class FrontDoor:
         try:
             if migrant is None:
                 self._check_prefill(replica, request, request.prompt.num_tokens)
-            replica.submit(request, visit.stop_after, migrant)
+                replica.submit(request, visit.stop_after)
+            else:
+                replica.resume(migrant, visit.stop_after)
         except RejectedError as error:
             self._take_back(visit)
             return self._fail(visit, str(error), inf)
         if migrant is not None:
             self._requests.num_resumed += 1
+            if replica.index in self._first_tokens:
+                self._first_tokens[replica.index].resumes(request.request_id)
             if migrant.num_computed:
                 assert self.mirrors is not None
                 self.mirrors.expect(request.request_id, replica)

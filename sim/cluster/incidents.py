@@ -88,4 +88,4 @@ class Incidents:
             self._fleet.restore(member, now)
         self._fleet.reach(member, is_reached=Kind.link_down not in kinds)
         member.replica.slow_down(prod(t.factor for t in troubles if t.kind is Kind.straggler))
-        member.replica.slow_links(prod(t.factor for t in troubles if t.kind is Kind.link_slow))
+        self._fleet.slow_links(member, prod(t.factor for t in troubles if t.kind is Kind.link_slow))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, isinf
 
 import numpy as np
@@ -11,7 +12,6 @@ from simpy import Event
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
-from policies.core.sequence import Sequence as TokenSequence
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.fleet import Fleet
@@ -21,11 +21,15 @@ from sim.cluster.missed import MissedWatch
 from sim.cluster.overload import OverloadWatch
 from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
+from sim.engine.adapter_loads import AdapterLoads
+from sim.engine.busy_time import BusyTime
 from sim.engine.clock import Clock, Phase
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.plan_listener import PlanListener
 from sim.engine.pool import Pool
 from sim.engine.replica import Replica, Surroundings
+from sim.engine.signals import Signals
 from sim.metrics.slo import Slo
 from sim.records.events import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
@@ -33,6 +37,7 @@ from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.transfer.handovers import Handovers
 from sim.transfer.interconnect import Interconnect
+from sim.transfer.mirrored import Mirrored
 from sim.transfer.mirrors import Mirrors
 from sim.workload.base import Arrival, Source
 
@@ -72,6 +77,7 @@ class Simulation:
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
         self._requests = RequestLog()
+        self._busy_times: dict[int, BusyTime] = {}  # by replica, where it is wanted
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
@@ -137,26 +143,53 @@ class Simulation:
     ) -> Surroundings:
         """What the replicas share: signals and caches are kept up for those who read them only."""
         readers: list[object] = [cluster.admission, cluster.routing]
-        reads_signals = any(pool.scaling is not None for pool in pools)
+        scales = any(pool.scaling is not None for pool in pools)
+        reads_signals = scales
         if self._door.handovers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
         reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
+        attach = partial(
+            self._attach,
+            signal_age_s=cluster.signal_age_s if reads_signals else None,
+            scales=scales,
+            on_plan=on_plan,
+        )
         return Surroundings(
             clock=self._clock,
             requests=self._requests,
             on_end=self._door.end,
+            attach=attach,
             leap=leap,
             seed=cluster.seed,
-            on_plan=on_plan,
-            on_first_token=self._on_first_token if self._door.sees_first_tokens else None,
-            signal_age_s=cluster.signal_age_s if reads_signals else None,
             are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
-            handovers=self._door.handovers,
-            interconnect=self._interconnect,
-            mirrors=self._door.mirrors,
         )
+
+    def _attach(
+        self,
+        replica: Replica,
+        *,
+        signal_age_s: float | None,
+        scales: bool,
+        on_plan: Callable[[StepPlan], None] | None,
+    ) -> None:
+        """Let join a new replica what this run has."""
+        if replica.core.residents is not None:
+            replica.attach(AdapterLoads(replica))
+        if self._door.mirrors is not None:
+            replica.attach(Mirrored(replica, self._door.mirrors, self._clock))
+        if self._door.handovers is not None:
+            self._door.handovers.attach(replica)
+        if on_plan is not None:
+            replica.attach(PlanListener(on_plan))
+        if scales:
+            self._busy_times[replica.index] = BusyTime()
+            replica.attach(self._busy_times[replica.index])
+        if signal_age_s is not None:
+            replica.signals = signals = Signals(replica, self._clock, signal_age_s)
+            replica.attach(signals)
+        self._door.attach(replica)
 
     def _watch_overload(self) -> OverloadWatch:
         """End the run once the backlog grows without bound."""
@@ -190,6 +223,7 @@ class Simulation:
                     cold_start_s=pool.cold_start_s,
                     clock=self._clock,
                     fleet=self.fleet,
+                    busy_times=self._busy_times,
                     on_start=self._incidents.joins,
                     goes_on=self._goes_on,
                 )
@@ -223,9 +257,6 @@ class Simulation:
         if report:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupt.noted)
-
-    def _on_first_token(self, seq: TokenSequence) -> None:
-        self._door.first_token(seq.request_id)
 
     def _expect_next(self) -> None:
         """Wait for the next open-loop arrival; only one is known ahead, so a long trace needs no memory."""

@@ -1,11 +1,11 @@
 """One engine in simulated time: plan, wait as long as the hardware model says, commit.
 
-A plan that holds for several iterations is run as one event (a leap). What comes from outside in the middle
-of a leap cuts it: the leap then ends at the first iteration boundary that is not earlier, exactly where a
-simulation of single iterations would have seen it.
+The main loop is `_on_boundary`: `_finish_step` commits what has run, `_begin_step` plans and prices what runs
+next, and sets the timer for its end. A plan that holds for several iterations is run as one event (a leap).
+What comes from outside in the middle of a leap cuts it (`look_up`): the leap then ends at the first iteration
+boundary that is not earlier, exactly where a simulation of single iterations would have seen it.
 
-Above 400 lines, as what a leap is, what cuts it and what is seen in the middle of it belong together; when
-tokens came is in `last_tokens`.
+Everything else joins by `attach`: see `sim.engine.attachment`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, takewhile
 from math import inf, isnan
 
-import numpy as np
 from simpy import Event
 
-from hwmodels.iterations.iteration import IterationShape
-from policies.core.limits import Bounds, StopAfter
-from policies.core.plan import Migrant, StepOutcome, StepPlan, Transfer
+from policies.core.limits import StopAfter
+from policies.core.plan import Migrant, StepOutcome, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence, SequenceState
-from sim.engine.attached import KvHandovers, KvMirrors, ReplicaLinks
+from sim.engine.attachment import EVENTS, Attachment, overridden
 from sim.engine.clock import Clock, Phase
-from sim.engine.flight import Flight
+from sim.engine.copies import Copies
+from sim.engine.intake import Intake
 from sim.engine.last_tokens import LastTokens
 from sim.engine.pool import Pool
+from sim.engine.prices import ends_s
+from sim.engine.readings import NO_SIGNALS, Readings
+from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
-from sim.engine.signals import Counts, Signals
 from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
@@ -40,31 +40,26 @@ from sim.records.run import EngineRecord
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
 
+def _attach_nothing(replica: Replica) -> None:
+    """A replica without attachments."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
     """What the replicas of a run share.
 
-    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: of the
-    world's choices. on_plan is shown every plan, and who was preempted by it, before its first iteration.
-    on_first_token is called with every sequence that has produced one. signal_age_s: see `Signals`; None:
-    nobody reads them. are_looked_into: somebody asks for `num_cached`.
+    on_end is called with every sequence that ends. attach is called with every new replica, for what joins
+    it. leap=False runs iteration by iteration. seed: of the world's choices. are_looked_into: a routing
+    policy asks for `num_cached`.
     """
 
     clock: Clock
     requests: RequestLog
     on_end: Callable[[Sequence], None]
+    attach: Callable[[Replica], None] = _attach_nothing
     leap: bool = True
     seed: int = 0
-    on_plan: Callable[[StepPlan], None] | None = None
-    on_first_token: Callable[[Sequence], None] | None = None
-    signal_age_s: float | None = None
     are_looked_into: bool = False
-    handovers: KvHandovers[Replica] | None = None
-    """Moves on what replicas of a prefill pool have computed; None: there is no such pool."""
-    interconnect: ReplicaLinks | None = None
-    """The network that KV travels on between replicas; None: KV does not travel."""
-    mirrors: KvMirrors[Replica] | None = None
-    """Copies KV in case a replica crashes; None: KV is not copied."""
 
 
 class Replica:
@@ -72,6 +67,9 @@ class Replica:
 
     A crash loses the engine and all that it was doing, and puts an empty one in its place.
     """
+
+    signals: Readings = NO_SIGNALS
+    """What the engine says of itself; attached where a policy reads it."""
 
     def __init__(self, index: int, pool: Pool, around: Surroundings) -> None:
         self.index = index
@@ -85,88 +83,68 @@ class Replica:
         self.num_kv_tokens = self.core.pool.num_blocks * self.core.pool.block_size
         self.iterations = IterationLog(index, self.core.pool.block_size, self.core.residents is not None)
         self.events = EventLog(pool.frontend_s)
-        self._model = pool.model
+        self.copies = Copies(pool.links(), self._load_later)
+        self.intake = Intake(pool.plans_ahead)
         self._clock = around.clock
         self._requests = around.requests
         self._on_end = around.on_end
-        self._on_first_token = around.on_first_token
         self._max_leap = MAX_LEAP if around.leap else 1
-        self._slowdown = 1.0
-        self._busy_s = 0.0  # before it last began to be busy without a break: from when until when
-        self._busy_from_s = self._busy_until_s = 0.0
-        self._flight: Flight | None = None
-        self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
-        self._wakes = False  # the timer is the policies' wish to be asked again later
-        self._links = pool.links()
-        self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
-        self._aborts: list[int] = []
-        self._handovers = around.handovers
-        self._mirrors = around.mirrors
-        self._is_mirrored = around.mirrors is not None and pool.role != "prefill"
-        self._mirror_timer: Event | None = None  # the one that counts
-        self._resumed: set[int] = set()  # request ids: they go on, and have no token from here yet
-        self._num_mirrored = 0  # iterations after the last of which KV was copied
-        self._interconnect = around.interconnect
-        self._hands_over = pool.role == "prefill"
-        self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
-        self._incoming: dict[int, float] = {}  # by request id: handed over to this one, when; no KV here yet
-        self._new_incoming: set[int] = set()  # of these, who has been in no plan yet
-        self._departures: list[int] = []  # request ids: their KV has been copied
-        self._drops: dict[int, Callable[[], None]] = {}  # by request id: what to do when it has gone
-        self._frontend_s = pool.frontend_s
-        self._plans_ahead = pool.plans_ahead
-        self._on_plan_made = around.on_plan
-        self._signal_age_s = around.signal_age_s
-        self._signals = self._new_signals()
         self._is_looked_into = around.are_looked_into
-        self._num_sent = self._num_sent_tokens = 0  # since the engine began
-        self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
-        self._on_the_way: dict[int, Request] = {}  # by id: not known to the engine yet
-        self._given_up: set[int] = set()  # of these
+        self._slowdown = 1.0
+        self._step: RunningStep | None = None
+        self._timer: Event | None = None  # the one event that counts; a cut leaves its predecessor void
+        self._wake_s = inf  # when an idle replica plans again
+        self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
+        self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
+        self._queued: dict[int, int] = {}  # by request id: prompt tokens of those without a token from here
+        self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
+        self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
         self._last_tokens = LastTokens(self.core, self._requests, around.seed)
+        self._listeners: dict[str, tuple[Callable[..., object], ...]] = dict.fromkeys(EVENTS, ())
+        self._name_listeners()
+        around.attach(self)
 
-    @property
-    def kv_bytes_per_token(self) -> float:
-        """Of KV, as the ways between memory tiers carry it."""
-        return self._links.bytes_per_token
+    def attach(self, attachment: Attachment) -> None:
+        """Let an attachment know what happens here, behind those that were attached before."""
+        for event in overridden(attachment):
+            self._listeners[event] += (getattr(attachment, event),)
+        self._name_listeners()
 
-    def _new_signals(self) -> Signals | None:
-        return None if self._signal_age_s is None else Signals(self.core, self._signal_age_s)
+    def _name_listeners(self) -> None:
+        """Attributes are quicker to look up than keys, and most of them are empty."""
+        listeners = self._listeners
+        self._on_sent, self._on_entered = listeners["sent"], listeners["entered"]
+        self._on_planned, self._on_started = listeners["planned"], listeners["started"]
+        self._on_ending, self._hand_over = listeners["ending"], listeners["hands_over"]
+        self._on_prefilled, self._on_left = listeners["prefilled"], listeners["left"]
+        self._on_crashed = listeners["crashed"]
 
-    @property
-    def _seen(self) -> Counts:
-        """What the signals say."""
-        if self._signals is None:
-            raise RuntimeError(
-                "signals: the routing policy must declare reads_signals: ClassVar[bool] = True"
-            )
-        return self._signals.read(self._clock.now)
+    # What routers read; see `ReplicaView`.
 
     @property
     def num_running(self) -> int:
         """Sequences with a slot, as far as the signals tell."""
-        return self._seen.num_running
+        return self.signals.num_running
 
     @property
     def num_waiting(self) -> int:
         """Sequences in the queue, as far as the signals tell."""
-        return self._seen.num_waiting
+        return self.signals.num_waiting
 
     @property
     def num_free_kv_tokens(self) -> int:
         """Tokens for which KV memory is free, as far as the signals tell."""
-        pool = self.core.pool
-        return (pool.num_blocks - self._seen.num_blocks_used) * pool.block_size
+        return self.num_kv_tokens - self.signals.num_blocks_used * self.core.pool.block_size
 
     @property
     def num_unseen(self) -> int:
         """Requests sent here that the signals do not count yet."""
-        return self._num_sent - self._seen.num_entered
+        return self.signals.num_unseen
 
     @property
     def num_unseen_tokens(self) -> int:
         """Prompt tokens of those."""
-        return self._num_sent_tokens - self._seen.num_entered_tokens
+        return self.signals.num_unseen_tokens
 
     def num_cached(self, request: Request) -> int:
         """Tokens of a prompt that the cache has, as of the last iteration that has begun.
@@ -177,101 +155,93 @@ class Replica:
             raise RuntimeError(
                 "num_cached: the routing policy must declare reads_caches: ClassVar[bool] = True"
             )
-        self._settle()
+        self.settle()
         return self.core.pool.peek(request)
 
     def has_adapter(self, name: str) -> bool:
         """Whether an adapter is on its GPU, or on its way there."""
         return self.core.residents is not None and self.core.residents.is_resident(name)
 
-    def submit(self, request: Request, stop_after: StopAfter, migrant: Migrant | None = None) -> None:
-        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError.
+    # What comes from outside.
 
-        migrant: with what it goes on where a replica that crashed had got; `EngineCore.check_migrant` allows
-        it. What it has computed is with the mirrors.
-        """
-        num_tokens = request.prompt.num_tokens
-        num_queued = num_tokens if isnan(self._requests.first_token_s[request.request_id]) else 0
+    def submit(self, request: Request, stop_after: StopAfter) -> None:
+        """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         bounds = self.core.bounds_of(request, stop_after)
-        add = partial(self._add, request, stop_after, bounds, migrant)
-        if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
-            assert self._flight is not None
-            boundary_s = self._flight.ends_s[bisect_left(self._flight.ends_s, self._clock.now)]
-            self._note_sent(num_tokens)
-            self.num_queued_tokens += num_queued
-            self._on_the_way[request.request_id] = request
-            self._later(boundary_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
-            return
-        if not (self._frontend_s or self._plans_ahead):
-            add(False)
-            self._note_sent(num_tokens)
-            self.num_queued_tokens += num_queued
-            return
-        self._note_sent(num_tokens)
-        self.num_queued_tokens += num_queued
-        self._on_the_way[request.request_id] = request
-        if self._frontend_s:
-            known_s = self._clock.now + self._frontend_s
-            self._later(known_s, Phase.arrive, partial(self._reach_engine, request.request_id, add))
-        else:
-            self._reach_engine(request.request_id, add)
+        self._accept(request, partial(self.core.add, request, stop_after, bounds))
+
+    def resume(self, migrant: Migrant, stop_after: StopAfter) -> None:
+        """Take in a request that goes on where a replica that crashed had got.
+
+        `EngineCore.check_migrant` allows it. What it has computed is in another host's memory.
+        """
+        self._accept(migrant.request, partial(self.core.adopt, migrant, stop_after, "mirror"))
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter) -> None:
         """Take in a sequence that another replica has handed over. Raises RejectedError."""
-        request, now = migrant.request, self._clock.now
-        self.core.check_migrant(request, migrant.num_known, stop_after)
-        self._note_sent(request.prompt.num_tokens)
-        self._incoming[request.request_id] = now
-        self._on_the_way[request.request_id] = request
-        self._reach_engine(request.request_id, partial(self._adopt, migrant, stop_after, now))
+        self.core.check_migrant(migrant.request, migrant.num_known, stop_after)
+        now = self._clock.now
+        self._expect(migrant.request, now, partial(self.core.adopt, migrant, stop_after), now)
 
-    def receive(self, request_id: int) -> None:
-        """The KV of a sequence that was handed over is here."""
-        del self._incoming[request_id]
-        self._on_loaded(request_id)
+    def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
+        """Give a request up: now if no iteration is under way, else at the next iteration boundary.
 
-    def fetched(self, request_id: int) -> None:
-        """KV of a sequence that came from a replica that crashed is here."""
-        assert self._mirrors is not None
-        if self._mirrors.fetched(request_id):
-            self._on_loaded(request_id)
-
-    def let_go(self, request_id: int) -> None:
-        """A sequence that was handed over from here needs its KV no more: as `abort`."""
-        if self._flight is None:
-            self._depart(request_id)
-            self._look_up()
-        else:
-            self._settle()
-            self._departures.append(request_id)
-            self._look_up()
+        then: called instead of on_end. A request that is being given up already stays with what follows.
+        """
+        if self._step is None and request_id not in self.intake:
+            self._abort(request_id, then)
+            if self.core.num_waiting:  # perhaps for what it held
+                self.look_up()
+        elif request_id not in self._aborts:
+            if request_id not in self.intake:  # else it is given up as soon as the engine knows it
+                self.settle()
+                self.look_up()
+            self._aborts[request_id] = then
 
     def drop(self, request_id: int, then: Callable[[], None]) -> None:
         """Let a sequence go that waits here for KV that will not come; then do something else about it."""
-        if request_id in self._aborts or request_id in self._given_up:
-            return  # its client has given it up already
-        self._drops[request_id] = then
-        self.abort(request_id)
+        if request_id not in self._aborts:  # else its client has given it up already
+            self.abort(request_id, then)
 
-    def _note_sent(self, num_tokens: int) -> None:
-        """Count a request that was taken in."""
-        self.num_outstanding += 1
-        self.num_outstanding_tokens += num_tokens
-        self._num_sent += 1
-        self._num_sent_tokens += num_tokens
-
-    def _reach_engine(self, request_id: int, add: Callable[[bool], None]) -> None:
-        """Give a request to the engine; to one that plans ahead, behind the plan that it has made already."""
-        now = self._clock.now
-        if self._plans_ahead and (self._flight is not None or (self._timer is not None and not self._wakes)):
-            flight = self._flight
-            planned_s = now if flight is None else flight.ends_s[bisect_left(flight.ends_s, now)]
-            self._later(planned_s, Phase.late, partial(self._enter, request_id, add))
+    def depart(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Let a sequence go whose KV is in another replica now; when, as for `abort`."""
+        if self._step is None:
+            self._depart(request_id, then)
         else:
-            self._enter(request_id, add)
+            self.settle()
+            self._departures[request_id] = then
+        self.look_up()
 
-    def _later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
-        """Do it then, unless the engine crashes before."""
+    def loaded(self, request_id: int) -> None:
+        """KV that a sequence waits for is here."""
+        self.settle()
+        seq = self.core.loading.get(request_id)
+        if seq is not None:
+            self.events.loaded(seq, self._clock.now)
+        self.core.loaded(request_id)
+        self.look_up()
+
+    def adapter_loaded(self, name: str) -> None:
+        """An adapter that sequences wait for is here."""
+        self.settle()
+        assert self.core.residents is not None
+        for seq in self.core.residents.waiters(name):
+            self.events.loaded(seq, self._clock.now)
+        self.core.adapter_loaded(name)
+        self.look_up()
+
+    def slow_down(self, factor: float) -> None:
+        """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
+        if factor != self._slowdown:
+            self.settle()
+            self._slowdown = factor
+            self.look_up()
+
+    def slow_links(self, factor: float) -> None:
+        """Let copies between memory tiers that begin from now on take `factor` times as long."""
+        self.copies.links.slowdown = factor
+
+    def later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
+        """Do something then, unless the engine crashes before."""
         life = self._life
 
         def act(event: Event) -> None:
@@ -280,68 +250,277 @@ class Replica:
 
         self._clock.at(time_s, phase, act)
 
-    def _enter(self, request_id: int, add: Callable[[bool], None]) -> None:
-        add(self._plans_ahead)
-        del self._on_the_way[request_id]
-        if request_id in self._given_up:
-            self._given_up.remove(request_id)
-            self._give_up(request_id, is_late=self._plans_ahead)
+    # The main loop.
 
-    def _add(
-        self,
-        request: Request,
-        stop_after: StopAfter,
-        bounds: Bounds,
-        migrant: Migrant | None,
-        is_late: bool,
+    def _on_boundary(self, event: Event) -> None:
+        """A step has run: commit it, let go what was to go at its end, and plan the next."""
+        if event is not self._timer:
+            return
+        self._finish_step()
+        if self._aborts or self._departures:
+            self._let_go()
+        if self._clock.peek() > self._clock.now:
+            self._begin_step(self._clock.now)
+        else:  # others act at this very instant: plan after them
+            self._plan_at(self._clock.now)
+
+    def _on_plan(self, event: Event) -> None:
+        """The time has come for a plan without a step before it."""
+        if event is self._timer:
+            self._begin_step(self._clock.now)
+
+    def _finish_step(self) -> None:
+        """Commit the running step, as far as it says that it has run."""
+        step = self._step
+        assert step is not None
+        self._step = self._timer = None
+        for tell in self._on_ending:
+            tell(step, self._clock.now)
+        outcome = self._log(step)
+        intake = self.intake
+        if intake.plans_ahead:
+            while intake.next_s <= step.last_start_s:
+                self._enter()
+        else:
+            while intake.next_s < step.end_s:
+                self._enter()
+        self._commit(step, outcome)
+
+    def _begin_step(self, now: float) -> None:
+        """Decide what runs next and set out, if there is anything to compute."""
+        core, intake = self.core, self.intake
+        self._timer = None
+        if intake.next_s <= now and (self._is_idle or not intake.plans_ahead):
+            self._enter()
+            while intake.next_s <= now and not intake.plans_ahead:
+                self._enter()
+            if self._aborts:
+                self._let_go()
+        plan = core.plan(now)
+        transfers = core.take_transfers()
+        delay_s = self.copies.begin(transfers, now) if transfers else 0.0
+        for tell in self._on_planned:
+            tell(plan, now)
+        if plan is None or transfers or self.events.is_news(core, plan):
+            self.events.planned(core, plan, transfers, now)
+        for seq in core.lost if plan is None else plan.preempted:
+            self._last_tokens.preempted(seq)
+        self._is_idle = plan is None
+        if plan is None:
+            self._wake_s = max(now, min(core.wake_s, intake.next_s))
+            if self._wake_s < inf:
+                self._plan_at(self._wake_s)
+        else:
+            self._run(plan, now, delay_s)
+        for tell in self._on_started:
+            tell(self._step, now)
+
+    def _run(self, plan: StepPlan, now: float, delay_s: float) -> None:
+        """Set out with a plan: when its iterations end, and at which of these ends the next plan is due."""
+        for seq in plan.admitted:
+            self._schedule(seq, now)
+        shape = shape_of(plan, 0) if plan.chunks else None
+        num_iterations = 1 if delay_s or self.intake.next_s <= now else min(plan.horizon, self._max_leap)
+        ends = ends_s(self.pool.model, plan, shape, num_iterations, now + delay_s, self._slowdown)
+        if plan.until_s < ends[-1]:
+            del ends[bisect_left(ends, plan.until_s) + 1 :]
+        step = self._step = RunningStep(plan, shape, now, ends, len(ends))
+        if self.intake.next_s < ends[-1]:
+            step.num_iterations = min(step.num_iterations, self.intake.last_iteration(step))
+        self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
+
+    def look_up(self) -> None:
+        """Something came from outside: plan anew at the first iteration boundary that is not in the past."""
+        step = self._step
+        if step is None:
+            if self._timer is None or self._is_idle:
+                self._plan_at(self._clock.now)
+        elif step.num_iterations > 1:
+            self._cut(step, bisect_left(step.ends_s, self._clock.now) + 1)
+
+    def settle(self) -> None:
+        """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
+
+        For what looks into the cache in the middle of a leap. The cut must come before anything else comes
+        from outside: the plan made there must not know of it.
+        """
+        step = self._step
+        if not self._is_looked_into or step is None or step.num_iterations == 1:
+            return
+        core = self.core
+        num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
+        if not num_ended:
+            return
+        if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.pool.num_blank:
+            return  # nothing was evicted
+        step.num_iterations = num_ended
+        self._finish_step()
+        self._begin_step(step.end_s)
+
+    def _cut(self, step: RunningStep, num_iterations: int) -> None:
+        """Let a leap end earlier, if it does not anyway."""
+        if num_iterations < step.num_iterations:
+            step.num_iterations = num_iterations
+            self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
+
+    def _plan_at(self, time_s: float) -> None:
+        """Plan then, after all else that happens at that instant."""
+        self._wake_s = time_s
+        self._timer = self._clock.at(time_s, Phase.plan + self.index, self._on_plan)
+
+    # Requests on their way to the engine.
+
+    def _accept(self, request: Request, enter: Callable[[], Sequence]) -> None:
+        """Count a request from the gateway, and expect it."""
+        request_id, known_s = request.request_id, self._clock.now + self.pool.frontend_s
+        if isnan(self._requests.first_token_s[request_id]):
+            self._queued[request_id] = request.prompt.num_tokens
+            self.num_queued_tokens += request.prompt.num_tokens
+        if request_id in self._departures:  # its last attempt has not left: it comes back behind it
+            assert self._step is not None
+            known_s = self._step.boundary_s(self._clock.now)
+        self._expect(request, known_s, enter)
+
+    def _expect(
+        self, request: Request, known_s: float, enter: Callable[[], Sequence], sent_s: float | None = None
     ) -> None:
-        self._settle(is_late)
-        if migrant is None:
-            seq = self.core.add(request, stop_after, bounds)
+        """Let a request reach the engine at known_s."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += request.prompt.num_tokens
+        for tell in self._on_sent:
+            tell(request)
+        intake, step = self.intake, self._step
+        is_next = known_s < intake.next_s
+        intake.add(known_s, request, enter, sent_s)
+        if not is_next:
+            return
+        if step is not None:
+            self._cut(step, intake.last_iteration(step))
+        elif self._is_idle and known_s < self._wake_s:
+            self._plan_at(known_s)
+
+    def _enter(self) -> None:
+        """Give the first pending request to the engine."""
+        entry = self.intake.take()
+        seq = entry.enter()
+        self.events.enter(seq, entry.sent_s)
+        for tell in self._on_entered:
+            tell(seq)
+
+    # What a step has done, and who goes.
+
+    def _schedule(self, seq: Sequence, now: float) -> None:
+        """Work on a request begins, perhaps for the first time."""
+        requests, request_id = self._requests, seq.request_id
+        if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
+            requests.schedule(seq, now)
+        if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
+            self._last_tokens.emit(seq, requests.last_token_s[request_id])
+
+    def _log(self, step: RunningStep) -> StepOutcome:
+        """Enter a step's iterations into the log, before the core advances."""
+        plan, times = step.plan, self._last_tokens
+        num_apart = times.log_gaps(plan, step.ends_s[0], self.iterations)
+        outcome = StepOutcome(step.num_iterations)
+        if self.core.may_branch:
+            num_apart += plan.num_branches
+            outcome = outcome._replace(parents=times.advance_branches(plan, step.end_s, self.iterations))
+        self.iterations.add(step, self.core, times.together_s, num_apart)
+        if plan.num_decodes > plan.num_branches:
+            times.together_s = step.end_s
+        return outcome
+
+    def _commit(self, step: RunningStep, outcome: StepOutcome) -> None:
+        """Advance the core, and enter the tokens of prompts and the ends into the requests' records."""
+        plan, end_s, requests = step.plan, step.end_s, self._requests
+        progress = self.core.commit(plan, outcome, end_s)
+        for chunk in plan.chunks:
+            requests.prefill_iterations[chunk.seq.request_id] += step.num_iterations
+        for seq in progress.prefilled:
+            self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
+            for hand_over in self._hand_over:
+                if hand_over(seq, end_s):
+                    break
+            else:
+                self._note_token(seq, end_s)
+        for seq in progress.finished:
+            requests.end(seq, Status.finished, end_s, end_s)
+            self._leave(seq)
+            self._on_end(seq)
+
+    def _note_token(self, seq: Sequence, now: float) -> None:
+        """A prefill has produced a token."""
+        requests, request_id = self._requests, seq.request_id
+        if seq.num_output_tokens == 1:
+            requests.first_token_s[request_id] = now
+        else:  # resumed after a preemption: the gap spans its absence
+            num_new = seq.num_emitted_tokens - requests.output_tokens[request_id]
+            for _ in range(num_new):
+                self.iterations.add_gap(request_id, requests.last_token_s[request_id], now)
+            self.events.prefilled(seq, now)
+        for tell in self._on_prefilled:
+            tell(seq, now)
+        self._last_tokens.emit(seq, now)
+
+    def _let_go(self) -> None:
+        """Give up what was to be given up at the end of the step, then what goes on elsewhere."""
+        aborts, self._aborts = self._aborts, {}
+        for request_id, then in aborts.items():
+            if request_id in self.intake:
+                self._aborts[request_id] = then
+            else:
+                self._abort(request_id, then)
+        departures, self._departures = self._departures, {}
+        for request_id, then_tell in departures.items():
+            self._depart(request_id, then_tell)
+
+    def _abort(self, request_id: int, then: Callable[[], None] | None) -> None:
+        """Give up a request, if it is still here."""
+        seq, now = self.core.find(request_id), self._clock.now
+        if seq is None:
+            return
+        last_token_s = self._last_tokens.last_s(seq)
+        self.events.leave(seq, now, is_lost=then is not None)
+        self.core.abort(request_id)
+        self._leave(seq)
+        if then is None:
+            self._requests.end(seq, Status.aborted, last_token_s, now)
+            self._on_end(seq)
         else:
-            seq = self.core.adopt(migrant, stop_after, "mirror")
-            self._resumed.add(request.request_id)
-        self.events.enter(seq)
-        self._num_entered += 1
-        self._num_entered_tokens += request.prompt.num_tokens
-        self._look_up(is_late)
+            self.later(now, Phase.arrive, then)
 
-    def _adopt(self, migrant: Migrant, stop_after: StopAfter, sent_s: float, is_late: bool) -> None:
-        self._settle(is_late)
-        seq = self.core.adopt(migrant, stop_after)
-        self.events.adopt(seq, sent_s)
-        self._new_incoming.add(seq.request_id)
-        self._num_entered += 1
-        self._num_entered_tokens += seq.num_prompt_tokens
-        self._look_up(is_late)
+    def _depart(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Free what a sequence holds that goes on elsewhere, if it is still here."""
+        seq = self.core.abort(request_id, FinishReason.migrated)
+        if seq is not None:
+            self._leave(seq)
+            then(seq)
 
-    def take_iterations(self) -> IterationLog:
-        """The log of its iterations; it is given up, as all of them are large."""
-        log = self.iterations
-        self.iterations = IterationLog(self.index, log.block_size, log.serves_adapters)
-        return log
+    def _leave(self, seq: Sequence) -> None:
+        """A request is outstanding no more."""
+        num_tokens = seq.num_prompt_tokens
+        self.num_outstanding -= 1
+        self.num_outstanding_tokens -= num_tokens
+        self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
+        self._last_tokens.forget(seq)
+        for tell in self._on_left:
+            tell(seq)
 
-    def abort(self, request_id: int) -> None:
-        """Give a request up: now if no iteration is under way, else at the next iteration boundary."""
-        if request_id in self._on_the_way:
-            self._given_up.add(request_id)
-        else:
-            self._give_up(request_id)
+    def _load_later(self, request_id: int, done_s: float) -> None:
+        """A copy over the replica's own links will be done."""
+        self.later(done_s, Phase.arrive, partial(self.loaded, request_id))
+
+    # The end of the run, and of an engine.
 
     def stop(self, now: float) -> None:
         """End the simulation: enter the iterations that have ended by now, and how far the rest has come."""
-        flight = self._flight
-        if flight is not None:
-            num_ended = bisect_right(flight.ends_s, now)
-            if num_ended:
-                flight.num_iterations = num_ended
-                self._commit(flight)
+        self._finish_until(now)
         for seq in self.core.unfinished:
             if self._requests.replica[seq.request_id] == self.index:  # else it is going on elsewhere
                 self._requests.note(seq, self._last_tokens.last_s(seq))
             self.events.leave(seq, now)
-        for request in self._on_the_way.values():
-            self.events.never_met(request, now, sent_s=self._incoming.get(request.request_id))
+        for entry in self.intake.entries():
+            self.events.never_met(entry.request, now, sent_s=entry.sent_s)
 
     def crash(self) -> list[int]:
         """Lose the engine at this instant; returns the requests that it had taken in, by id.
@@ -349,437 +528,49 @@ class Replica:
         What its iterations up to now have produced was sent to the clients.
         """
         now = self._clock.now
-        flight, self._flight, self._timer = self._flight, None, None
-        self._mirror_timer = None
-        if flight is not None:
-            num_ended = bisect_right(flight.ends_s, now)
-            if num_ended:
-                flight.num_iterations = num_ended
-                self._commit(flight)
-            self._busy_until_s = now
+        self._finish_until(now)
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
+        pending = self.intake.entries()
         for seq in lost:
-            if seq.request_id not in self._incoming:  # else its first token and its KV are safe
-                self._requests.note(seq, self._last_tokens.last_s(seq))
-                if seq.state is not SequenceState.loading:
-                    self._requests.lose_kv(seq.request_id, seq.num_computed)
+            self._requests.note(seq, self._last_tokens.last_s(seq))
+            if seq.state is not SequenceState.loading:
+                self._requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
-        for request in self._on_the_way.values():
-            sent_s = self._incoming.get(request.request_id)
-            self.events.never_met(request, now, is_lost=True, sent_s=sent_s)
-        self.events = EventLog(self._frontend_s, after=self.events)
-        request_ids = [*(seq.request_id for seq in lost), *self._on_the_way]
+        for entry in pending:
+            self.events.never_met(entry.request, now, is_lost=True, sent_s=entry.sent_s)
+        self._begin_anew(now)
+        return sorted([*(seq.request_id for seq in lost), *(entry.request.request_id for entry in pending)])
+
+    def _begin_anew(self, now: float) -> None:
+        """Put an empty engine in the place of the one that crashed."""
         self._life += 1
-        self._on_the_way.clear()
-        self._given_up.clear()
+        self._step = self._timer = None
+        self._is_idle, self._wake_s = True, inf
+        self.intake.clear()
         self._aborts.clear()
         self._departures.clear()
-        self._drops.clear()
-        self._incoming.clear()
-        self._new_incoming.clear()
-        self._prefill_s.clear()
-        self._resumed.clear()
+        self._queued.clear()
         self.num_outstanding = self.num_outstanding_tokens = self.num_queued_tokens = 0
-        self._num_sent = self._num_sent_tokens = self._num_entered = self._num_entered_tokens = 0
         num_iterations = self.core.num_iterations
         self.lost_engines.append(EngineRecord.of(self.core, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = num_iterations
+        self.events = EventLog(self.pool.frontend_s, after=self.events)
         self._last_tokens.begin_anew(self.core)
-        self._links = self.pool.links()
-        self._signals = self._new_signals()
-        return sorted(request_ids)
+        self.copies.links = self.pool.links()
+        for tell in self._on_crashed:
+            tell(now)
 
-    def slow_links(self, factor: float) -> None:
-        """Let copies take `factor` times as long: between memory tiers those that begin from now on."""
-        self._links.slowdown = factor
-        if self._interconnect is not None:
-            self._interconnect.slow_links(self.index, factor)
+    def _finish_until(self, now: float) -> None:
+        """Commit those iterations of the running step that have ended."""
+        step = self._step
+        if step is not None:
+            step.num_iterations = bisect_right(step.ends_s, now)
+            if step.num_iterations:
+                self._finish_step()
 
-    def busy_s(self, now: float) -> float:
-        """Seconds with an iteration running, up to now: the same however the run was cut into leaps."""
-        until_s = self._busy_until_s if self._flight is None else now
-        return self._busy_s + (until_s - self._busy_from_s)
-
-    def slow_down(self, factor: float) -> None:
-        """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
-        if factor != self._slowdown:
-            self._settle()
-            self._slowdown = factor
-            self._look_up()
-
-    def _give_up(self, request_id: int, is_late: bool = False) -> None:
-        if self._flight is None:
-            self._abort(request_id)
-            if self.core.num_waiting:  # perhaps for what it held
-                self._look_up(is_late)
-        else:
-            self._settle(is_late)
-            self._aborts.append(request_id)
-            self._look_up(is_late)
-
-    def _look_up(self, is_late: bool = False) -> None:
-        """Something came from outside: plan anew at the first iteration boundary that is not in the past.
-
-        is_late: a boundary at this very instant has passed, its plan is made.
-        """
-        flight = self._flight
-        if flight is None:
-            if self._timer is None or self._wakes:
-                self._plan_soon()
-            return
-        if flight.num_iterations > 1:
-            bisect = bisect_right if is_late else bisect_left
-            boundary = bisect(flight.ends_s, self._clock.now)
-            if boundary + 1 < flight.num_iterations:
-                self._leave_after(flight, boundary + 1)
-
-    def _leave_after(self, flight: Flight, num_iterations: int) -> None:
-        flight.num_iterations = num_iterations
-        end_s = flight.ends_s[num_iterations - 1]
-        self._timer = self._clock.at(end_s, self.index, self._on_boundary)
-
-    def _settle(self, is_late: bool = False) -> None:
-        """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
-
-        For whoever looks into the cache in the middle of a leap. The cut must come before anything else comes
-        from outside: the plan made there must not know of it.
-        """
-        flight = self._flight
-        if not self._is_looked_into or flight is None or flight.num_iterations == 1:
-            return
-        core, plan, now = self.core, flight.plan, self._clock.now
-        num_ended = (bisect_right if is_late else bisect_left)(flight.ends_s, now)
-        num_ended = min(num_ended, flight.num_iterations - 1)
-        if not num_ended:
-            return
-        if not plan.chunks and core.blocks_of_repeats(plan, num_ended) <= core.pool.num_blank:
-            return  # nothing was evicted
-        if self._signals is not None:
-            self._signals.refresh(now)
-        flight.num_iterations = num_ended
-        self._flight = self._timer = None
-        self._commit(flight)
-        self._plan(flight.ends_s[num_ended - 1])
-
-    def _on_boundary(self, event: Event) -> None:
-        if event is not self._timer:
-            return
-        self._timer = None
-        flight = self._flight
-        assert flight is not None
-        self._flight = None
-        self._commit(flight)
-        if self._aborts:
-            for request_id in self._aborts:
-                self._abort(request_id)
-            self._aborts.clear()
-        if self._departures:
-            for request_id in self._departures:
-                self._depart(request_id)
-            self._departures.clear()
-        if self._clock.peek() > self._clock.now:
-            self._plan(self._clock.now)
-        else:  # others act at this very instant: plan after them
-            self._plan_soon()
-
-    def _plan_soon(self, time_s: float | None = None) -> None:
-        """Plan at this instant, after all that happens at it; or later, if nothing happens before."""
-        self._wakes = time_s is not None
-        time_s = self._clock.now if time_s is None else time_s
-        self._timer = self._clock.at(time_s, Phase.plan + self.index, self._on_plan)
-
-    def _on_plan(self, event: Event) -> None:
-        if event is not self._timer:
-            return
-        self._timer = None
-        self._wakes = False
-        self._plan(self._clock.now)
-
-    def _plan(self, now: float) -> None:
-        """Decide what comes next and set out, if there is anything to do."""
-        core = self.core
-        self._mirror_timer = None
-        plan = core.plan(now)
-        transfers = core.take_transfers()
-        delay_s = self._begin(transfers) if transfers else 0.0
-        if core.residents is not None:
-            for load in core.take_adapter_loads():
-                done_s = self._links.load(load, now)
-                self._later(done_s, Phase.arrive, partial(self._on_adapter_loaded, load.name))
-        if plan is None or transfers or self.events.is_news(core, plan):
-            self.events.planned(core, plan, transfers, now)
-        if self._incoming:
-            self._find_incoming(plan)
-        for seq in core.lost if plan is None else plan.preempted:
-            self._last_tokens.preempted(seq)
-        if plan is None:
-            if self._signals is not None:
-                self._signals.planned(None, self._num_entered, self._num_entered_tokens, now)
-            if core.wake_s < inf:
-                self._plan_soon(core.wake_s)
-            return
-        if self._on_plan_made is not None:
-            self._on_plan_made(plan)
-        for seq in plan.admitted:
-            if isnan(self._requests.scheduled_s[seq.request_id]) or self._requests.lost_kv:
-                self._requests.schedule(seq, now)
-            if self._mirrors is not None:
-                self._mirrors.admitted(seq.request_id)
-            if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
-                self._last_tokens.emit(seq, self._requests.last_token_s[seq.request_id])
-        shape = shape_of(plan, 0) if plan.chunks else None
-        num_iterations = 1 if delay_s else min(plan.horizon, self._max_leap)
-        ends_s = self._ends_s(plan, shape, num_iterations, now + delay_s)
-        if plan.until_s < ends_s[-1]:
-            del ends_s[bisect_left(ends_s, plan.until_s) + 1 :]
-        flight = Flight(
-            plan,
-            shape,
-            now,
-            ends_s,
-            len(ends_s),
-            len(core.running),
-            core.num_waiting,
-            core.pool.num_used,
-            core.num_tokens_held,
-        )
-        self._flight = flight
-        if now != self._busy_until_s:
-            self._busy_s += self._busy_until_s - self._busy_from_s
-            self._busy_from_s = now
-        if self._signals is not None:
-            self._signals.planned(flight, self._num_entered, self._num_entered_tokens, now)
-        self._leave_after(flight, len(ends_s))
-        if self._is_mirrored:
-            self._expect_mirroring(flight)
-
-    def _expect_mirroring(self, flight: Flight) -> None:
-        """Wait for the next iteration of a flight after which KV is to be copied, if there is one."""
-        assert self._mirrors is not None
-        every, num_before = self._mirrors.every_tokens, self.core.num_iterations
-        due = (max(num_before, self._num_mirrored) // every + 1) * every - num_before
-        if due <= flight.num_iterations:
-            mirror = partial(self._mirror, flight, due)
-            self._mirror_timer = self._clock.at(flight.ends_s[due - 1], Phase.mirror + self.index, mirror)
-
-    def _mirror(self, flight: Flight, num_iterations: int, event: Event) -> None:
-        """So many iterations of a flight are over: copy what is new. In a leap the engine has not heard."""
-        if event is not self._mirror_timer:
-            return
-        assert self._mirrors is not None
-        num_ahead = num_iterations if self._flight is flight else 0
-        self._num_mirrored = self.core.num_iterations + num_ahead
-        self._mirrors.copy(self, self._computed_after(flight.plan, num_ahead))
-        if num_ahead:
-            self._expect_mirroring(flight)
-
-    def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
-        """Tokens of each sequence that have their KV here once a plan under way has been run so often."""
-        computed = {
-            seq.request_id: seq.num_computed
-            for seq in self.core.running.values()
-            if seq.state is not SequenceState.loading and seq.request.branching is None
-        }
-        if num_iterations:
-            for seq in plan.decodes:
-                computed[seq.request_id] += num_iterations
-            for chunk in plan.chunks:
-                computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens
-        return computed
-
-    def _begin(self, transfers: list[Transfer]) -> float:
-        """Start copies between tiers; returns for how long the step waits for those out of its blocks."""
-        now, delay_s = self._clock.now, 0.0
-        for transfer in transfers:
-            if transfer.source == "remote":
-                self._fetch(transfer)
-                continue
-            if transfer.source == "mirror":
-                self._fetch_mirrored(transfer)
-                continue
-            done_s = self._links.begin(transfer, now)
-            if transfer.seq is not None:
-                self._later(done_s, Phase.arrive, partial(self._on_loaded, transfer.seq.request_id))
-            elif not self._links.overlapped:
-                delay_s = max(delay_s, done_s - now)
-        return delay_s
-
-    def _fetch(self, transfer: Transfer) -> None:
-        """Let KV be copied that another replica holds."""
-        assert self._handovers is not None
-        assert transfer.seq is not None
-        request_id = transfer.seq.request_id
-        had_room_at_once = request_id in self._new_incoming
-        self._handovers.fetch(request_id, transfer.num_tokens, had_room_at_once=had_room_at_once)
-
-    def _fetch_mirrored(self, transfer: Transfer) -> None:
-        """Let KV be copied that a replica had before it crashed, perhaps from this one's own host."""
-        assert self._mirrors is not None
-        assert transfer.seq is not None
-        request_id = transfer.seq.request_id
-        if not self._mirrors.fetch(request_id, transfer.num_tokens):
-            done_s = self._links.begin(transfer._replace(source="host"), self._clock.now)
-            self._later(done_s, Phase.arrive, partial(self.fetched, request_id))
-
-    def _find_incoming(self, plan: StepPlan | None) -> None:
-        """A plan was made: who was handed over and is run by it has found all its KV in the cache here."""
-        assert self._handovers is not None
-        self._new_incoming.clear()
-        for seq in () if plan is None else plan.admitted:
-            if seq.request_id in self._incoming:
-                del self._incoming[seq.request_id]
-                self._handovers.found(seq.request_id)
-
-    def _hand_over(self, seq: Sequence, now: float) -> None:
-        """A prompt is done: from here on it is for another replica."""
-        assert self._handovers is not None
-        migrant = self.core.hand_over(seq.request_id)
-        assert migrant is not None, f"{seq!r} cannot be handed over"
-        if seq.num_output_tokens == 1:
-            self.num_queued_tokens -= seq.num_prompt_tokens
-        self._resumed.discard(seq.request_id)
-        self.events.hand_over(seq, now)
-        self._handovers.begin(self, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
-
-    def _depart(self, request_id: int) -> None:
-        """Free what a sequence that was handed over holds here."""
-        seq = self.core.abort(request_id, FinishReason.migrated)
-        if seq is not None:
-            self._leave(seq)
-            assert self._handovers is not None
-            self._handovers.departed(self, seq)
-
-    def _time_prefills(self, flight: Flight) -> None:
-        """Share the time of a flight's iterations out among its prompts."""
-        start_s = flight.start_s
-        num_tokens = sum(chunk.num_tokens for chunk in flight.plan.chunks)
-        for end_s in flight.ends_s[: flight.num_iterations]:
-            for chunk in flight.plan.chunks:
-                request_id, share = chunk.seq.request_id, chunk.num_tokens / num_tokens
-                self._prefill_s[request_id] = self._prefill_s.get(request_id, 0.0) + share * (end_s - start_s)
-            start_s = end_s
-
-    def _on_loaded(self, request_id: int) -> None:
-        self._settle()
-        seq = self.core.loading.get(request_id)
-        if seq is not None:
-            self.events.loaded(seq, self._clock.now)
-        self.core.loaded(request_id)
-        self._look_up()
-
-    def _on_adapter_loaded(self, name: str) -> None:
-        self._settle()
-        assert self.core.residents is not None
-        for seq in self.core.residents.waiters(name):
-            self.events.loaded(seq, self._clock.now)
-        self.core.adapter_loaded(name)
-        self._look_up()
-
-    def _ends_s(
-        self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
-    ) -> list[float]:
-        """When each of the plan's iterations ends: added up one after the other, as stepping does.
-
-        Up to the first that the model cannot price, if there is one: the leap may be cut before it.
-        """
-        if shape is None and plan.num_widening == plan.num_decodes and plan.adapters is None:
-            durations_s = self._model.decode_seconds(
-                plan.num_decodes, plan.num_decode_context_tokens, num_iterations
-            )
-        elif num_iterations == 1:
-            return [start_s + self._slowdown * float(self._model.seconds(shape or shape_of(plan, 0)))]
-        else:
-            seconds = np.asarray(self._model.seconds(shape_of(plan, np.arange(num_iterations))))
-            durations_s = np.broadcast_to(seconds, num_iterations).tolist()
-        if self._slowdown != 1:
-            durations_s = [self._slowdown * duration_s for duration_s in durations_s]
-        durations_s[0] += start_s
-        ends_s = list(accumulate(durations_s))
-        if isnan(ends_s[-1]):
-            ends_s = list(takewhile(lambda end_s: not isnan(end_s), ends_s))
-            if not ends_s:  # asked alone, the model says what it lacks
-                self._model.seconds(shape_of(plan, 0))
-        return ends_s
-
-    def _commit(self, flight: Flight) -> None:
-        """Enter a flight's iterations into the logs and the core."""
-        core, plan, num_iterations = self.core, flight.plan, flight.num_iterations
-        end_s = flight.ends_s[num_iterations - 1]
-        if num_iterations > 1 and self._signals is not None:
-            self._signals.refresh(end_s)
-        times = self._last_tokens
-        num_apart = times.log_gaps(plan, flight.ends_s[0], self.iterations)
-        outcome = StepOutcome(num_iterations)
-        if core.may_branch:
-            num_apart += plan.num_branches
-            outcome = outcome._replace(parents=times.advance_branches(plan, end_s, self.iterations))
-        self.iterations.add(flight, core, times.together_s, num_apart)
-        self._busy_until_s = end_s
-        if plan.num_decodes > plan.num_branches:
-            times.together_s = end_s
-        progress = core.commit(plan, outcome, end_s)
-        requests = self._requests
-        if self._hands_over and plan.chunks:
-            self._time_prefills(flight)
-        for chunk in plan.chunks:
-            requests.prefill_iterations[chunk.seq.request_id] += num_iterations
-        for seq in progress.prefilled:
-            if self._hands_over and seq.state is SequenceState.decoding:
-                self._hand_over(seq, end_s)
-                continue
-            if seq.num_output_tokens == 1:
-                requests.first_token_s[seq.request_id] = end_s
-                self.num_queued_tokens -= seq.num_prompt_tokens
-                if self._on_first_token is not None:
-                    self._on_first_token(seq)
-            else:  # resumed after a preemption: the gap spans its absence
-                num_new = seq.num_emitted_tokens - requests.output_tokens[seq.request_id]
-                for _ in range(num_new):
-                    self.iterations.add_gap(seq.request_id, requests.last_token_s[seq.request_id], end_s)
-                self.events.prefilled(seq, end_s)
-                if seq.request_id in self._resumed:
-                    self._resumed.remove(seq.request_id)
-                    if self._on_first_token is not None:
-                        self._on_first_token(seq)
-            times.emit(seq, end_s)
-        for seq in progress.finished:
-            times.forget(seq)
-            self._resumed.discard(seq.request_id)
-            self._prefill_s.pop(seq.request_id, None)
-            requests.end(seq, Status.finished, end_s, end_s)
-            self._end(seq)
-
-    def _abort(self, request_id: int) -> None:
-        """Give up a request that is still here."""
-        seq = self.core.find(request_id)
-        if seq is None:
-            return
-        last_token_s = self._last_tokens.last_s(seq)
-        then = self._drops.pop(request_id, None)
-        self.events.leave(seq, self._clock.now, is_lost=then is not None)
-        self._last_tokens.forget(seq)
-        self._resumed.discard(request_id)
-        self._prefill_s.pop(request_id, None)
-        is_unseen = isnan(self._requests.first_token_s[request_id])
-        if is_unseen and seq.state is not SequenceState.leaving and request_id not in self._incoming:
-            self.num_queued_tokens -= seq.num_prompt_tokens
-        self._incoming.pop(request_id, None)
-        self._new_incoming.discard(request_id)
-        self.core.abort(request_id)
-        if then is not None:
-            self._leave(seq)
-            self._clock.at(self._clock.now, Phase.arrive, lambda event: then())
-            return
-        self._requests.end(seq, Status.aborted, last_token_s, self._clock.now)
-        self._end(seq)
-
-    def _end(self, seq: Sequence) -> None:
-        """A request has ended here."""
-        self._leave(seq)
-        self._on_end(seq)
-
-    def _leave(self, seq: Sequence) -> None:
-        """A request is outstanding no more."""
-        self.num_outstanding -= 1
-        self.num_outstanding_tokens -= seq.num_prompt_tokens
+    def take_iterations(self) -> IterationLog:
+        """The log of its iterations; it is given up, as all of them are large."""
+        log = self.iterations
+        self.iterations = IterationLog(self.index, log.block_size, log.serves_adapters)
+        return log

@@ -17,8 +17,13 @@ from bisect import bisect_left
 from math import inf, nextafter
 from typing import NamedTuple
 
-from policies.core.engine import EngineCore
-from sim.engine.flight import Flight
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+from sim.engine.attachment import Attachment
+from sim.engine.clock import Clock
+from sim.engine.readings import Readings
+from sim.engine.replica import Replica
+from sim.engine.running_step import RunningStep
 
 MIN_AGE_S = 1e-6
 
@@ -39,38 +44,72 @@ def check_age(age_s: float) -> None:
         raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
 
 
-class Signals:
+class Signals(Attachment, Readings):
     """The counts of one replica. Times asked for never go back."""
 
-    def __init__(self, core: EngineCore, age_s: float) -> None:
+    def __init__(self, replica: Replica, clock: Clock, age_s: float) -> None:
         check_age(age_s)
-        self._core = core
+        self._replica = replica
+        self._clock = clock
         self._age_s = age_s
-        self._flight: Flight | None = None  # the last, until the next plan
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._num_sent = self._num_sent_tokens = 0  # since the engine began
+        self._num_entered = self._num_entered_tokens = 0  # of these, known to the engine
+        self._step: RunningStep | None = None  # the last, until the next plan
         self._counts = Counts()  # of the last plan
         self._seen = self._counts
         self._next_s = -inf  # from when on another refresh is due
 
-    def read(self, now: float) -> Counts:
-        """What a router sees at `now`."""
-        if now >= self._next_s:
-            self.refresh(now)
+    @property
+    def num_running(self) -> int:
+        return self._read().num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._read().num_waiting
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self._read().num_blocks_used
+
+    @property
+    def num_unseen(self) -> int:
+        return self._num_sent - self._read().num_entered
+
+    @property
+    def num_unseen_tokens(self) -> int:
+        return self._num_sent_tokens - self._read().num_entered_tokens
+
+    def sent(self, request: Request) -> None:
+        self._num_sent += 1
+        self._num_sent_tokens += request.prompt.num_tokens
+
+    def entered(self, seq: Sequence) -> None:
+        self._num_entered += 1
+        self._num_entered_tokens += seq.num_prompt_tokens
+
+    def started(self, step: RunningStep | None, now: float) -> None:
+        self._refresh(now)
+        core = self._replica.core
+        self._step = step
+        counts = (len(core.running), core.num_waiting, core.pool.num_used)
+        self._counts = Counts(*counts, self._num_entered, self._num_entered_tokens)
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        self._refresh(now)
+
+    def crashed(self, now: float) -> None:
+        self._begin_anew()
+
+    def _read(self) -> Counts:
+        """What a router sees now."""
+        self._refresh(self._clock.now)
         return self._seen
 
-    def planned(self, flight: Flight | None, num_entered: int, num_entered_tokens: int, now: float) -> None:
-        """A plan was made at `now`, perhaps that there is nothing to do."""
-        if now >= self._next_s:
-            self.refresh(now)
-        core = self._core
-        self._flight = flight
-        if flight is None:
-            counts = (len(core.running), core.num_waiting, core.pool.num_used)
-        else:
-            counts = (flight.num_running, flight.num_waiting, flight.num_blocks_used)
-        self._counts = Counts(*counts, num_entered, num_entered_tokens)
-
-    def refresh(self, now: float) -> None:
-        """Work out what the last refresh has seen, if nobody has; before a flight of several is committed."""
+    def _refresh(self, now: float) -> None:
+        """Work out what the last refresh has seen, unless that is done."""
         if now < self._next_s:
             return
         refreshed_s = now
@@ -88,11 +127,11 @@ class Signals:
 
     def _as_of(self, time_s: float) -> Counts:
         """Of the last iteration that began before time_s: later than the last plan, or else seen already."""
-        flight, counts = self._flight, self._counts
-        if flight is None or flight.num_iterations == 1:
+        step, counts = self._step, self._counts
+        if step is None or len(step.ends_s) == 1:
             return counts
-        num_ended = min(bisect_left(flight.ends_s, time_s), flight.num_iterations - 1)
+        num_ended = min(bisect_left(step.ends_s, time_s), len(step.ends_s) - 1)
         if not num_ended:
             return counts
-        num_grown = self._core.blocks_of_repeats(flight.plan, num_ended)
+        num_grown = self._replica.core.blocks_of_repeats(step.plan, num_ended)
         return counts._replace(num_blocks_used=counts.num_blocks_used + num_grown)

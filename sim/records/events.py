@@ -108,14 +108,11 @@ class EventLog:
             or (core.residents is not None and core.loading)
         )
 
-    def enter(self, seq: Sequence) -> None:
-        """The engine knows a request from now on."""
+    def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
+        """The engine knows a request from now on. sent_s: when another replica has handed it over."""
         self._new.append(seq)
-
-    def adopt(self, seq: Sequence, sent_s: float) -> None:
-        """The same for a sequence that another replica has handed over, at sent_s."""
-        self._new.append(seq)
-        self._adopted_s[seq.request_id] = sent_s
+        if sent_s is not None:
+            self._adopted_s[seq.request_id] = sent_s
 
     def hand_over(self, seq: Sequence, now: float) -> None:
         """A sequence is to go on in another replica."""

@@ -23,17 +23,13 @@ ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fie
 """Of an iterations table where adapters are served: different ones, and the fields of AdapterBatch."""
 
 
-class Leap(Protocol):
+class Step(Protocol):
     """Iterations of one plan that have ended: what the log needs to know of them."""
 
     plan: StepPlan
     start_s: float
     ends_s: list[float]
     num_iterations: int
-    num_running: int
-    num_waiting: int
-    num_blocks_used: int
-    num_tokens_held: int
 
     def shape_of_iteration(self, step: int) -> IterationShape:
         """What iteration `step` (from 0) computed."""
@@ -79,27 +75,27 @@ class IterationLog:
         """One sequence's gap between two tokens, which came at since_s and end_s."""
         self._gaps.extend((request_id, since_s, end_s))
 
-    def add(self, leap: Leap, core: EngineCore, emitted_s: float, num_apart: int) -> None:
-        """Enter iterations that are about to be committed."""
-        plan, num_iterations, ends_s = leap.plan, leap.num_iterations, leap.ends_s
+    def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
+        """Enter iterations that are about to be committed; the core is as the plan has left it."""
+        plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
         if self.serves_adapters:
             use = plan.adapters or NO_USE
             self._adapters.extend(use * num_iterations if plan.chunks else use)
         if plan.chunks:
-            self._add_chunks(leap, core, emitted_s, num_apart)
+            self._add_chunks(step, core, emitted_s, num_apart)
             return
         self._rows += self._pack(
             num_iterations,
-            leap.start_s,
+            step.start_s,
             emitted_s,
             num_apart,
             core.decodes.clock % self.block_size,
             plan.num_widening,
-            leap.num_running,
-            leap.num_waiting,
-            leap.num_blocks_used,
-            leap.num_tokens_held + plan.num_widening + plan.num_copied_tokens,
+            len(core.running),
+            core.num_waiting,
+            core.pool.num_used,
+            core.num_tokens_held + plan.num_widening + plan.num_copied_tokens,
             len(plan.preempted),
             plan.waits_for is Cause.memory,
             plan.num_decodes,
@@ -110,13 +106,15 @@ class IterationLog:
         if num_iterations > 1:
             self._blocks_due.extend(core.decodes.blocks_due_by_phase)
 
-    def _add_chunks(self, leap: Leap, core: EngineCore, emitted_s: float, num_apart: int) -> None:
+    def _add_chunks(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
-        plan, start_s, shape = leap.plan, leap.start_s, leap.shape_of_iteration(0)
+        plan, start_s, shape = step.plan, step.start_s, step.shape_of_iteration(0)
+        num_running, num_waiting = len(core.running), core.num_waiting
+        num_blocks_used, num_tokens_held = core.pool.num_used, core.num_tokens_held
         num_new = shape.prefill_tokens + plan.num_widening + plan.num_copied_tokens
-        for step in range(leap.num_iterations):
-            if step:
-                shape = leap.shape_of_iteration(step)
+        for index in range(step.num_iterations):
+            if index:
+                shape = step.shape_of_iteration(index)
             self._rows += self._pack(
                 1,
                 start_s,
@@ -124,15 +122,15 @@ class IterationLog:
                 num_apart,
                 0,
                 plan.num_widening,
-                leap.num_running,
-                leap.num_waiting,
-                leap.num_blocks_used + (core.blocks_of_repeats(plan, step) if step else 0),
-                leap.num_tokens_held + (step + 1) * num_new,
+                num_running,
+                num_waiting,
+                num_blocks_used + (core.blocks_of_repeats(plan, index) if index else 0),
+                num_tokens_held + (index + 1) * num_new,
                 len(plan.preempted),
                 plan.waits_for is Cause.memory,
                 *shape[:-1],
             )
-            start_s = emitted_s = leap.ends_s[step]
+            start_s = emitted_s = step.ends_s[index]
             num_apart = 0
 
     @property

@@ -34,6 +34,7 @@ from sim.records.requests import RequestLog
 from sim.transfer.gateway import Gateway
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
+from sim.transfer.sides import DecodeSide, PrefillSide
 
 TRANSFERS = ("layerwise", "at_end")
 FIRST_TOKENS = ("prefill", "decode")
@@ -102,6 +103,15 @@ class Handovers:
         self._under_way: dict[int, Handover] = {}
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
+        self._decode_sides: dict[int, DecodeSide] = {}  # by replica
+
+    def attach(self, replica: Replica) -> None:
+        """Let a replica take part: those of prefill pools hand over, all others may be handed over to."""
+        if replica.pool.role == "prefill":
+            replica.attach(PrefillSide(replica, self))
+        else:
+            side = self._decode_sides[replica.index] = DecodeSide(replica, self)
+            replica.attach(side)
 
     def check(self, request: Request, num_known: int) -> None:
         """Raise RejectedError if nobody could decode a sequence of so many tokens and the next."""
@@ -138,7 +148,7 @@ class Handovers:
         assert target is not None
         route = self._interconnect.route(source.index, target.index)
         handover.began_s = self._clock.now
-        handover.num_bytes = num_tokens * target.kv_bytes_per_token
+        handover.num_bytes = num_tokens * target.copies.links.bytes_per_token
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
             all_but_last = handover.num_bytes * (1 - 1 / source.pool.num_layers)
@@ -153,10 +163,6 @@ class Handovers:
         handover = self._under_way.pop(request_id)
         handover.began_s = self._clock.now
         self._arrive(handover)
-
-    def departed(self, source: Replica, seq: Sequence) -> None:
-        """A prefill replica has freed what it held."""
-        self._door.departed(source, seq.request)
 
     def withdraw(self, request_id: int) -> None:
         """A request is about to end: no decode replica is to be chosen for it any more."""
@@ -175,7 +181,7 @@ class Handovers:
         self._held.pop(request.request_id, None)
         if handover.flow is not None:
             self._interconnect.network.cancel(handover.flow)
-        handover.source.let_go(request.request_id)
+        self._let_go(handover)
 
     def lost(self, request: Request) -> bool:
         """A crash has lost a request; whether it goes on all the same, or will begin again by itself.
@@ -242,6 +248,7 @@ class Handovers:
         self._routed.add(request.request_id)
         try:
             target.adopt(handover.migrant, handover.stop_after)
+            self._decode_sides[target.index].expect(request.request_id)
         except RejectedError as error:
             self._door.refuse(request, str(error))
             return
@@ -254,7 +261,8 @@ class Handovers:
         del self._under_way[request_id]
         assert handover.target is not None
         self._arrive(handover)
-        handover.target.receive(request_id)
+        self._decode_sides[handover.target.index].received(request_id)
+        handover.target.loaded(request_id)
 
     def _arrive(self, handover: Handover) -> None:
         """A sequence has its KV in the decode replica."""
@@ -263,4 +271,12 @@ class Handovers:
         self._requests.kv_transfer_bytes[request_id] = handover.num_bytes
         if self._settings.first_token_at == "decode":
             self._emit(handover, now)
-        handover.source.let_go(request_id)
+        self._let_go(handover)
+
+    def _let_go(self, handover: Handover) -> None:
+        """The prefill replica frees what it holds of a sequence."""
+        handover.source.depart(handover.migrant.request.request_id, partial(self._departed, handover.source))
+
+    def _departed(self, source: Replica, seq: Sequence) -> None:
+        """A prefill replica has freed what it held."""
+        self._door.departed(source, seq.request)

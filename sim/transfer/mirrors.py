@@ -79,7 +79,7 @@ class Mirrors:
             return
         host = mirror.host
         route = self._interconnect.route(replica.index, host.index, host=host.index)
-        num_bytes = num_tokens * replica.kv_bytes_per_token
+        num_bytes = num_tokens * replica.copies.links.bytes_per_token
         flow = self._interconnect.network.send(route, num_bytes, lambda: self._on_there(mirror, flow, new))
         mirror.flows[flow] = None
 
@@ -97,24 +97,24 @@ class Mirrors:
         restore = self._restores[request_id]
         host, target = restore.host, restore.target
         restore.num_tokens = num_tokens
-        restore.num_bytes = num_tokens * target.kv_bytes_per_token
+        restore.num_bytes = num_tokens * target.copies.links.bytes_per_token
         if host is target:
             return False
         route = self._interconnect.route(host.index, target.index, host=host.index)
         restore.flow = self._interconnect.network.send(
-            route, restore.num_bytes, partial(target.fetched, request_id)
+            route, restore.num_bytes, partial(self.fetched, request_id)
         )
         return True
 
-    def fetched(self, request_id: int) -> bool:
-        """KV has come to where it was wanted; whether it still is."""
+    def fetched(self, request_id: int) -> None:
+        """KV has come to where it was wanted, unless that is over."""
         restore = self._restores.pop(request_id, None)
         if restore is None:
-            return False
+            return
         self.num_restored_tokens += restore.num_tokens
         self.restored_bytes += restore.num_bytes
         del self._left[request_id]
-        return True
+        restore.target.loaded(request_id)
 
     def admitted(self, request_id: int) -> None:
         """Work on a request goes on: it has its KV, perhaps all from a cache."""

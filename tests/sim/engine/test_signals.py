@@ -293,4 +293,4 @@ def test_routers_are_told_of_first_tokens_and_ends(make_world, ask):
 @pytest.mark.parametrize("age_s", [-1.0, inf, float("nan"), 1e-9])
 def test_bad_ages_are_refused(age_s):
     with pytest.raises(ValueError, match=rf"signal_age_s={age_s}: must be 0 or a finite number >= 1e-06 s"):
-        Signals(None, age_s)
+        Signals(None, None, age_s)

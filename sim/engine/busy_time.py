@@ -1,0 +1,33 @@
+"""For how long a replica has been running iterations, the same however the run was cut into leaps."""
+
+from __future__ import annotations
+
+from sim.engine.attachment import Attachment
+from sim.engine.running_step import RunningStep
+
+
+class BusyTime(Attachment):
+    """Adds up stretches without a break, so that leaping and stepping give the same bits."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0  # of the stretches before the last
+        self._from_s = self._until_s = 0.0  # the last
+        self._step: RunningStep | None = None
+
+    def seconds(self, now: float) -> float:
+        """Seconds with an iteration running, up to now."""
+        until_s = self._until_s if self._step is None else now
+        return self._before_s + (until_s - self._from_s)
+
+    def started(self, step: RunningStep | None, now: float) -> None:
+        self._step = step
+        if step is not None and now != self._until_s:
+            self._before_s += self._until_s - self._from_s
+            self._from_s = now
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        self._until_s, self._step = step.end_s, None
+
+    def crashed(self, now: float) -> None:
+        if self._step is not None:
+            self._until_s, self._step = now, None

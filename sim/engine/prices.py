@@ -1,0 +1,44 @@
+"""When the iterations of a plan end, as the hardware model prices them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, takewhile
+from math import isnan
+
+import numpy as np
+
+from hwmodels.iterations.iteration import IterationModel, IterationShape
+from policies.core.plan import StepPlan
+from sim.engine.shape import shape_of
+
+
+def ends_s(
+    model: IterationModel,
+    plan: StepPlan,
+    shape: IterationShape | None,
+    num_iterations: int,
+    start_s: float,
+    slowdown: float = 1.0,
+) -> list[float]:
+    """When each of the plan's iterations ends: added up one after the other, as stepping does.
+
+    shape: of the first iteration, if the plan has prompt chunks. slowdown: iterations take so many times as
+    long. Up to the first iteration that the model cannot price: the leap may be cut before it. Raises
+    UnknownIterationError where it cannot price the first.
+    """
+    if shape is None and plan.num_widening == plan.num_decodes and plan.adapters is None:
+        durations_s = model.decode_seconds(plan.num_decodes, plan.num_decode_context_tokens, num_iterations)
+    elif num_iterations == 1:
+        return [start_s + slowdown * float(model.seconds(shape or shape_of(plan, 0)))]
+    else:
+        seconds = np.asarray(model.seconds(shape_of(plan, np.arange(num_iterations))))
+        durations_s = np.broadcast_to(seconds, num_iterations).tolist()
+    if slowdown != 1:
+        durations_s = [slowdown * duration_s for duration_s in durations_s]
+    durations_s[0] += start_s
+    ends = list(accumulate(durations_s))
+    if isnan(ends[-1]):
+        ends = list(takewhile(lambda end_s: not isnan(end_s), ends))
+        if not ends:  # asked alone, the model says what it lacks
+            model.seconds(shape_of(plan, 0))
+    return ends

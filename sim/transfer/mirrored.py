@@ -1,0 +1,86 @@
+"""What joins a replica whose KV is mirrored: copies to another host, and reads after a crash."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simpy import Event
+
+from policies.core.plan import StepPlan, Transfer
+from policies.core.sequence import SequenceState
+from sim.engine.attachment import Attachment
+from sim.engine.clock import Clock, Phase
+from sim.engine.replica import Replica
+from sim.engine.running_step import RunningStep
+from sim.transfer.mirrors import Mirrors
+
+
+class Mirrored(Attachment):
+    """Sends what is new behind every `Mirrors.every_tokens` iterations of a replica."""
+
+    def __init__(self, replica: Replica, mirrors: Mirrors, clock: Clock) -> None:
+        self._replica = replica
+        self._mirrors = mirrors
+        self._clock = clock
+        self._step: RunningStep | None = None
+        self._timer: Event | None = None  # the one that counts
+        self._num_mirrored = 0  # iterations after the last of which KV was copied
+        replica.copies.sources["mirror"] = self._fetch
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        self._timer = None
+        for seq in () if plan is None else plan.admitted:
+            self._mirrors.admitted(seq.request_id)
+
+    def started(self, step: RunningStep | None, now: float) -> None:
+        self._step = step
+        if step is not None and self._replica.pool.role != "prefill":
+            self._expect(step)
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        self._step = None
+
+    def crashed(self, now: float) -> None:
+        self._timer = self._step = None
+
+    def _expect(self, step: RunningStep) -> None:
+        """Wait for the next iteration of a step after which KV is to be copied, if there is one."""
+        every, num_before = self._mirrors.every_tokens, self._replica.core.num_iterations
+        due = (max(num_before, self._num_mirrored) // every + 1) * every - num_before
+        if due <= step.num_iterations:
+            copy = partial(self._copy, step, due)
+            phase = Phase.mirror + self._replica.index
+            self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
+
+    def _copy(self, step: RunningStep, num_iterations: int, event: Event) -> None:
+        """So many iterations of a step are over: copy what is new. In a leap the engine has not heard."""
+        if event is not self._timer:
+            return
+        num_ahead = num_iterations if self._step is step else 0
+        self._num_mirrored = self._replica.core.num_iterations + num_ahead
+        self._mirrors.copy(self._replica, self._computed_after(step.plan, num_ahead))
+        if num_ahead:
+            self._expect(step)
+
+    def _computed_after(self, plan: StepPlan, num_iterations: int) -> dict[int, int]:
+        """Tokens of each sequence that have their KV here once a running plan has been repeated so often."""
+        computed = {
+            seq.request_id: seq.num_computed
+            for seq in self._replica.core.running.values()
+            if seq.state is not SequenceState.loading and seq.request.branching is None
+        }
+        if num_iterations:
+            for seq in plan.decodes:
+                computed[seq.request_id] += num_iterations
+            for chunk in plan.chunks:
+                computed[chunk.seq.request_id] += num_iterations * chunk.num_tokens
+        return computed
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """Let KV be copied that a replica had before it crashed, perhaps from this one's own host."""
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        if not self._mirrors.fetch(request_id, transfer.num_tokens):
+            replica = self._replica
+            done_s = replica.copies.links.begin(transfer._replace(source="host"), self._clock.now)
+            replica.later(done_s, Phase.arrive, partial(self._mirrors.fetched, request_id))

@@ -1,0 +1,111 @@
+"""The two sides of a KV hand-over: what joins a replica that prefills for others, and one that decodes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from policies.core.plan import Migrant, StepPlan, Transfer
+from policies.core.sequence import Sequence, SequenceState
+from sim.engine.attachment import Attachment
+from sim.engine.replica import Replica
+from sim.engine.running_step import RunningStep
+
+
+class Between(Protocol):
+    """What moves a request on: `sim.transfer.handovers.Handovers`."""
+
+    def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
+        """A prompt has been computed, and its first token; prefill_s: its share of the iterations' time."""
+        ...
+
+    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
+        """A decode replica has slot and blocks for a sequence: copy the KV of so many of its tokens."""
+        ...
+
+    def found(self, request_id: int) -> None:
+        """A decode replica goes on with a sequence all of whose KV was in its cache."""
+        ...
+
+
+class PrefillSide(Attachment):
+    """Hands every sequence over that a prefill replica has computed the prompt of."""
+
+    def __init__(self, replica: Replica, between: Between) -> None:
+        self._replica = replica
+        self._between = between
+        self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        """Share the time of the iterations out among their prompts."""
+        chunks = step.plan.chunks
+        if not chunks:
+            return
+        start_s = step.start_s
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        for end_s in step.ends_s[: step.num_iterations]:
+            for chunk in chunks:
+                request_id, share = chunk.seq.request_id, chunk.num_tokens / num_tokens
+                self._prefill_s[request_id] = self._prefill_s.get(request_id, 0.0) + share * (end_s - start_s)
+            start_s = end_s
+
+    def hands_over(self, seq: Sequence, now: float) -> bool:
+        if seq.state is not SequenceState.decoding:  # it has ended with its first token
+            return False
+        replica = self._replica
+        migrant = replica.core.hand_over(seq.request_id)
+        assert migrant is not None, f"{seq!r} cannot be handed over"
+        replica.events.hand_over(seq, now)
+        self._between.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
+        return True
+
+    def left(self, seq: Sequence) -> None:
+        self._prefill_s.pop(seq.request_id, None)
+
+    def crashed(self, now: float) -> None:
+        self._prefill_s.clear()
+
+
+class DecodeSide(Attachment):
+    """Asks for the KV of sequences that were handed over to a replica."""
+
+    def __init__(self, replica: Replica, between: Between) -> None:
+        self._between = between
+        self._incoming: set[int] = set()  # request ids: handed over to this one; no KV here yet
+        self._new: set[int] = set()  # of these, those that no plan has seen
+        replica.copies.sources["remote"] = self._fetch
+
+    def expect(self, request_id: int) -> None:
+        """A sequence was handed over to this replica."""
+        self._incoming.add(request_id)
+
+    def received(self, request_id: int) -> None:
+        """The KV of a sequence that was handed over is here."""
+        self._incoming.remove(request_id)
+
+    def entered(self, seq: Sequence) -> None:
+        if seq.request_id in self._incoming:
+            self._new.add(seq.request_id)
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        """A sequence that was handed over and is run by this plan has found all its KV in the cache here."""
+        self._new.clear()
+        if plan is None or not self._incoming:
+            return
+        for seq in plan.admitted:
+            if seq.request_id in self._incoming:
+                self._incoming.remove(seq.request_id)
+                self._between.found(seq.request_id)
+
+    def left(self, seq: Sequence) -> None:
+        self._incoming.discard(seq.request_id)
+        self._new.discard(seq.request_id)
+
+    def crashed(self, now: float) -> None:
+        self._incoming.clear()
+        self._new.clear()
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """The replica has slot and blocks for a sequence: let its KV be copied."""
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        self._between.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)
