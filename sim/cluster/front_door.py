@@ -131,10 +131,17 @@ class FrontDoor:
         """A request is back where it was: nobody else has it."""
         self._visits[request_id].replica = replica
 
-    def departed(self, replica: Replica, request: Request) -> None:
-        """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
+    def num_sends(self, request_id: int) -> int:
+        """How often the router has chosen a replica for a request."""
+        return self._visits[request_id].num_sends
+
+    def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
+        """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
+
+        num_sends: as it was when the request was handed over from there.
+        """
         visit = self._visits.get(request.request_id)
-        if visit is not None:  # else it is over meanwhile, and the router was told
+        if visit is not None and visit.num_sends == num_sends:  # else the router was told when that was over
             self._tell_router(visit)
         self.fleet.ended(replica, True, self._clock.now)
 
@@ -242,6 +249,7 @@ class FrontDoor:
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
         visit.replica, visit.is_routed = replica, True
+        visit.num_sends += 1
         if now > arrival.at_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         migrant = self._migrant(visit, replica, request) if visit.goes_on else None

@@ -21,6 +21,7 @@ class Visit:
         "is_routed",
         "is_timed_out",
         "num_resends",
+        "num_sends",
         "replica",
     )
 
@@ -31,6 +32,7 @@ class Visit:
         self.is_routed = False  # the router waits for its end on the replica that it chose
         self.held_since_s = now  # while no replica has it
         self.num_resends = 0
+        self.num_sends = 0  # times that the router has chosen a replica for it
         self.goes_on = False  # behind what a replica that crashed had got
         self.is_let_in = False
         self.has_token = False  # this attempt, from whichever replica

@@ -43,6 +43,10 @@ class Gateway(Protocol):
         """Output tokens after which a request ends."""
         ...
 
+    def num_sends(self, request_id: int) -> int:
+        """How often the router has chosen a replica for a request."""
+        ...
+
     def tell_length(self, routing: Routing, request: Request) -> None:
         """Tell a router that asks for it how long an answer is expected to be."""
         ...
@@ -59,8 +63,11 @@ class Gateway(Protocol):
         """A request is back where it was: no other replica has it."""
         ...
 
-    def departed(self, replica: Replica, request: Request) -> None:
-        """A replica has freed what it held of a request that goes on, or has ended, elsewhere."""
+    def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
+        """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
+
+        num_sends: as it was when the request was handed over from there.
+        """
         ...
 
     def refuse(self, request: Request, reason: str) -> None:

@@ -71,6 +71,8 @@ class Handover:
     source: Replica
     prefill_s: float
     """Of its prompt's share in iterations: when KV could be sent layer by layer."""
+    num_sends: int
+    """As `Gateway.num_sends` says when it begins."""
     target: Replica | None = None
     flow: Flow | None = None
     began_s: float = 0.0
@@ -132,7 +134,7 @@ class Handovers:
         """A prompt has been computed, and its first token."""
         request_id = migrant.request.request_id
         stop_after = self._door.stop_after(request_id)
-        handover = Handover(migrant, stop_after, source, prefill_s)
+        handover = Handover(migrant, stop_after, source, prefill_s, self._door.num_sends(request_id))
         self._under_way[request_id] = handover
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
@@ -275,8 +277,8 @@ class Handovers:
 
     def _let_go(self, handover: Handover) -> None:
         """The prefill replica frees what it holds of a sequence."""
-        handover.source.depart(handover.migrant.request.request_id, partial(self._departed, handover.source))
+        handover.source.depart(handover.migrant.request.request_id, partial(self._departed, handover))
 
-    def _departed(self, source: Replica, seq: Sequence) -> None:
-        """A prefill replica has freed what it held."""
-        self._door.departed(source, seq.request)
+    def _departed(self, handover: Handover, seq: Sequence) -> None:
+        """The prefill replica has freed what it held."""
+        self._door.departed(handover.source, seq.request, handover.num_sends)
