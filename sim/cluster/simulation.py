@@ -54,7 +54,8 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
 class Simulation:
     """One run, of the pools' replicas.
 
-    cluster: its policies are used as they are, and remember the run. on_plan: see `Surroundings`.
+    cluster: its policies are used as they are, and remember the run. on_plan: is shown every plan
+    before its first iteration.
     Raises ValueError where the router's settings and the number of replicas do not go together.
     """
 
