@@ -19,14 +19,14 @@ Num = float | int | NDArray[Any]
 
 def larger(a: Any, b: Any) -> Any:
     """max(a, b) of numbers, or elementwise where one is an array. np.maximum of two floats takes 0.5 us."""
-    if isinstance(a, ndarray) or isinstance(b, ndarray):
+    if type(a) is ndarray or type(b) is ndarray:
         return np.maximum(a, b)
     return a if a >= b else b
 
 
 def smaller(a: Any, b: Any) -> Any:
     """min(a, b) of numbers, or elementwise where one is an array."""
-    if isinstance(a, ndarray) or isinstance(b, ndarray):
+    if type(a) is ndarray or type(b) is ndarray:
         return np.minimum(a, b)
     return a if a <= b else b
 

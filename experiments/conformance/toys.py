@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,13 @@ class ToyModel:
             num_context = num_context + shape.adapters.ranks
         return self.tick_s * (1 + (0 if self.flat else 1) * (num_tokens // 4 + num_context // 32))
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
         growth = range(num_context_tokens, num_context_tokens + num_seqs * num_iterations, num_seqs)
         more = 0 if self.flat else 1
-        return [self.tick_s * (1 + more * (num_seqs // 4 + num_context // 32)) for num_context in growth]
+        times_s = [self.tick_s * (1 + more * (num_seqs // 4 + num_context // 32)) for num_context in growth]
+        return list(accumulate(times_s, initial=start_s))[1:]
 
     def breakdown(self, shape: Any) -> dict[str, Any]:
         return dict.fromkeys(COMPONENTS, 0.0) | {"gemm": self.seconds(shape)}

@@ -12,6 +12,7 @@ sequence (48 ms on an A100, measured 97). `AS_SIMULATED` does as it does, `AS_TI
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,12 @@ class TimedModel:
         )
         return milliseconds / 1e3
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations: they do not depend on the context."""
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive decode-only iterations end: their times do not depend on the context."""
         shape = IterationShape(num_seqs, num_context_tokens, 0, 0, 0, 0, num_seqs)
-        return [float(self.seconds(shape))] * num_iterations
+        return list(accumulate(repeat(float(self.seconds(shape)), num_iterations), initial=start_s))[1:]
 
 
 def _line(at: Any, points: tuple[int, ...], values: tuple[float, ...]) -> Any:

@@ -8,8 +8,8 @@ The roofline is that of Williams, Waterman, Patterson, CACM 2009, with curves fo
                 micro-batches, what `Stages` makes of them
     iteration   see `HostOverhead`
 
-Every price is there three times, for a number, a leap and an array, side by side so that they stay alike:
-hence the length of this file.
+Every price is there for a number and for an array, side by side so that they stay alike; the numbers of a
+batch that one device computes whole are in `whole_batches`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy import ndarray
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.site import Kernels, Site
+from hwmodels.assembly.whole_batches import WholeBatches
 from hwmodels.by_count import ByCount, Counts, RowsByCount, Seconds
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
@@ -101,8 +103,19 @@ class Roofline:
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
         num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
         self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels)
-        # One device's share is the whole batch: `rank_batch` would only give its numbers other names.
-        self._is_whole = self.layout.num_batch_shares == 1 and self.layout.context_parallel_size == 1
+        is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
+        self._whole = (
+            None
+            if is_shared
+            else WholeBatches(
+                tokens_s=self._tokens_s,
+                rows_s=self._rows_s,
+                decodes=self._decodes,
+                prefills=self._prefill_ops,
+                host=self._host,
+            )
+        )
+        """None: several devices, or micro-batches, share each batch."""
         self._decode_batches = RowsByCount(self._decode_batch_figures)
         self._known_batches: dict[float, list[float]] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
@@ -118,15 +131,13 @@ class Roofline:
         if ndarray in map(type, shape):
             return self._seconds_many(shape)
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, adapters = shape
-        if not prefill_tokens and sampled_seqs == decode_seqs and adapters is None:
-            return self._decode_batch_seconds(decode_seqs, context_tokens)
-        own: Any
-        if self._is_whole and adapters is None:
-            own, tokens, rows = shape, int(decode_seqs + prefill_tokens), int(sampled_seqs)
-            all_tokens = tokens
-        else:
-            own = self.layout.rank_batch(shape)
-            tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
+        if adapters is None:
+            if not prefill_tokens and sampled_seqs == decode_seqs:
+                return self._decode_seconds(decode_seqs, context_tokens)
+            if prefill_tokens and self._whole is not None:
+                return self._whole.prefill_seconds(shape)
+        own: Any = self.layout.rank_batch(shape)
+        tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
         replays = self._host.replays(tokens, prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays)
         gpu_s = self._counted(computed, all_tokens, rows)
@@ -147,19 +158,19 @@ class Roofline:
         floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
-        last = num_context_tokens + num_seqs * num_iterations
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive decode-only iterations end; see `IterationModel`."""
+        if self._whole is not None:
+            return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
+        contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
         if num_iterations <= FEW_ITERATIONS:
-            return self._few_decode_seconds(num_seqs, range(num_context_tokens, last, num_seqs))
-        contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
-        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
-        own = (num_seqs, contexts) if self._is_whole else self._own_decodes(num_seqs, contexts)
-        gpu_s = counted_s + self._decodes.leap_seconds(*own)
-        if self.stages is not None:
-            gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))
-        times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
-        return times_s
+            durations_s = [self._decode_seconds(num_seqs, context) for context in contexts]
+        else:
+            shape = IterationShape(num_seqs, np.array(contexts), 0, 0, 0, 0, num_seqs)
+            durations_s = self._seconds_many(shape).tolist()
+        return list(accumulate(durations_s, initial=start_s))[1:]
 
     def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
         """GPU seconds of every operator, all its calls together; they sum to the iteration's.
@@ -248,26 +259,11 @@ class Roofline:
                 total += op.calls * op.seconds(batch)
         return total * np.minimum(counts, 1)
 
-    def _decode_batch_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """Of one iteration that decodes only."""
+    def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
+        """Of one iteration that only decodes."""
+        if self._whole is not None:
+            return self._whole.decode_seconds(num_seqs, context_tokens)
         counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
-        if not self._is_whole:
-            return self._shared_decode_seconds(num_seqs, context_tokens, counted_s, floor_s, added_s)
-        gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
-        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
-
-    def _few_decode_seconds(self, num_seqs: int, contexts: range) -> list[float]:
-        """The same, one by one."""
-        if not self._is_whole:
-            return [self._decode_batch_seconds(num_seqs, context) for context in contexts]
-        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
-        gpu_s = [counted_s + own_s for own_s in self._decodes.seconds_of_each(num_seqs, contexts)]
-        return [(one_s if one_s > floor_s else floor_s) + added_s for one_s in gpu_s]
-
-    def _shared_decode_seconds(
-        self, num_seqs: Any, context_tokens: Any, counted_s: float, floor_s: float, added_s: float
-    ) -> float:
-        """The same where attention groups, a ring or micro-batches share the batch."""
         gpu_s = counted_s + self._decodes.seconds(*self._own_decodes(num_seqs, context_tokens))
         if self.stages is not None:
             gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))

@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.by_count import RowsByCount
 from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, largest
+
+BEYOND_ROUNDING = 1 + 1e-9
+"""A line that is above another one by this factor is above it in rounded arithmetic, too."""
+
+
+class Straight(NamedTuple):
+    """Where the price of a batch of decodes is one straight line for each operator, and which ones."""
+
+    from_context: float
+    """Tokens from which on it is so; infinite where it never is."""
+    lines: list[tuple[float, float, float]]
+    """Of each operator: its calls, seconds, seconds a context token."""
 
 
 class Decodes:
@@ -43,20 +55,6 @@ class Decodes:
             total_s += calls * most_s
         return total_s
 
-    def seconds_of_each(self, num_seqs: float, contexts: range) -> list[float]:
-        """`seconds` of some contexts, one after the other, without a call for each."""
-        totals_s = [0.0] * len(contexts)
-        for calls, most_tokens, lines in self._known.get(num_seqs) or self._lines(num_seqs):
-            for index, context in enumerate(contexts):
-                seen = context if context < most_tokens else most_tokens
-                most_s = 0.0
-                for fixed_s, token_s in lines:
-                    line_s = fixed_s + token_s * seen
-                    if line_s > most_s:
-                        most_s = line_s
-                totals_s[index] += calls * most_s
-        return totals_s
-
     def leap_seconds(self, num_seqs: float, context_tokens: Any) -> Any:
         """The same number of sequences, with an array of contexts."""
         total_s: Any = 0.0
@@ -64,6 +62,23 @@ class Decodes:
             seen = context_tokens if most_tokens == inf else np.minimum(context_tokens, most_tokens)
             total_s = total_s + calls * largest(lines, seen)
         return total_s
+
+    def straight(self, num_seqs: float, counted_s: float, floor_s: float) -> Straight:
+        """Where one line of each operator is above its others, and all with counted_s are above floor_s."""
+        lines: list[tuple[float, float, float]] = []
+        from_context = sum_s = sum_token_s = 0.0
+        for calls, most_tokens, (*others, steepest) in self._known.get(num_seqs) or self._lines(num_seqs):
+            if most_tokens < inf:
+                fixed_s, token_s = largest((*others, steepest), most_tokens), 0.0
+                above = [most_tokens]
+            else:
+                fixed_s, token_s = steepest
+                above = [_above_from(steepest, other) for other in others]
+            from_context = max([from_context, *above])
+            lines.append((calls, fixed_s, token_s))
+            sum_s, sum_token_s = sum_s + calls * fixed_s, sum_token_s + calls * token_s
+        above_floor = _above_from((counted_s + sum_s, sum_token_s), (floor_s, 0.0))
+        return Straight(max(from_context, above_floor), lines)
 
     def seconds_many(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Of each of many batches: arrays, or one of them a number."""
@@ -90,8 +105,17 @@ def _figures(op: DecodeSeconds, num_seqs: Any) -> list[Any]:
     return [figure for line in op.lines(num_seqs) for figure in line]
 
 
+def _above_from(line: tuple[float, float], other: tuple[float, float]) -> float:
+    """The context from which on a line is above another one by more than rounding; infinite if never."""
+    below_s = BEYOND_ROUNDING * other[0] - line[0]
+    gained_s = line[1] - BEYOND_ROUNDING * other[1]
+    if gained_s <= 0:
+        return 0.0 if gained_s == 0 and below_s <= 0 else inf
+    return max(0.0, below_s / gained_s * BEYOND_ROUNDING)
+
+
 def _upper(lines: Lines) -> Lines:
-    """Without lines that are below (or equal to) one of the others everywhere."""
+    """Without lines that are below (or equal to) one of the others everywhere; the steepest is the last."""
     kept: list[tuple[Any, Any]] = []
     for line in sorted(lines, reverse=True):
         if not any(line[0] <= fixed_s and line[1] <= token_s for fixed_s, token_s in kept):

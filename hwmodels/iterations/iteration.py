@@ -109,10 +109,14 @@ class IterationModel(Protocol):
     def seconds(self, shape: IterationShape) -> Num:
         """Wall time of the iteration."""
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations of num_seqs sequences.
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive decode-only iterations of num_seqs sequences end; the first begins at start_s.
 
-        They attend to num_context_tokens in the first, and each to one more in every further iteration.
+        They attend to num_context_tokens in the first, and each to one more in every further iteration. The
+        `seconds` of each are added to the end of the one before it, up to the first iteration that the model
+        cannot price. If that is the very first, it raises UnknownIterationError.
         """
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:

@@ -96,14 +96,22 @@ class Recorded:
         seconds = np.array([self._look_up(key) for key in _keys(fields)], dtype=np.float64)
         return seconds.reshape(fields[0].shape)
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive decode-only iterations end; see `IterationModel`."""
         last = num_context_tokens + num_seqs * num_iterations
         keys = [
             (float(num_seqs), float(context), 0.0, 0.0, 0.0, 0.0, float(num_seqs))
             for context in range(num_context_tokens, last, num_seqs)
         ]
-        return [self._known(keys[0]), *(self._look_up(key) for key in keys[1:])]
+        ends_s = [start_s + self._known(keys[0])]
+        for key in keys[1:]:
+            end_s = ends_s[-1] + self._look_up(key)
+            if math.isnan(end_s):
+                break
+            ends_s.append(end_s)
+        return ends_s
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component: the recorded time, shared out as the base shares its own."""

@@ -10,6 +10,7 @@ what neighbours do to clocks and caches is not in it.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,10 @@ class MeasuredTable:
             gpu_s = gpu_s + float(self._attention_of_base(_flat(shape)[0])[0])
         return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks)
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """`seconds` of consecutive decode-only iterations; see `IterationModel`."""
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive decode-only iterations end; see `IterationModel`."""
         last = num_context_tokens + num_seqs * num_iterations
         contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
         replays = self._host.replays(num_seqs, 0)
@@ -81,8 +84,7 @@ class MeasuredTable:
             shape = IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs)
             gpu_s = gpu_s + self._attention_of_base(_flat(shape)[0])
         wall_s = self._host.wall_seconds(np.broadcast_to(gpu_s, contexts.shape), replays, num_seqs)
-        times_s: list[float] = wall_s.tolist()
-        return times_s
+        return list(accumulate(wall_s.tolist(), initial=start_s))[1:]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Seconds by component; those that the table lacks are the base's."""

@@ -26,15 +26,13 @@ def ends_s(
     long. Up to the first iteration that the model cannot price: the leap may be cut before it. Raises
     UnknownIterationError where it cannot price the first.
     """
-    if shape is None and plan.num_widening == plan.num_decodes and plan.adapters is None:
-        durations_s = model.decode_seconds(plan.num_decodes, plan.num_decode_context_tokens, num_iterations)
-    elif num_iterations == 1:
+    are_alike = plan.num_widening == plan.num_decodes and plan.adapters is None
+    if shape is None and are_alike and slowdown == 1:
+        return model.decode_ends(start_s, plan.num_decodes, plan.num_decode_context_tokens, num_iterations)
+    if num_iterations == 1:
         return [start_s + slowdown * float(model.seconds(shape or shape_of(plan, 0)))]
-    else:
-        seconds = np.asarray(model.seconds(shape_of(plan, np.arange(num_iterations))))
-        durations_s = np.broadcast_to(seconds, num_iterations).tolist()
-    if slowdown != 1:
-        durations_s = [slowdown * duration_s for duration_s in durations_s]
+    seconds = np.asarray(model.seconds(shape_of(plan, np.arange(num_iterations))))
+    durations_s = (slowdown * np.broadcast_to(seconds, num_iterations)).tolist()
     durations_s[0] += start_s
     ends = list(accumulate(durations_s))
     if isnan(ends[-1]):

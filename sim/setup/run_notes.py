@@ -62,7 +62,7 @@ def _lone_seconds(model: IterationModel) -> dict[str, float]:
     """The least TTFT and TPOT; none from a model that only replays and has not seen such an iteration."""
     try:
         ttft_s = float(model.seconds(IterationShape(0, 0, 1, 1, 1, 1, 1)))
-        return {"ttft": ttft_s, "tpot": model.decode_seconds(1, 2, 1)[0]}
+        return {"ttft": ttft_s, "tpot": model.decode_ends(0.0, 1, 2, 1)[0]}
     except UnknownIterationError:
         return {}
 

@@ -176,12 +176,16 @@ class RecordedTimes:
             return base_s + (recorded_s.popleft() if recorded_s else self._mean_s)
         return recorded_s.popleft() if recorded_s else base_s * self._scale
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        """The same of consecutive iterations."""
-        return [
-            self.seconds(IterationShape(num_seqs, num_context_tokens + i * num_seqs, 0, 0, 0, 0, num_seqs))
-            for i in range(num_iterations)
-        ]
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive iterations end; see `IterationModel`."""
+        ends_s = []
+        for i in range(num_iterations):
+            context = num_context_tokens + i * num_seqs
+            start_s += self.seconds(IterationShape(num_seqs, context, 0, 0, 0, 0, num_seqs))
+            ends_s.append(start_s)
+        return ends_s
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         return self._base.breakdown(shape)

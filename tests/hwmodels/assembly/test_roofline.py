@@ -1,7 +1,7 @@
 """The roofline: arrays equal numbers bit by bit, parts sum to the whole, prices move the right way."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -61,7 +61,8 @@ def test_a_leap_equals_its_steps_to_the_last_bit(roofline, make_shape, contexts,
     first = make_shape(contexts)
     at = first.decode_context_tokens + first.decode_seqs * np.arange(k)
     steps = [roofline.seconds(first._replace(decode_context_tokens=context)) for context in at.tolist()]
-    assert roofline.decode_seconds(first.decode_seqs, first.decode_context_tokens, k) == steps
+    ends_s = list(accumulate(steps, initial=0.7))[1:]
+    assert roofline.decode_ends(0.7, first.decode_seqs, first.decode_context_tokens, k) == ends_s
     assert roofline.seconds(first._replace(decode_context_tokens=at)).tolist() == steps
 
 

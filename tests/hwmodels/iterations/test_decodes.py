@@ -101,3 +101,41 @@ def test_rows_are_computed_once_and_grow_as_asked():
     assert rows.of_many(np.array([256])).tolist() == [[256], [512], [7]]
     assert asked == [256, 512]
     assert rows.of_many(np.array([], dtype=np.intp)).shape == (3, 0)
+
+
+@given(
+    st.lists(st.tuples(lines, st.sampled_from([None, 1, 128])), min_size=1, max_size=3),
+    st.integers(1, 700),
+    st.tuples(st.floats(0, 2), st.floats(0, 2)),
+    st.lists(st.floats(0, 1e5), min_size=1, max_size=5),
+)
+def test_straight_lines_are_the_price_to_the_last_bit(drawn, num_seqs, bounds, beyond):
+    """Behind the context that they are said to hold from."""
+    counted_s, floor_s = bounds
+    decodes = Decodes([make_operator(lambda n, own=own: tuple(own), 3.0, window) for own, window in drawn])
+    straight = decodes.straight(num_seqs, counted_s, floor_s)
+    if straight.from_context == np.inf:
+        return
+    for context in (straight.from_context + more for more in (0.0, *beyond)):
+        total_s = 0.0
+        for calls, fixed_s, token_s in straight.lines:
+            total_s += calls * (fixed_s + token_s * context)
+        assert total_s == decodes.seconds(num_seqs, context)
+        assert counted_s + total_s >= floor_s
+
+
+def test_straight_lines_hold_from_where_the_steepest_is_the_highest():
+    """The second line passes the first at 70 tokens; 1 s more passes a floor of 31 s at 90 tokens."""
+    decodes = Decodes([make_operator(two_lines, calls=3)])
+    straight = decodes.straight(4, 0.0, 0.0)
+    assert straight.lines == [(3, 1.0, 0.1)]
+    assert straight.from_context == pytest.approx(70)
+    assert decodes.straight(4, 1.0, 31.0).from_context == pytest.approx(90)
+
+
+def test_straight_lines_never_hold_below_a_floor_or_where_two_are_equal_but_for_rounding():
+    flat = Decodes([make_operator(lambda n: ((5.0, 0.0),))])
+    assert flat.straight(4, 0.0, 4.0).from_context == 0
+    assert flat.straight(4, 0.0, 6.0).from_context == np.inf
+    parallel = Decodes([make_operator(lambda n: ((5.0, 0.1), (1.0, 0.1 * (1 + 1e-15))))])
+    assert parallel.straight(4, 0.0, 0.0).from_context == np.inf

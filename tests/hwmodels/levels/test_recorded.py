@@ -63,7 +63,7 @@ def test_a_shape_recorded_several_times_takes_the_median():
 def test_arrays_and_leaps_equal_their_elements():
     recorded = make_recorded()
     assert recorded.seconds(decode(np.array([102, 100]))).tolist() == [0.2, 0.15]
-    assert recorded.decode_seconds(2, 100, 2) == [0.15, 0.2]
+    assert recorded.decode_ends(1.0, 2, 100, 2) == [1.0 + 0.15, 1.0 + 0.15 + 0.2]
 
 
 def test_an_unknown_shape_is_refused_with_its_fields():
@@ -71,19 +71,19 @@ def test_an_unknown_shape_is_refused_with_its_fields():
     with pytest.raises(ValueError, match=message):
         make_recorded().seconds(decode(104))
     with pytest.raises(UnknownIterationError, match="decode_context_tokens=104"):
-        make_recorded().decode_seconds(2, 104, 3)
+        make_recorded().decode_ends(0.0, 2, 104, 3)
 
 
-def test_what_lies_beyond_the_recording_is_nan_in_a_leap():
-    """A leap may be cut before it gets there."""
-    assert make_recorded().decode_seconds(2, 100, 3) == pytest.approx([0.15, 0.2, np.nan], nan_ok=True)
+def test_a_leap_ends_before_what_lies_beyond_the_recording():
+    """It may be cut before it gets there."""
+    assert make_recorded().decode_ends(0.0, 2, 100, 3) == [0.15, 0.15 + 0.2]
     assert np.isnan(make_recorded().seconds(decode(np.array([104, 102])))).tolist() == [True, False]
 
 
 def test_an_unknown_shape_asks_the_base_where_that_is_allowed():
     recorded = make_recorded(allow_missing=True)
     assert recorded.seconds(decode(np.array([104, 102]))).tolist() == [1.0, 0.2]
-    assert recorded.decode_seconds(2, 102, 2) == [0.2, 1.0]
+    assert recorded.decode_ends(0.0, 2, 102, 2) == [0.2, 1.2]
 
 
 def test_breakdown_shares_the_recorded_time_out_as_the_base_does():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,11 @@ class QueueModel:
         prompts_s = self.prompt_token_s * shape.prefill_tokens
         return self.iteration_s + self.sequence_s * num_seqs + prompts_s
 
-    def decode_seconds(self, num_seqs: int, num_context_tokens: int, num_iterations: int) -> list[float]:
-        return [self.iteration_s + self.sequence_s * num_seqs] * num_iterations
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        iteration_s = self.iteration_s + self.sequence_s * num_seqs
+        return list(accumulate(repeat(iteration_s, num_iterations), initial=start_s))[1:]
 
 
 @dataclass(frozen=True, kw_only=True)

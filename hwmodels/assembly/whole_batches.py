@@ -1,0 +1,131 @@
+"""Prices of single iterations, and of leaps of decodes, that one device computes whole.
+
+That is, no attention groups, no ring and no micro-batches share them. These are the prices that a simulation
+asks for in each of its steps, so what depends on a number of sequences alone is kept by that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hwmodels.by_count import ByCount
+from hwmodels.devices.host import HostShare
+from hwmodels.iterations.decodes import Decodes, Straight
+from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations.ops import Operator
+
+FEW_ITERATIONS = 48
+"""Priced one by one: numpy takes as long for 50."""
+
+
+class _DecodeBatch(NamedTuple):
+    """What an iteration that only decodes has in common with all others of as many sequences."""
+
+    counted_s: float
+    """GPU seconds that do not depend on contexts."""
+    floor_s: float
+    added_s: float
+    """The iteration takes max(GPU, floor_s) + added_s: see `HostShare`."""
+    straight: Straight
+
+
+class WholeBatches:
+    """tokens_s, rows_s: GPU seconds by number of tokens and of sampled rows."""
+
+    def __init__(
+        self,
+        *,
+        tokens_s: ByCount,
+        rows_s: ByCount,
+        decodes: Decodes,
+        prefills: Iterable[Operator],
+        host: HostShare,
+    ) -> None:
+        self._tokens_s = tokens_s
+        self._rows_s = rows_s
+        self._decodes = decodes
+        self._prefills = [(op.calls, op.seconds) for op in prefills]
+        self._host = host
+        self._batches: dict[int, _DecodeBatch] = {}
+        self._prefill_bounds: dict[int, tuple[float, float]] = {}
+
+    def prefill_seconds(self, shape: IterationShape) -> float:
+        """Of one iteration with prompt chunks."""
+        batch: Any = shape  # a device's share of the whole batch is the batch
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _ = batch
+        gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
+        if decode_seqs:
+            gpu_s += self._decodes.seconds(decode_seqs, context_tokens)
+        prefills_s = 0.0
+        for calls, seconds in self._prefills:
+            prefills_s += calls * seconds(batch)
+        gpu_s += prefills_s
+        num_seqs = decode_seqs + prefill_seqs
+        floor_s, added_s = self._prefill_bounds.get(num_seqs) or self._bounds_beside_prefill(num_seqs)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
+        """Of one iteration that only decodes."""
+        counted_s, floor_s, added_s, _ = self._batches.get(num_seqs) or self._batch(num_seqs)
+        gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """When consecutive iterations that only decode end; see `IterationModel`."""
+        batch = self._batches.get(num_seqs) or self._batch(num_seqs)
+        counted_s, _, added_s, (from_context, lines) = batch
+        if num_context_tokens < from_context or num_iterations > FEW_ITERATIONS:
+            last = num_context_tokens + num_seqs * num_iterations
+            durations_s = self._leap_seconds(batch, num_seqs, range(num_context_tokens, last, num_seqs))
+            durations_s[0] += start_s
+            return list(accumulate(durations_s))
+        ends_s = []
+        context = float(num_context_tokens)
+        if len(lines) == 1:
+            [(calls, fixed_s, token_s)] = lines
+            for _ in repeat(None, num_iterations):
+                start_s += counted_s + calls * (fixed_s + token_s * context) + added_s
+                ends_s.append(start_s)
+                context += num_seqs
+            return ends_s
+        for _ in repeat(None, num_iterations):
+            decodes_s = 0.0
+            for calls, fixed_s, token_s in lines:
+                decodes_s += calls * (fixed_s + token_s * context)
+            start_s += counted_s + decodes_s + added_s
+            ends_s.append(start_s)
+            context += num_seqs
+        return ends_s
+
+    def _leap_seconds(self, batch: _DecodeBatch, num_seqs: int, contexts: range) -> list[float]:
+        """Of each of some consecutive iterations that only decode."""
+        counted_s, floor_s, added_s, _ = batch
+        # No iteration takes longer than the last.
+        if counted_s + self._decodes.seconds(num_seqs, contexts[-1]) <= floor_s:
+            return [floor_s + added_s] * len(contexts)
+        if len(contexts) <= FEW_ITERATIONS:
+            return [self.decode_seconds(num_seqs, context) for context in contexts]
+        at = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.float64)
+        gpu_s = counted_s + self._decodes.leap_seconds(num_seqs, at)
+        times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
+        return times_s
+
+    def _batch(self, num_seqs: int) -> _DecodeBatch:
+        replays = self._host.replays(num_seqs, 0)
+        tokens = self._host.computed_tokens(int(num_seqs), replays)
+        counted_s = self._tokens_s.of(tokens) + self._rows_s.of(int(num_seqs))
+        floor_s, added_s = self._host.bounds(replays, num_seqs)
+        straight = self._decodes.straight(num_seqs, counted_s, floor_s)
+        self._batches[num_seqs] = _DecodeBatch(counted_s, floor_s, added_s, straight)
+        return self._batches[num_seqs]
+
+    def _bounds_beside_prefill(self, num_seqs: int) -> tuple[float, float]:
+        """floor_s and added_s of an iteration with prompt chunks: no CUDA graph replays it."""
+        self._prefill_bounds[num_seqs] = self._host.bounds(False, num_seqs)
+        return self._prefill_bounds[num_seqs]
