@@ -14,12 +14,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
 LIBRARIES = ("policies.", "hwmodels.", "sim.")
 
-CORE = {
-    *(f"policies.{name}" for name in ("adapters.residents", "batching", "scheduling")),
-    *(f"policies.core.{name}" for name in ("engine", "step", "view")),
-}
-"""The core and the policies that it asks import each other's types until the core is rebuilt."""
-
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
@@ -41,20 +35,10 @@ def imports() -> dict[str, set[str]]:
 
 
 def test_no_files_import_each_other_in_a_circle(imports):
-    without_known = {
-        module: others - CORE if module in CORE else others for module, others in imports.items()
-    }
     try:
-        TopologicalSorter(without_known).prepare()
+        TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"these files import each other: {' -> '.join(error.args[1])}")
-
-
-def test_the_known_circle_is_still_there(imports):
-    """A file that has left the circle is taken off the list, so that it cannot come back unnoticed."""
-    inside = {module: imports[module] & CORE for module in CORE}
-    free = [module for module in sorted(CORE) if module not in _reachable(inside, inside[module])]
-    assert not free, f"no longer in the circle: {', '.join(free)}; take them off the list above"
 
 
 def test_parts_of_a_scenario_come_from_libraries():
@@ -71,15 +55,6 @@ def test_parts_of_a_scenario_come_from_libraries():
         if not target.startswith(LIBRARIES)
     ]
     assert not outside
-
-
-def _reachable(graph: dict[str, set[str]], start: set[str]) -> set[str]:
-    """All modules that can be reached from those of `start`, themselves included."""
-    found, new = set(start), set(start)
-    while new:
-        new = {other for module in new for other in graph[module]} - found
-        found |= new
-    return found
 
 
 def _targets(node: object) -> Iterable[str]:

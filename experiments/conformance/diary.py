@@ -39,6 +39,7 @@ class DiaryCore(EngineCore):
         """By request id, of those that came here."""
         self.first_admitted: list[int] = []
         """Request ids, in the order in which they first got a slot."""
+        self._has_had_slot: set[Sequence] = set()
         self._num_plans = 0
 
     def add(self, request: Request, stop_after: Any = None, bounds: Bounds | None = None) -> Sequence:
@@ -48,6 +49,7 @@ class DiaryCore(EngineCore):
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)
+        self._note_admitted()
         self._num_plans += 1
         assert self._num_plans <= MAX_PLANS, f"{MAX_PLANS} plans, and requests are left: they never end"
         if plan is not None:
@@ -69,9 +71,11 @@ class DiaryCore(EngineCore):
         self.check_integrity()
         return progress
 
-    def _start(self, seq: Sequence, num_cached: int, num_loaded: int) -> None:
-        super()._start(seq, num_cached, num_loaded)
-        if not seq.num_preemptions:
+    def _note_admitted(self) -> None:
+        """Write down which sequences have got a slot for the first time since the last plan."""
+        new = [seq for seq in self.unfinished if seq.admission and seq not in self._has_had_slot]
+        for seq in sorted(new, key=lambda seq: seq.admission):
+            self._has_had_slot.add(seq)
             self.first_admitted.append(seq.request_id)
 
     def _check_block_ids(self, plan: StepPlan) -> None:

@@ -15,17 +15,15 @@ Memory pressure: none. Horizon: event, or until the next turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from policies.adapters import check_time
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
 from policies.core.sequence_view import SequenceView
-
-if TYPE_CHECKING:
-    from policies.core.step import StepBuilder
-    from policies.core.view import StepView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from policies.adapters import AdapterServing, check_time
 from policies.adapters.registry import Registry
@@ -20,10 +20,8 @@ from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.plan import AdapterUse, Chunk
 from policies.core.sequence_view import SequenceView
-
-if TYPE_CHECKING:
-    from policies.core.step import StepBuilder
-    from policies.core.view import StepView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 PLAIN = ""
 """Weights without an adapter, among the adapters' names."""

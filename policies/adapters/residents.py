@@ -12,16 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from policies.adapters.registry import Registry
 from policies.core.plan import AdapterLoad, AdapterUse, Chunk
 from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
-
-if TYPE_CHECKING:
-    from policies.core.step import StepBuilder
-    from policies.core.view import StepView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 
 
 class AdapterCounts:

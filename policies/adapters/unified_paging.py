@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.sequence_view import SequenceView
-
-if TYPE_CHECKING:
-    from policies.core.view import StepView
+from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,6 +51,11 @@ class Chunked:
                 "limit to adapt; set long_prefill_token_threshold >= 1"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Spend the budget on those who run, then on new ones."""
         step.budget(self.max_num_batched_tokens)

@@ -7,7 +7,7 @@ residue, which gives the blocks of any number of iterations without looking at a
 the clock at which they happen, and so do the members' KV limits, where a pool sets any: at its limit a member
 needs room that is not a block a `block_size`, or none any more.
 
-The arrays by slot are what an engine uploads: context lengths are `origin + clock`, one vector operation.
+What an engine uploads, the computed tokens by slot, is put together when it is asked for.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class DecodeSet:
         self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._limits: list[tuple[int, int, int, Sequence]] = []  # the same for KV limits
         self._num_joins = 0
-        self._origin_S = np.zeros(max_num_seqs, np.int64)
-        self._member_S = np.zeros(max_num_seqs, np.bool_)
+        self._max_num_seqs = max_num_seqs
 
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is _DECODING and seq.clock_source is self
@@ -58,37 +57,52 @@ class DecodeSet:
     @property
     def num_computed_S(self) -> NDArray[np.int64]:
         """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
-        return np.where(self._member_S, self._origin_S + self.clock, 0)
+        num_computed_S = np.zeros(self._max_num_seqs, np.int64)
+        if self._members:
+            slots = np.fromiter(self._members, np.int64, self.size)
+            origins = (seq.origin for seq in self._members.values())
+            num_computed_S[slots] = np.fromiter(origins, np.int64, self.size) + self.clock
+        return num_computed_S
 
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
         """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
         assert seq.slot is not None
-        assert seq.stored_computed == seq.stored_known - 1
-        seq.origin = seq.stored_computed - self.clock
-        self._num_joins += 1
-        seq.join_number = self._num_joins
+        num_computed, clock = seq.stored_computed, self.clock
+        assert num_computed == seq.stored_known - 1
+        seq.origin = origin = num_computed - clock
+        seq.join_number = self._num_joins = self._num_joins + 1
         seq.state = _DECODING
+        seq.growth = growth
         self._members[seq.slot] = seq
         self.size += 1
-        self._origin_S[seq.slot] = seq.origin
-        self._member_S[seq.slot] = True
-        self.num_context_tokens += seq.stored_computed - seq.num_dropped
-        seq.growth = growth
+        num_dropped = seq.num_dropped
+        self.num_context_tokens += num_computed - num_dropped
         if growth is PAGED:
             self.num_widening += 1
-            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
+            self.blocks_due_by_phase[(num_dropped - origin) % self.block_size] += 1
         else:
             self._begin_growth(seq, growth)
-        end_clock = self.clock + seq.end_known - seq.stored_known
+        end_clock = seq.end_known - 1 - origin
         heappush(self._ends, (end_clock, seq.request_id, seq.join_number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Give up a member; its counts are written back to it, and its state becomes `state`."""
         assert seq.slot is not None
-        growth = seq.growth
-        seq.stored_computed = seq.origin + self.clock
-        seq.stored_known = seq.stored_computed + 1
+        origin, growth = seq.origin, seq.growth
+        seq.stored_computed = num_computed = origin + self.clock
+        seq.stored_known = num_computed + 1
         seq.state = state
+        if growth is PAGED:
+            num_dropped = seq.num_dropped
+            self.num_widening -= 1
+            self.blocks_due_by_phase[(num_dropped - origin) % self.block_size] -= 1
+            self.num_context_tokens -= num_computed - num_dropped
+        else:
+            self._end_growth(seq, growth)
+        del self._members[seq.slot]
+        self.size -= 1
+
+    def _end_growth(self, seq: Sequence, growth: Growth) -> None:
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
         self.num_widening -= growth.widens
@@ -97,9 +111,6 @@ class DecodeSet:
         self.num_context_tokens -= seq.stored_computed - seq.num_dropped
         if growth.until is not None:
             self.at_limit.pop(seq.request_id, None)
-        del self._members[seq.slot]
-        self.size -= 1
-        self._member_S[seq.slot] = False
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
         self.num_widening += growth.widens
@@ -121,32 +132,39 @@ class DecodeSet:
         """
         for seq in idle:
             self.leave(seq, SequenceState.prefilling)
-        self.clock += num_iterations
+        self.clock = clock = self.clock + num_iterations
         self.num_context_tokens += num_iterations * self.num_widening
         for seq in idle:
             self.join(seq, seq.growth)
+        if self._limits:
+            self._reach_limits()
+        ended: list[Sequence] = []
+        ends = self._ends
+        while ends and ends[0][0] <= clock:
+            _, _, join, seq = heappop(ends)
+            if seq.state is _DECODING and seq.join_number == join:
+                ended.append(seq)
+        return ended
+
+    def _reach_limits(self) -> None:
         while self._limits and self._limits[0][0] <= self.clock:
             _, request_id, join, seq = heappop(self._limits)
             if self._is_current(join, seq):
                 self.at_limit[request_id] = seq
-        ended: list[Sequence] = []
-        while self._ends and self._ends[0][0] <= self.clock:
-            _, _, join, seq = heappop(self._ends)
-            if self._is_current(join, seq):
-                ended.append(seq)
-        return ended
 
     def iterations_to_first_event(self) -> int:
         """Iterations until the first member ends or reaches its KV limit, if all decode; needs a member."""
         ends = self._ends
-        while not self._is_current(ends[0][2], ends[0][3]):
+        first, _, join, seq = ends[0]
+        while seq.state is not _DECODING or seq.join_number != join:
             heappop(ends)
-        first = ends[0][0]
+            first, _, join, seq = ends[0]
         limits = self._limits
-        while limits and not self._is_current(limits[0][2], limits[0][3]):
-            heappop(limits)
-        if limits and limits[0][0] < first:
-            first = limits[0][0]
+        if limits:
+            while limits and not self._is_current(limits[0][2], limits[0][3]):
+                heappop(limits)
+            if limits and limits[0][0] < first:
+                first = limits[0][0]
         return first - self.clock
 
     def blocks_due(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
 from types import MappingProxyType
@@ -118,30 +117,63 @@ class AdapterUse(NamedTuple):
     num_ranks: int  # sum over the different adapters of their ranks
 
 
-@dataclass(slots=True, eq=False)
 class StepPlan:
     """What one iteration computes, and for how many iterations it would be planned again.
 
-    Valid until it is committed: `decodes` and what derives from it read the engine's live state.
+    Valid until it is committed: `decodes` and what derives from it read the engine's live state. Attributes
+    of branches and adapters have their defaults in the class, as most plans do without.
     """
 
-    index: int  # iterations that this core committed before this one
-    num_decodes: int  # sequences that decode one token; of one with branches, each branch
-    num_decode_context_tokens: int  # KV tokens they attend to, the new ones included
-    chunks: list[Chunk]
-    admitted: list[Sequence]  # got a slot in this step, in order; each has a chunk, or waits for a transfer
-    preempted: list[Sequence]  # lost slot and KV in this step, in order
-    horizon: int  # >= 1: iterations for which this very plan holds unless something comes from outside ...
-    until_s: float  # ... and which start before this time
-    num_widening: int  # tokens by which num_decode_context_tokens grows from one iteration to the next
-    decoding: Iterable[Sequence]  # all that could decode ...
-    idle: list[Sequence]  # ... and those of them that do not in this step
-    waits_for: Cause | None  # why who waits has to; None: nobody does
-    branched: SequenceOf[Sequence] = ()  # who decodes with branches; not in `decoding`
-    num_branches: int = 0  # of theirs, together
-    num_copied_tokens: int = 0  # KV that copy-on-write copies before the iteration; see EngineCore.copies
-    adapters: AdapterUse | None = None  # None: no token goes through one
-    adapter_puts: tuple[tuple[str, int | None], ...] = ()  # adapters asked for since the last plan, and slots
+    branched: SequenceOf[Sequence] = ()
+    """Sequences that decode with branches; not in `decoding`."""
+    num_branches = 0
+    """Branches of those, together."""
+    num_copied_tokens = 0
+    """Tokens whose KV copy-on-write copies before the iteration; see `BranchSet.copies`."""
+    adapters: AdapterUse | None = None
+    """What is computed with LoRA adapters; None: no token goes through one."""
+    adapter_puts: tuple[tuple[str, int | None], ...] = ()
+    """Adapters asked for since the last plan, and their slots."""
+
+    def __init__(
+        self,
+        index: int,
+        num_decodes: int,
+        num_decode_context_tokens: int,
+        num_widening: int,
+        decoding: Iterable[Sequence],
+        horizon: int,
+        until_s: float,
+        chunks: SequenceOf[Chunk] = (),
+        admitted: SequenceOf[Sequence] = (),
+        preempted: SequenceOf[Sequence] = (),
+        idle: SequenceOf[Sequence] = (),
+        waits_for: Cause | None = None,
+    ) -> None:
+        self.index = index
+        """Iterations that this core committed before this one."""
+        self.num_decodes = num_decodes
+        """Sequences that decode one token; of one with branches, each branch."""
+        self.num_decode_context_tokens = num_decode_context_tokens
+        """KV tokens that they attend to, the new ones included."""
+        self.num_widening = num_widening
+        """Tokens by which num_decode_context_tokens grows from one iteration to the next."""
+        self.decoding = decoding
+        """All sequences that could decode ..."""
+        self.idle = idle
+        """... and those of them that do not in this step."""
+        self.horizon = horizon
+        """>= 1: iterations for which this very plan holds unless something comes from outside ..."""
+        self.until_s = until_s
+        """... and which start before this time."""
+        self.chunks = chunks
+        """Prompt chunks."""
+        self.admitted = admitted
+        """Sequences that got a slot in this step, in order; each has a chunk, or waits for a transfer."""
+        self.preempted = preempted
+        """Sequences that lost slot and KV in this step, in order."""
+        self.waits_for = waits_for
+        """Why the first of the waiting has to wait; None: nothing waits."""
 
     @property
     def decodes(self) -> list[Sequence]:

@@ -1,27 +1,19 @@
 """How a batching policy acts: a builder with a small vocabulary.
 
 The builder reserves blocks and slots as it goes and checks every wish against budget and memory, so a policy
-cannot leak a block, exceed the budget or compute a token twice. It is one class of many short verbs, which
-share these reservations: hence one file of more than 400 lines.
+cannot leak a block, exceed the budget or compute a token twice.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
-from functools import partial
 from math import inf
 from operator import index
-from typing import TYPE_CHECKING
 
-from policies.core.plan import FOREVER, Cause, Chunk, StepPlan
+from policies.caching.branches import Branches
+from policies.core.plan import FOREVER, Cause, Chunk
 from policies.core.sequence import AT_WORK, Sequence, SequenceState
 from policies.core.sequence_view import SequenceView
-
-if TYPE_CHECKING:
-    from policies.adapters.residents import Residents
-    from policies.caching.branches import Branches
-    from policies.core.engine import EngineCore
+from policies.core.state import EngineState
 
 
 class StepBuilder:
@@ -42,6 +34,8 @@ class StepBuilder:
     """Tokens given out in this step."""
     tokens_left = FOREVER
     """Tokens that the budget still allows."""
+    is_open = False
+    """Whether a step is being made."""
     _all_decode = False  # everybody in the decode set, without naming them
     _completes = False  # a prefill: what follows is another step
     _promise = 1
@@ -50,20 +44,16 @@ class StepBuilder:
     _wake_s = inf
     _is_squeezed = False  # somebody had to go for want of blocks
     _refusal: Cause | None = None  # why the first admission that failed did
-    _is_over = False
+    _until_s: float
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._pool = state.pool
+        self._decodes = state.decodes
         self._decoded: dict[int, Sequence] = {}  # unless _all_decode: who decodes, by request id
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
-        self._until_s = core.pool.expires_s
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this step is still being made."""
-        return not self._is_over
 
     def budget(self, max_num_tokens: int) -> None:
         """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
@@ -106,24 +96,24 @@ class StepBuilder:
         with branches takes `width` tokens, all or none.
         """
         self._check_open()
-        core = self._core
-        decodes, pool = core.decodes, core.pool
+        decodes, pool = self._decodes, self._pool
         if decodes.at_limit:
             self._renew_all()
         num_decodes = decodes.size
-        if not num_decodes and not core.branched.members:
+        has_branches = bool(self._state.branched.members)
+        if not num_decodes and not has_branches:
             return True
         num_due = decodes.blocks_due()
         if num_due > pool.num_free:
-            self._use_idle(num_due)
+            self._state.make_room(num_due)
         fits = num_decodes <= self.tokens_left and num_due <= pool.num_free
-        if fits and not self._decoded and not self._all_decode and not core.branched.members:
+        if fits and not self._decoded and not self._all_decode and not has_branches:
             pool.take(num_due)
             self._all_decode = True
             self.num_tokens += num_decodes
             self.tokens_left -= num_decodes
             return True
-        for seq in core.view.decoding:
+        for seq in [seq for seq in self._state.running.values() if seq.state is SequenceState.decoding]:
             if seq.state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
                 return False
         return True
@@ -144,13 +134,12 @@ class StepBuilder:
             return False
         if seq.branches is not None:
             return self._decode_branches(seq, seq.branches)
-        core = self._core
-        if seq.request_id in core.decodes.at_limit and not self._renew(seq):
+        if seq.request_id in self._decodes.at_limit and not self._renew(seq):
             return False
-        num_blocks = int(core.view.needs_block(seq))
+        num_blocks = int(seq.growth.takes_blocks and seq.num_held % self._pool.block_size == 0)
         if not self._make_room(seq, num_blocks):
             return False
-        core.pool.take(num_blocks)
+        self._pool.take(num_blocks)
         self._decoded[seq.request_id] = seq
         self._spend(1)
         return True
@@ -173,7 +162,7 @@ class StepBuilder:
         if num_tokens < 1:
             return False
         num_computed = seq.stored_computed
-        num_blocks = self._core.pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
+        num_blocks = self._pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
         if not self._make_room(seq, num_blocks):
             return False
         self._add_chunk(seq, num_tokens)
@@ -192,28 +181,21 @@ class StepBuilder:
         assert isinstance(seq, Sequence)
         if seq.state is not SequenceState.waiting:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
-        core = self._core
-        pool = core.pool
-        num_cached = core.transfers.num_cached(seq)
+        state = self._state
+        num_cached = state.transfers.num_cached(seq)
         num_wanted = min(index(max_num_tokens), seq.stored_known - num_cached)
         num_tokens = min(num_wanted, self.tokens_left)
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
             return self._refuse(Cause.budget)
-        if not core.free_slots or len(core.free_slots) < seq.width:
+        if not state.free_slots or len(state.free_slots) < seq.width:
             return self._refuse(Cause.slot)
-        residents = core.residents
-        if residents is not None and not residents.may_start(seq):
-            return self._refuse(Cause.adapter)
-        if self._preempted or not core.can_admit(seq, num_cached):
-            if not may_cut and num_cached and seq.stored_known > self.tokens_left:
+        refusal = state.refusal(seq, num_cached, bool(self._preempted))
+        if refusal is not None:
+            if refusal is Cause.memory and not may_cut and num_cached and seq.stored_known > self.tokens_left:
                 self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
-            return self._refuse(Cause.memory)
-        if residents is not None:
-            fits = partial(pool.can_admit, seq, num_cached, not core.running)
-            residents.give_way(fits, keep=seq.request.adapter)
-        num_loaded = core.transfers.num_loadable(seq, num_cached)
-        core._start(seq, num_cached, num_loaded)
-        if seq.request_id not in core.loading:
+            return self._refuse(refusal)
+        state.start(seq, num_cached)
+        if seq.request_id not in state.loading:
             self._admitted.append(seq)
             self._add_chunk(seq, num_tokens)
         return True
@@ -235,9 +217,9 @@ class StepBuilder:
         if seq.state not in AT_WORK:
             raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
         if seq.state is SequenceState.prefilling:
-            for other in self._core.running_set.sharers(seq):
+            for other in self._state.running_set.sharers(seq):
                 self._take_back(other, swap=False)
-        self._take_back(seq, self._core.swaps if swap is None else swap)
+        self._take_back(seq, self._state.swaps if swap is None else swap)
 
     def pause(self, seq: SequenceView) -> None:
         """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
@@ -245,7 +227,7 @@ class StepBuilder:
         assert isinstance(seq, Sequence)
         if seq.state is not SequenceState.decoding or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
-        self._core.running_set.pause(seq)
+        self._state.running_set.pause(seq)
 
     def resume(self, seq: SequenceView) -> None:
         """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
@@ -253,16 +235,16 @@ class StepBuilder:
         assert isinstance(seq, Sequence)
         if seq.state is not SequenceState.paused:
             raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
-        self._core.running_set.resume(seq)
+        self._state.running_set.resume(seq)
 
     def rerank(self, seq: SequenceView) -> None:
         """Ask the scheduling policy for the rank of a sequence again, and move it there."""
         self._check_open()
         assert isinstance(seq, Sequence)
-        self._core._rerank(seq)
+        self._state.rerank(seq)
 
     def _check_open(self) -> None:
-        if self._is_over:
+        if not self.is_open:
             raise ValueError("this step is over: a builder is good for the fill() that it was given to")
 
     def _refuse(self, cause: Cause) -> bool:
@@ -284,28 +266,32 @@ class StepBuilder:
         num_blocks = branches.blocks_to_append()
         if not self._make_room(seq, num_blocks):
             return False
-        self._core.pool.take_apart(num_blocks)
+        self._pool.take_apart(num_blocks)
         seq.num_apart += num_blocks
         self._decoded[seq.request_id] = seq
         self._spend(branches.width)
         return True
 
     def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
-        self._core.pool.grow(seq, seq.stored_computed, seq.stored_computed + num_tokens)
-        completes = seq.stored_computed + num_tokens == seq.stored_known
-        self._completes = self._completes or completes
-        self._chunks.append(Chunk(seq, seq.stored_computed, num_tokens, completes))
-        self._spend(num_tokens)
+        num_computed = seq.stored_computed
+        num_then = num_computed + num_tokens
+        self._pool.grow(seq, num_computed, num_then)
+        completes = num_then == seq.stored_known
+        if completes:
+            self._completes = True
+        self._chunks.append(Chunk(seq, num_computed, num_tokens, completes))
+        self.num_tokens += num_tokens
+        self.tokens_left -= num_tokens
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
         """Preempt by rank until num_blocks are free; False if `seq` itself had to go, or has to wait.
 
         It waits while its victim's KV is on its way: if it went itself, both could come and go for ever.
         """
-        core = self._core
-        while not self._use_idle(num_blocks):
-            victim = core.running_set.victim()
-            if victim is seq and any(other.rank > seq.rank for other in core.loading.values()):
+        state = self._state
+        while not state.make_room(num_blocks):
+            victim = state.running_set.victim()
+            if victim is seq and any(other.rank > seq.rank for other in state.loading.values()):
                 return False
             num_before = len(self._preempted)
             self.preempt(victim)
@@ -316,19 +302,12 @@ class StepBuilder:
                 return False
         return True
 
-    def _use_idle(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free, once adapters that nobody uses have made room."""
-        pool, residents = self._core.pool, self._core.residents
-        if residents is None or pool.num_free >= num_blocks:
-            return pool.num_free >= num_blocks
-        return residents.give_way(lambda: pool.num_free >= num_blocks)
-
     def _take_back(self, seq: Sequence, swap: bool) -> None:
         """Preempt a sequence on whose part of this step nobody relies, or does any more."""
         num_planned = 0
         if seq.state is SequenceState.decoding:
             if self._all_decode:
-                self._decoded = {s.request_id: s for s in self._core.decodes}
+                self._decoded = {s.request_id: s for s in self._decodes}
                 self._all_decode = False
             num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
         elif seq.state is SequenceState.prefilling:
@@ -338,113 +317,25 @@ class StepBuilder:
         if seq in self._admitted:
             self._admitted.remove(seq)
             swap = False  # what it has found, this step may compute: nothing to be stored before
-        self._core._stop(seq, num_planned, swap)
+        self._state.stop(seq, num_planned, swap)
         seq.displaced_by = None
         self._preempted.append(seq)
 
     def _renew_all(self) -> None:
         """Ask the pool about every sequence at its KV limit; who finds no room is preempted."""
-        at_limit = self._core.decodes.at_limit
+        at_limit = self._decodes.at_limit
         for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
             if seq.request_id in at_limit:
                 self._renew(seq)
 
     def _renew(self, seq: Sequence) -> bool:
         """Ask the pool how a sequence at its KV limit goes on; if it cannot, preempt it and return False."""
-        core = self._core
-        core.decodes.leave(seq, SequenceState.prefilling)
-        growth = core.pool.growth(seq)
-        core.decodes.join(seq, growth or seq.growth)
+        self._decodes.leave(seq, SequenceState.prefilling)
+        growth = self._pool.growth(seq)
+        self._decodes.join(seq, growth or seq.growth)
         if growth is None:
             self.preempt(seq)
             seq.displaced_by = seq.request_id
             self._is_squeezed = True
             return False
         return True
-
-    def _waits_for(self) -> Cause | None:
-        """Why who waits has to; None: nobody does."""
-        if not self._core.num_waiting:
-            return None
-        if self._is_squeezed:
-            return Cause.memory
-        if self._refusal is not None:
-            return self._refusal
-        residents = self._core.residents
-        if residents is not None:  # who is passed over for its adapter, nobody has tried to admit
-            first = next(iter(self._core.waiting), None)  # of a queue that may offer nobody
-            if first is not None and not residents.may_start(first):
-                return Cause.adapter
-        return Cause.policy
-
-    def _plan(self, step_index: int) -> StepPlan:
-        """The step as data, its horizon cut to the first thing that would break the policy's promise."""
-        core = self._core
-        decodes = core.decodes
-        decoding: Iterable[Sequence] = decodes
-        num_decodes = decodes.size
-        num_widening = decodes.num_widening
-        num_context_tokens = num_widening + decodes.num_context_tokens
-        idle: list[Sequence] = []
-        if not self._all_decode:
-            if self._decoded:
-                idle = [seq for seq in decodes if seq.request_id not in self._decoded]
-                num_decodes -= len(idle)
-                widening = sum(seq.growth.widens for seq in idle)
-                num_widening -= widening
-                num_context_tokens -= sum(seq.num_held for seq in idle) + widening
-            else:
-                decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
-        horizon = self._promise if self._promise < self._hold else self._hold
-        if self._completes or idle or self._preempted or (self._chunks and core.pool.chunks_stand_alone):
-            horizon = 1
-        if self._admitted and core._hooks.chunk_rank:  # they take their place among the prefills
-            horizon = 1
-        plan = StepPlan(
-            step_index,
-            num_decodes,
-            num_context_tokens,
-            self._chunks,
-            self._admitted,
-            self._preempted,
-            horizon,
-            self._until_s,
-            num_widening,
-            decoding,
-            idle,
-            self._waits_for() if len(core._sequences) > len(core.running) else None,
-        )
-        if core.branched.members:
-            core.branched.plan(plan, self._decoded)
-        if core.residents is not None:
-            self._plan_adapters(plan, core.residents)
-        if plan.horizon > 1:
-            plan.horizon = self._cut_horizon(plan)
-        return plan
-
-    def _plan_adapters(self, plan: StepPlan, residents: Residents) -> None:
-        """What the step computes with adapters; where some come or go, the next step looks again."""
-        decoding = plan.decoding
-        if plan.idle:
-            idle = set(plan.idle)
-            decoding = [seq for seq in decoding if seq not in idle]
-        plan.adapters = residents.use([*decoding, *plan.branched], plan.chunks)
-        plan.adapter_puts = residents.take_puts()
-        if residents.has_changed:
-            residents.has_changed = False
-            plan.horizon = 1
-
-    def _cut_horizon(self, plan: StepPlan) -> int:
-        """Iterations until a sequence or a prefill ends or blocks run out: 1 to what was promised."""
-        core = self._core
-        horizon = plan.horizon
-        if plan.num_decodes:
-            horizon = min(horizon, core.decodes.iterations_to_first_event())
-        for chunk in plan.chunks:  # the chunk that completes a prefill will be a step of its own
-            horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
-        num_free = core.pool.num_quiet
-        blocks_each = horizon // core.pool.block_size + 1
-        if plan.chunks or plan.num_decodes * blocks_each > num_free:  # else there are blocks in any case
-            repeats = range(horizon)
-            horizon = bisect_right(repeats, num_free, key=lambda num: core.blocks_of_repeats(plan, num))
-        return horizon

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from policies.core.plan import StepPlan
 from policies.core.sequence_view import SequenceView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
-
-if TYPE_CHECKING:
-    from policies.core.step import StepBuilder
-    from policies.core.view import StepView
 
 PREEMPTION_MODES = ("recompute", "swap")
 
@@ -71,3 +69,8 @@ class Scheduling:
 
     def on_end(self, seq: SequenceView) -> None:
         """A sequence has ended, or was aborted."""
+
+
+def overrides(scheduling: Scheduling, name: str) -> bool:
+    """Whether a policy has an optional method of its own."""
+    return getattr(type(scheduling), name) is not getattr(Scheduling, name)

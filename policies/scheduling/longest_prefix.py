@@ -11,15 +11,12 @@ waits, since evictions change what is found.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from policies.core.sequence_view import SequenceView
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.overdue import Overdue, check_max_wait_s
-
-if TYPE_CHECKING:
-    from policies.core.step import StepBuilder
-    from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,11 +120,15 @@ def test_chunked_admits_only_if_the_whole_prompt_can_get_blocks(make_core, make_
 
 
 def test_chunked_leaves_decodes_beyond_the_budget_idle(make_core, make_request, run_step):
-    core = make_core(batching=Chunked(max_num_batched_tokens=64))
+    budgets = iter([64, 2])  # the budget shrinks under running sequences
+
+    def shrink(view, step):
+        Chunked(max_num_batched_tokens=next(budgets)).fill(view, step, 0.0)
+
+    core = make_core(batching=shrink)
     for request_id in (A, B, C):
         core.add(make_request(request_id, 1))
     run_step(core)
-    core.batching = Chunked(max_num_batched_tokens=2)  # a budget that shrinks under running sequences
     plan = core.plan(0.0)
     assert plan.tokens_by_request == {A: 1, B: 1}
     assert [seq.request_id for seq in plan.idle] == [C]

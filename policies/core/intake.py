@@ -1,0 +1,292 @@
+"""What an engine is made of, and how requests and sequences come to it and leave it, between its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
+from functools import partial
+from math import inf
+
+from policies.adapters.residents import Residents
+from policies.adapters.serving import AdapterState
+from policies.batching import Batching, DecodesUnasked
+from policies.caching.pool import BlockPool
+from policies.core.limits import Bounds, RejectedError, StopAfter
+from policies.core.plan import (
+    Cause,
+    Migrant,
+    StepPlan,
+)
+from policies.core.request import Request
+from policies.core.sequence import FinishReason, Sequence, SequenceState
+from policies.core.state import EngineState
+from policies.core.step import StepBuilder
+from policies.core.step_maker import StepMaker
+from policies.core.view import StepView
+from policies.prediction import LengthPredictor
+from policies.scheduling import Scheduling, overrides
+
+
+class Intake:
+    """All of an engine but its loop: what it is made of, how requests come and go, and what may be looked at.
+
+    Arguments as in `EngineCore`, which is this and the loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        batching: Batching,
+        scheduling: Scheduling,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_model_len: int,
+        predictor: LengthPredictor | None = None,
+        num_swap_blocks: int = 0,
+        names_blocks: bool = False,
+        residents: Residents | None = None,
+    ) -> None:
+        _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
+        if scheduling.needs_predictor and predictor is None:
+            name = type(scheduling).__name__
+            raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
+        self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
+        self.pool = pool
+        self.residents = residents
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self._state = state = self._new_state(num_swap_blocks, names_blocks)
+        self.waiting = state.waiting  # parts of the state, for those who look at them in every step
+        self.running_set = state.running_set
+        self.running = state.running
+        self.prefilling = state.prefilling
+        self.paused = state.running_set.paused
+        self.loading = state.loading
+        self.leaving = state.running_set.leaving
+        self.decodes = state.decodes
+        self.branched = state.branched
+        self.free_slots = state.free_slots
+        self.transfers = state.transfers
+        self.view = StepView(state)
+        self.may_branch = False  # a request has asked for several answers
+        self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
+        self.waits_for: Cause | None = None  # after such a plan: as StepPlan.waits_for
+        self._sequences = state.sequences
+        self.num_iterations = 0  # that were committed, by an engine in whose place this one came, too
+        self._in_flight: StepPlan | None = None
+        self._loaded_in_flight: list[int] = []  # request ids: loaded while a plan was in flight
+        self._adapters_in_flight: list[str] = []  # the same of adapters
+        self._lost: list[Sequence] = []
+        self._arrived: list[Sequence] = []
+        self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
+        self._now = float("-inf")
+        self._step = StepMaker(state)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Tell of steps, commits and ends those that want to know, and only those."""
+        self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
+        self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
+        if self.residents is not None:
+            self._before_step.append(self.residents.before_step)
+        if overrides(self.scheduling, "before_step"):
+            self._before_step.append(self.scheduling.before_step)
+        if overrides(self.scheduling, "on_commit"):
+            self._on_commit.append(self.scheduling.on_commit)
+        if self.predictor is not None:
+            self._state.on_end.append(self._observe)
+        if overrides(self.scheduling, "on_end"):
+            self._state.on_end.append(self.scheduling.on_end)
+        self._max_unasked = 0  # decodes up to which the batching policy need not be asked
+        if isinstance(self.batching, DecodesUnasked) and not self._before_step:
+            self._max_unasked = self.batching.max_unasked_decodes
+
+    def _new_state(self, num_swap_blocks: int, names_blocks: bool) -> EngineState:
+        scheduling = self.scheduling
+        make = EngineState if self.residents is None else partial(AdapterState, self.residents)
+        return make(
+            self.pool,
+            scheduling.queue(),
+            scheduling.rank,
+            scheduling.chunk_rank if overrides(scheduling, "chunk_rank") else None,
+            swaps=scheduling.preemption_mode == "swap",
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            num_swap_blocks=num_swap_blocks,
+            names_blocks=names_blocks,
+        )
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence has lost its KV."""
+        return self._state.num_preemptions
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests taken in and not ended."""
+        return len(self._sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._sequences) - len(self.running)
+
+    @property
+    def num_tokens_held(self) -> int:
+        """Tokens whose KV is stored."""
+        return self.running_set.num_tokens_held
+
+    @property
+    def num_free_swap_blocks(self) -> int:
+        """Blocks of host memory that are left for preempted KV."""
+        return self.transfers.num_free_swap_blocks
+
+    @property
+    def lost(self) -> SequenceOf[Sequence]:
+        """Preempted by steps that computed nothing: the next plan will name them."""
+        return self._lost
+
+    @property
+    def arrived(self) -> SequenceOf[Sequence]:
+        """Sequences whose KV has come since the last plan: the next one will name them as admitted."""
+        return self._arrived
+
+    @property
+    def unfinished(self) -> Collection[Sequence]:
+        """Sequences waiting or running, in the order of their intake."""
+        return self._sequences.values()
+
+    def find(self, request_id: int) -> Sequence | None:
+        """The sequence of a request that has not ended here."""
+        return self._sequences.get(request_id)
+
+    def add(self, request: Request, stop_after: StopAfter = None, bounds: Bounds | None = None) -> Sequence:
+        """Take a request in.
+
+        stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
+        oracle does, an engine does not); of one with branches, for all or for each. It bounds
+        horizons and ends the sequence; policies never see it. bounds: what `bounds_of` has said of both, if
+        it was asked before.
+        Raises RejectedError if the prompt can never be served, ValueError on a known request id.
+        """
+        if request.request_id in self._sequences:
+            raise ValueError(f"request_id={request.request_id}: is being served already")
+        if bounds is None:
+            bounds = self.bounds_of(request, stop_after)
+        predicted = None if self.predictor is None else self._predict(request, stop_after, bounds)
+        seq = Sequence(request, self.decodes, *bounds, predicted)
+        if request.branching is not None:
+            self.branched.enter(seq, request.branching, bounds, stop_after)
+            self.may_branch = True
+        state = self._state
+        seq.rank = state.rank(seq)
+        self._sequences[request.request_id] = seq
+        state.enqueue(seq)
+        return seq
+
+    def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
+        """At how many known tokens a request would end here, and why; as for `add`.
+
+        Raises RejectedError if its prompt can never be served, or its adapter is not.
+        """
+        return self._state.bounds_of(request, stop_after)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
+        """End a request now, between commit and plan; None if it is not (or no longer) here.
+
+        reason: `stop` where a late look at its tokens says that its answer had been complete.
+        """
+        self._check_at_rest("abort")
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return None
+        if seq.state is SequenceState.waiting:
+            self._state.withdraw(seq, reason)
+        else:
+            self._state.finish(seq, reason)
+        return seq
+
+    def export(self, request_id: int) -> Migrant | None:
+        """Let a running sequence go on in another engine; None if it holds no KV here that could be copied.
+
+        Between commit and plan. Its blocks are free at once: they are to be copied before the next step, and
+        before its transfers. Named as in Transfer.
+        """
+        self._check_at_rest("export")
+        migrant = self._state.migrant(request_id)
+        if migrant is not None:
+            self._state.finish(self.running[request_id], FinishReason.migrated)
+        return migrant
+
+    def hand_over(self, request_id: int) -> Migrant | None:
+        """As export, but it keeps slot and blocks, in state leaving, while another engine copies its KV.
+
+        For one that decodes or is paused. `abort(request_id, FinishReason.migrated)` lets it go when the copy
+        is there, `stay` lets it decode on here.
+        """
+        self._check_at_rest("hand_over")
+        migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
+        if migrant is not None:
+            self.running_set.hand_over(self.running[request_id])
+        return migrant
+
+    def stay(self, request_id: int) -> None:
+        """A sequence that was to leave decodes on here. Raises KeyError if it is not leaving."""
+        self._check_at_rest("stay")
+        self.running_set.stay(self.leaving[request_id])
+
+    def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
+        """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
+        self._state.limits.check_resident(num_known)
+        if num_known >= self.bounds_of(request, stop_after).end_known:
+            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
+
+    def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
+        """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
+
+        KV of it that a cache has here is not asked for. Found all of it, it begins to run without a transfer.
+        What the migrant has not computed is computed here. stop_after: as for `add`, counted from its first
+        output token. tier: where its KV is, see Transfer. Raises RejectedError if it can never be served.
+        """
+        self.check_migrant(migrant.request, migrant.num_known, stop_after)
+        seq = self.add(migrant.request, stop_after)
+        seq.stored_known = migrant.num_known
+        if migrant.num_computed:
+            seq.num_swapped = migrant.num_computed
+            seq.swap_tier = tier
+        return seq
+
+    def check_integrity(self) -> None:
+        """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
+        self._check_at_rest("check_integrity")
+        self._state.check_integrity()
+
+    def _predict(self, request: Request, stop_after: StopAfter, bounds: Bounds) -> int:
+        """What the length predictor expects of a request."""
+        predictor = self.predictor
+        assert predictor is not None
+        if not predictor.needs_truth:
+            return predictor.predict(request, None)
+        if stop_after is None:
+            name = type(predictor).__name__
+            raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
+        return predictor.predict(request, bounds.end_known - request.prompt.num_tokens)
+
+    def _observe(self, seq: Sequence) -> None:
+        """The length predictor learns from an answer that is complete."""
+        if self.predictor is not None and seq.finish_reason in (FinishReason.stop, FinishReason.length):
+            self.predictor.observe(seq.request, seq.num_output_tokens)
+
+    def _check_at_rest(self, what: str) -> None:
+        if self._in_flight is not None:
+            raise RuntimeError(f"{what} while a plan is in flight: commit it first")
+
+
+def _check_settings(max_num_seqs: int, max_model_len: int, num_swap_blocks: int) -> None:
+    if max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs={max_num_seqs}: must be >= 1")
+    if max_model_len < 2:
+        raise ValueError(f"max_model_len={max_model_len}: must be >= 2, a prompt token and an output token")
+    if num_swap_blocks < 0:
+        raise ValueError(f"num_swap_blocks={num_swap_blocks}: must be >= 0")

@@ -1,0 +1,99 @@
+"""The core's side of a step: open the builder for the policies, close it, and read the plan off it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from math import inf
+
+from policies.core.horizon import cut_horizon
+from policies.core.plan import FOREVER, Cause, StepPlan
+from policies.core.sequence import Sequence
+from policies.core.step import StepBuilder
+
+
+class StepMaker(StepBuilder):
+    """The builder of all steps of an engine; policies act on it between `begin` and `end`."""
+
+    def begin(self) -> None:
+        """Open a step with nothing in it."""
+        self.is_open = True
+        self.num_tokens = 0
+        self.tokens_left = FOREVER
+        self._decoded = {}
+        self._chunks = []
+        self._admitted = []
+        self._preempted = []
+        self._all_decode = self._completes = self._waits = self._is_squeezed = False
+        self._promise = 1
+        self._hold = FOREVER
+        self._until_s = self._pool.expires_s
+        self._wake_s = inf
+        self._refusal = None
+
+    def end(self) -> StepPlan | None:
+        """The step as data, its horizon cut to the first thing that would break the policy's promise.
+
+        None: nothing is computed.
+        """
+        self.is_open = False
+        if not self.num_tokens:
+            return None
+        state, decodes, pool = self._state, self._decodes, self._pool
+        decoding: Iterable[Sequence] = decodes
+        num_decodes = decodes.size
+        num_widening = decodes.num_widening
+        num_context_tokens = num_widening + decodes.num_context_tokens
+        idle: SequenceOf[Sequence] = ()
+        if not self._all_decode:
+            if self._decoded:
+                idle = [seq for seq in decodes if seq.request_id not in self._decoded]
+                num_decodes -= len(idle)
+                widening = sum(seq.growth.widens for seq in idle)
+                num_widening -= widening
+                num_context_tokens -= sum(seq.num_held for seq in idle) + widening
+            else:
+                decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
+        horizon = self._promise if self._promise < self._hold else self._hold
+        if self._completes or idle or self._preempted or (self._chunks and pool.chunks_stand_alone):
+            horizon = 1
+        if self._admitted and state.chunk_rank is not None:  # they take their place among the prefills
+            horizon = 1
+        plan = StepPlan(
+            pool.num_iterations,
+            num_decodes,
+            num_context_tokens,
+            num_widening,
+            decoding,
+            horizon,
+            self._until_s,
+            self._chunks,
+            self._admitted,
+            self._preempted,
+            idle,
+            self.waits_for(),
+        )
+        state.complete(plan, self._decoded)
+        if plan.horizon > 1:
+            plan.horizon = cut_horizon(plan, decodes, pool)
+        return plan
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """Sequences that the step has preempted, in order."""
+        return self._preempted
+
+    @property
+    def wake_s(self) -> float | None:
+        """When the policies want to be asked again if nothing is computed; None: they have not said so."""
+        return self._wake_s if self._waits else None
+
+    def waits_for(self) -> Cause | None:
+        """Why the first of the waiting has to wait; None: nothing waits."""
+        if not self._state.num_waiting:
+            return None
+        if self._is_squeezed:
+            return Cause.memory
+        if self._refusal is not None:
+            return self._refusal
+        return self._state.waits_unasked_for()
