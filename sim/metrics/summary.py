@@ -28,7 +28,7 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import adapter_use
 from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use
-from sim.metrics.measured import measure
+from sim.metrics.measured import Measured, measure
 from sim.metrics.one_run import intervals
 from sim.metrics.pipeline import pipeline_use
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
@@ -60,14 +60,16 @@ def summarise(
     energy: EnergySettings | None = None,
     tariff: Tariff | None = None,
     metrics: MetricsSettings = MetricsSettings(),
+    part: Measured | None = None,
 ) -> dict[str, Any]:
     """All figures of a run as plain JSON: seconds, shares from 0 to 1, null where a figure does not exist.
 
-    pools: as in the records. Without an SLO there is no goodput, without the power of a device no energy.
+    pools: as in the records. part: what `measure` makes of them, where that is known.
+    Without an SLO there is no goodput, without the power of a device no energy.
     Raises AssertionError if the records do not add up.
     """
     counts = check_conservation(records)
-    part = measure(records, metrics, slo)
+    part = part or measure(records, metrics, slo)
     window, measured = part.window, part.requests
     inside_s = seconds_inside(records.iterations, window)
     output = _output(records, window, int(part.gaps_inside.sum()))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml  # type: ignore[import-untyped]
 
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
+from sim.report.config_text import config_yaml
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
 from sim.report.vllm_bench import FILE as VLLM_BENCH
@@ -79,11 +79,6 @@ def run_files(result: RunResult, config: Mapping[str, Any], *, tables: bool) -> 
     yield "summary.json", f"{json.dumps(result.summary, indent=2)}\n".encode()
 
 
-def config_yaml(config: Mapping[str, Any]) -> str:
-    """As OmegaConf reads it, at a tenth of the time that it takes to write it."""
-    return str(yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
-
-
 def table_bytes(table: pd.DataFrame) -> bytes:
     """One parquet file."""
     content = BytesIO()
@@ -100,26 +95,3 @@ def config_digest(config: Mapping[str, Any]) -> str:
     """Of a resolved configuration: equal settings, equal digests, in whatever order they stand."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Text that OmegaConf would read as a number stands in quotes: YAML 1.1 takes 1e6 for text."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """A list that stands in two places is written twice."""
-        return True
-
-
-def _text_node(dumper: Any, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _is_number(text) else None)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace("_", ""))
-    except ValueError:
-        return False
-    return True
-
-
-_Dumper.add_representer(str, _text_node)

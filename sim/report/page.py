@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 from plotly.offline import get_plotlyjs
 
 from hwmodels.iterations.iteration import IterationModel
@@ -21,6 +20,7 @@ from sim.records.run import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
@@ -110,7 +110,7 @@ def write_report(
             if rows
         ),
         sections="".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",
-        config=html.escape(OmegaConf.to_yaml(OmegaConf.create(config))),
+        config=html.escape(config_yaml(config)),
         glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY.items()),
         plotly=get_plotlyjs(),
     )

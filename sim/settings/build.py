@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -110,8 +111,9 @@ def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
     )
 
 
+@lru_cache(maxsize=1024)
 def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    """Settings that the target takes: name -> (annotation, whether it must be given)."""
+    """Settings that the target takes: name -> (annotation, whether it must be given). Not to be changed."""
     plain_class = isinstance(target, type) and not is_dataclass(target)
     try:
         hints = get_type_hints(target.__init__ if plain_class else target)

@@ -11,7 +11,6 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 from hydra.core.override_parser.types import Sweep
@@ -62,13 +61,13 @@ class Variants:
         try:
             edits = self._edits(parsed)
             rest = tuple(text for i, text in enumerate(whole) if i not in edits)
-            config = deepcopy(self._composed(rest))
+            config = _copied(self._composed(rest))
         except (HydraException, ConfigError):
-            return deepcopy(self._composed(whole))  # which says what is wrong
+            return _copied(self._composed(whole))  # which says what is wrong
         in_place = not config.get("pools") or _has_pools(parsed)
         if in_place and all(_set(config, parsed[i].key, value) for i, value in edits.items()):
             return config
-        return deepcopy(self._composed(whole))
+        return _copied(self._composed(whole))
 
     def _edits(self, parsed: Sequence[Override]) -> dict[int, Any]:
         """Place -> value of the overrides that can be set in what the others give."""
@@ -107,6 +106,17 @@ class Variants:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(overrides)
             return self._kept[overrides]
+
+
+def _copied(config: dict[str, Any]) -> dict[str, Any]:
+    """Plain data, every dict and list of it anew; `copy.deepcopy` takes five times as long."""
+    return {key: _copied_value(value) for key, value in config.items()}
+
+
+def _copied_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _copied(value)
+    return [_copied_value(item) for item in value] if isinstance(value, list) else value
 
 
 def _has_pools(parsed: Sequence[Override]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel
@@ -107,20 +108,29 @@ class Deployment:
         return limit
 
     def plan_memory(self) -> MemoryPlan:
-        """How each device's memory is used. Raises ValueError if the model does not fit."""
-        return plan_memory(
-            model=self.model,
-            device=self.hardware,
-            layout=self.layout,
-            gpu_memory_utilization=self.engine.gpu_memory_utilization,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.engine.max_num_seqs,
-            max_model_len=self.max_model_len,
-            block_size=self.caching.block_size,
-            num_kv_blocks=self.engine.num_kv_blocks,
-            cuda_graphs=self.engine.cuda_graphs,
-            lora=self.lora if self.adapters is None else self._adapter_slots(self.adapters),
-        )
+        """How each device's memory is used. Raises ValueError if the model does not fit.
+
+        Equal settings get the same plan: a run asks ten times.
+        """
+        settings: dict[str, Any] = {
+            "model": self.model,
+            "device": self.hardware,
+            "layout": self.layout,
+            "gpu_memory_utilization": self.engine.gpu_memory_utilization,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.engine.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "block_size": self.caching.block_size,
+            "num_kv_blocks": self.engine.num_kv_blocks,
+            "cuda_graphs": self.engine.cuda_graphs,
+            "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
+        }
+        for known, plan in tuple(_memory_plans):  # another thread may add one
+            if known == settings:
+                return plan
+        plan = plan_memory(**settings)
+        _memory_plans.appendleft((settings, plan))
+        return plan
 
     def adapter_memory(self) -> AdapterMemory:
         """What an adapter takes in a replica."""
@@ -168,6 +178,9 @@ class Deployment:
         _iteration_models.appendleft((self.latency, replica, model))
         return model
 
+
+_memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)
+"""Those of this process that were asked for last, and their settings."""
 
 _iteration_models: deque[tuple[LatencyLevel, Replica, IterationModel]] = deque(maxlen=16)
 """Those of this process that were asked for last."""

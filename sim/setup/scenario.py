@@ -15,7 +15,7 @@ from policies.caching.eviction.future import FutureUses
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.metrics.dialects import in_dialects
-from sim.metrics.measured import request_metrics
+from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import plain_json, summarise
@@ -263,6 +263,7 @@ class Scenario(PoolSettings, ClusterSettings):
         records = self.simulate(source, report)
         pools = list(self.pools_by_name.values())
         models = tuple(pool.iteration_model() for pool in pools)
+        part = measure(records, self.metrics, self.slo)
         summary = summarise(
             records,
             pools=[
@@ -278,6 +279,7 @@ class Scenario(PoolSettings, ClusterSettings):
             energy=self.energy,
             tariff=self.tariff,
             metrics=self.metrics,
+            part=part,
         )
         summary["memory"] = asdict(pools[0].plan_memory())
         if self.metrics.dialects:
@@ -299,7 +301,7 @@ class Scenario(PoolSettings, ClusterSettings):
         summary["notes"] = [*dict.fromkeys(notes), *workload_notes(source.notes)]
         return RunResult(
             records=records,
-            requests=request_metrics(records.requests, self.slo),
+            requests=part.table,
             summary=summary,
             models=models,
             slo=self.slo,

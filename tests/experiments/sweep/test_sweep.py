@@ -28,7 +28,7 @@ from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import MAX_CHECKED_VALUES, Plan, plan_of
 from experiments.sweep.run import collect
 from sim.engine.interrupt import Interrupt
-from sim.report.files import config_yaml
+from sim.report.config_text import config_yaml
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
