@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from simpy import Event
-
 from policies.scaling import Scaling
 from sim.cluster.fleet import Fleet, Member, State
 from sim.engine.busy_time import BusyTime
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 
 
 class Autoscaler:
@@ -124,7 +122,7 @@ class Autoscaler:
         self._num_askings += 1
         self._clock.at(self._num_askings * self._policy.interval_s, Phase.control, self._ask)
 
-    def _ask(self, event: Event) -> None:
+    def _ask(self, moment: Moment) -> None:
         if not self._goes_on():
             return
         now = self._clock.now
@@ -159,7 +157,7 @@ class Autoscaler:
         self._on_start(member)
         return member
 
-    def _ready(self, member: Member, event: Event) -> None:
+    def _ready(self, member: Member, moment: Moment) -> None:
         self._fleet.ready(member, self._clock.now)
 
 

@@ -242,7 +242,7 @@ class Fleet:
 
     def slow_links(self, member: Member, factor: float) -> None:
         """Copies of a replica take `factor` times as long: those between memory tiers from now on."""
-        member.replica.slow_links(factor)
+        member.replica.copies.links.slowdown = factor
         if self._interconnect is not None:
             self._interconnect.slow_links(member.replica.index, factor)
 

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from simpy import Event
-
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -28,7 +26,7 @@ from sim.cluster.fleet import Fleet
 from sim.cluster.routers import Hooks, Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.visit import Visit
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog, Status
 from sim.transfer.handovers import Handovers
@@ -160,7 +158,7 @@ class FrontDoor:
         is_good = self._slo is None or self._slo.is_met(self._requests, seq.request_id)
         self.fleet.ended(replica, is_good and not visit.is_timed_out, self._clock.now)
         if visit.is_timed_out:
-            replica.events.timed_out(seq, self._clock.now)
+            replica.recorder.events.timed_out(seq, self._clock.now)
             self._requests.lose(seq.request_id, in_crash=False)
             self._requests.forget_handover(seq.request_id)
             self._fail(visit, "timed out")
@@ -352,11 +350,11 @@ class FrontDoor:
         self._on_end(visit.arrival.request)
         return False
 
-    def _ask_again(self, visit: Visit, attempt: int, event: Event) -> None:
+    def _ask_again(self, visit: Visit, attempt: int, moment: Moment) -> None:
         if self._is_at(visit, attempt):
             self._ask(visit)
 
-    def _time_out(self, visit: Visit, attempt: int, event: Event) -> None:
+    def _time_out(self, visit: Visit, attempt: int, moment: Moment) -> None:
         """A client has waited long enough for the answer to an attempt, or for its first token."""
         request_id = visit.arrival.request.request_id
         if not self._is_at(visit, attempt) or visit.is_given_up:
@@ -380,7 +378,7 @@ class FrontDoor:
         known = self._visits.get(visit.arrival.request.request_id)
         return known is visit and visit.attempt == attempt
 
-    def _give_up(self, visit: Visit, event: Event) -> None:
+    def _give_up(self, visit: Visit, moment: Moment) -> None:
         """A client's patience is at its end."""
         request_id = visit.arrival.request.request_id
         if self._visits.get(request_id) is not visit:

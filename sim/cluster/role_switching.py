@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simpy import Event
-
 from policies.roles import ReplicaLoad, Roles
 from sim.cluster.fleet import Fleet, Member, State
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 
 
@@ -35,7 +33,7 @@ class RoleSwitching:
         if interval_s is not None:
             self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
 
-    def _look(self, event: Event) -> None:
+    def _look(self, moment: Moment) -> None:
         if not self._goes_on():
             return
         members = [

@@ -8,7 +8,6 @@ from math import inf, isinf
 
 import numpy as np
 import pandas as pd
-from simpy import Event
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
@@ -23,7 +22,7 @@ from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
@@ -177,7 +176,7 @@ class Simulation:
     ) -> None:
         """Let join a new replica what this run has."""
         if replica.core.residents is not None:
-            replica.attach(AdapterLoads(replica))
+            replica.attach(AdapterLoads(replica, self._clock))
         if self._door.mirrors is not None:
             replica.attach(Mirrored(replica, self._door.mirrors, self._clock))
         if self._door.handovers is not None:
@@ -266,7 +265,7 @@ class Simulation:
             self._num_ahead += 1
             self._clock.at(self._next.at_s, Phase.arrive, self._on_arrival)
 
-    def _on_arrival(self, event: Event) -> None:
+    def _on_arrival(self, moment: Moment) -> None:
         assert self._next is not None
         self._door.arrive(self._next)
         self._expect_next()
@@ -284,10 +283,10 @@ class Simulation:
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
-        logs = [replica.take_iterations() for replica in replicas]
+        logs = [replica.recorder.take_iterations() for replica in replicas]
         own_gaps = own_gaps_table(logs)
         columns, gaps = expanded(logs)
-        events = logged_events([replica.events for replica in replicas])
+        events = logged_events([replica.recorder.events for replica in replicas])
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
             requests[name] = waited_s

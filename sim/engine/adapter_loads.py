@@ -6,18 +6,29 @@ from functools import partial
 
 from policies.core.plan import StepPlan
 from sim.engine.attachment import Attachment
-from sim.engine.clock import Phase
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 
 
 class AdapterLoads(Attachment):
     """Begins the loads that plans ask for, and tells the engine when each is done."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, clock: Clock) -> None:
         self._replica = replica
+        self._clock = clock
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
         replica = self._replica
         for load in replica.core.take_adapter_loads():
             done_s = replica.copies.links.load(load, now)
-            replica.later(done_s, Phase.arrive, partial(replica.adapter_loaded, load.name))
+            replica.later(done_s, Phase.arrive, partial(self._loaded, load.name))
+
+    def _loaded(self, name: str) -> None:
+        """An adapter that sequences wait for is here."""
+        replica = self._replica
+        replica.settle()
+        assert replica.core.residents is not None
+        for seq in replica.core.residents.waiters(name):
+            replica.recorder.events.loaded(seq, self._clock.now)
+        replica.core.adapter_loaded(name)
+        replica.look_up()

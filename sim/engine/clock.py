@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from heapq import heappop, heappush
 
-from simpy import Environment, Event
+from simpy import Environment
 
 from sim.engine.interrupt import Interrupt
 
@@ -28,12 +28,12 @@ class Phase(IntEnum):
     late = 3_000_000
 
 
-class Moment(Event):
-    """An event that is bound to happen, with one callback."""
+class Moment:
+    """An event that is bound to happen, with one callback, which is called with the event itself."""
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[Event], None]) -> None:
+    def __init__(self, callback: Callable[[Moment], None]) -> None:
         self.callback = callback
 
 
@@ -42,14 +42,14 @@ class Clock(Environment):
 
     SimPy schedules by delay, and now + (t - now) may miss t by a bit. Leaping must reach the very same
     times as stepping, so `at` puts the absolute time into SimPy's queue (its private names are used here
-    and nowhere else). All events are made by `at`, so `run_some` needs none of what SimPy's own `step` does
-    for events that may fail, are waited for by several, or belong to processes.
+    and nowhere else). All events are made by `at`, so they and `run_some` need nothing of what SimPy does for
+    events that may fail, are waited for by several, or belong to processes.
     """
 
     now = 0.0
     """Simulated time; an attribute, as nothing is read more often."""
 
-    def at(self, time_s: float, priority: int, callback: Callable[[Event], None]) -> Event:
+    def at(self, time_s: float, priority: int, callback: Callable[[Moment], None]) -> Moment:
         """Call `callback` at time_s >= now; smaller priorities go first, then those set earlier."""
         moment = Moment(callback)
         heappush(self._queue, (time_s, priority, next(self._eid), moment))  # type: ignore[misc]

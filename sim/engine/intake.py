@@ -89,8 +89,8 @@ class Intake:
         """Forget all pending requests."""
         self._pending, self._first, self.next_s = [], 0, inf
 
-    def last_iteration(self, step: RunningStep) -> int:
-        """How many iterations of a running step pass before the first pending request is planned for."""
+    def num_iterations_before(self, step: RunningStep) -> int:
+        """Iterations of a running step behind which the first pending request is planned for."""
         known_s = self.next_s
         if known_s <= step.start_s:
             return 1

@@ -19,39 +19,40 @@ from sim.records.requests import RequestLog
 class LastTokens:
     """Of one engine, or of that which took its place after a crash."""
 
-    __slots__ = ("_apart", "_branched_s", "_core", "_requests", "_seed", "together_s")
+    __slots__ = ("_branched_s", "_core", "_requests", "_seed", "apart", "together_s")
 
     def __init__(self, core: EngineCore, requests: RequestLog, seed: int) -> None:
         self.together_s = 0.0
         """When all decoding sequences emitted last, but for those that are apart or have branches."""
+        self.apart: dict[Sequence, float] = {}
+        """When those emitted last that did so alone: by their prompt, or before they were swapped out."""
         self._core = core
         self._requests = requests
         self._seed = seed
-        self._apart: dict[Sequence, float] = {}
         self._branched_s: dict[int, float] = {}  # by request id: of those that decode with branches
 
     def begin_anew(self, core: EngineCore) -> None:
         """An empty engine has taken the place of the other."""
         self._core = core
-        self._apart.clear()
+        self.apart.clear()
         self._branched_s.clear()
 
     def emit(self, seq: Sequence, time_s: float) -> None:
         """It has produced a token alone: by its prompt, or before it was swapped out."""
         if seq.request.branching is None:
-            self._apart[seq] = time_s
+            self.apart[seq] = time_s
         else:
             self._branched_s[seq.request_id] = time_s
 
     def forget(self, seq: Sequence) -> None:
         """It has ended, or leaves."""
-        self._apart.pop(seq, None)
+        self.apart.pop(seq, None)
         self._branched_s.pop(seq.request_id, None)
 
     def last_s(self, seq: Sequence) -> float:
         """When it produced its newest token; NaN if it has none."""
-        if seq in self._apart:
-            return self._apart[seq]
+        if seq in self.apart:
+            return self.apart[seq]
         if seq.request_id in self._branched_s:
             return self._branched_s[seq.request_id]
         is_emitting = seq.state in (SequenceState.decoding, SequenceState.paused)
@@ -65,7 +66,7 @@ class LastTokens:
             return
         requests, request_id = self._requests, seq.request_id
         last_s = self._branched_s.pop(request_id, self.together_s)
-        last_s = self._apart.pop(seq, last_s)
+        last_s = self.apart.pop(seq, last_s)
         if seq.num_emitted_tokens > requests.output_tokens[request_id]:  # else none since the last time
             requests.last_token_s[request_id] = last_s
             requests.output_tokens[request_id] = seq.num_emitted_tokens
@@ -73,16 +74,16 @@ class LastTokens:
     def log_gaps(self, plan: StepPlan, end_s: float, log: IterationLog) -> int:
         """Note the gaps that a plan's first iteration ends and that are not like the others'; how many."""
         core = self._core
-        if not (self._apart or plan.idle or core.paused) or plan.num_decodes == plan.num_branches:
+        if plan.num_decodes == plan.num_branches:
             return 0
         standing = chain(plan.idle, core.paused.values())
         behind = {seq: self.last_s(seq) for seq in standing if seq.request.branching is None}
         num_noted = 0
-        for seq, emitted_s in self._apart.items():
+        for seq, emitted_s in self.apart.items():
             if seq not in behind:
                 num_noted += 1
                 log.add_gap(seq.request_id, emitted_s, end_s)
-        self._apart = behind
+        self.apart = behind
         return num_noted
 
     def advance_branches(self, plan: StepPlan, end_s: float, log: IterationLog) -> dict[int, tuple[int, ...]]:

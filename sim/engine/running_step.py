@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.plan import StepPlan
 from sim.engine.shape import shape_of
 
 
-@dataclass(slots=True, eq=False)
 class RunningStep:
-    """A plan whose iterations end at ends_s[0], ends_s[1], ...; it ends after num_iterations of them.
+    """A plan whose iterations end at ends_s[0], ends_s[1], ...; it ends after num_iterations, at end_s.
 
     Several iterations are a leap. shape: of the first iteration, if the plan has prompt chunks.
     """
 
-    plan: StepPlan
-    shape: IterationShape | None
-    start_s: float
-    ends_s: list[float]
-    num_iterations: int
+    __slots__ = ("end_s", "ends_s", "num_iterations", "plan", "shape", "start_s")
 
-    @property
-    def end_s(self) -> float:
-        """When its last iteration ends."""
-        return self.ends_s[self.num_iterations - 1]
+    def __init__(
+        self, plan: StepPlan, shape: IterationShape | None, start_s: float, ends_s: list[float]
+    ) -> None:
+        self.plan = plan
+        self.shape = shape
+        self.start_s = start_s
+        self.ends_s = ends_s
+        self.num_iterations = len(ends_s)
+        self.end_s = ends_s[-1]
+
+    def cut(self, num_iterations: int) -> None:
+        """Let it end after so many of its iterations, at least one."""
+        self.num_iterations = num_iterations
+        self.end_s = self.ends_s[num_iterations - 1]
 
     @property
     def last_start_s(self) -> float:

@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from math import isnan
 
-from simpy import Event
-
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.routing import Routing, chosen
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.gateway import Gateway
@@ -228,10 +226,10 @@ class Handovers:
             self._requests.first_token(request_id, now)
         else:
             since_s = self._requests.next_token(request_id, now)
-            handover.source.iterations.add_gap(request_id, since_s, now)
+            handover.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._door.first_token(request_id)
 
-    def _on_begun(self, handover: Handover, event: Event) -> None:
+    def _on_begun(self, handover: Handover, moment: Moment) -> None:
         if self._is_on(handover):
             self._choose(handover)
 

@@ -54,7 +54,7 @@ class PrefillSide(Attachment):
         replica = self._replica
         migrant = replica.core.hand_over(seq.request_id)
         assert migrant is not None, f"{seq!r} cannot be handed over"
-        replica.events.hand_over(seq, now)
+        replica.recorder.events.hand_over(seq, now)
         self._between.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
         return True
 

@@ -1,0 +1,127 @@
+"""Writes down what one replica does: its iterations, its events, and the times in its requests' rows."""
+
+from __future__ import annotations
+
+from math import isnan
+
+from policies.core.engine import EngineCore
+from policies.core.plan import StepOutcome, StepPlan, Transfer
+from policies.core.sequence import Sequence, SequenceState
+from sim.engine.intake import Pending
+from sim.engine.last_tokens import LastTokens
+from sim.engine.running_step import RunningStep
+from sim.records.events import EventLog
+from sim.records.iterations import IterationLog
+from sim.records.requests import RequestLog, Status
+
+
+class Recorder:
+    """The logs of one replica. `replica` is its index, seed that of the world's choices."""
+
+    def __init__(
+        self, replica: int, core: EngineCore, requests: RequestLog, frontend_s: float, seed: int
+    ) -> None:
+        self.replica = replica
+        self.requests = requests
+        self.iterations = IterationLog(replica, core.pool.block_size, core.residents is not None)
+        self.events = EventLog(frontend_s)
+        self._frontend_s = frontend_s
+        self._core = core
+        self._tokens = LastTokens(core, requests, seed)
+
+    def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
+        """The engine has made a plan, or has found nothing to compute; it asked for those transfers."""
+        core = self._core
+        if plan is None or transfers or self.events.is_news(core, plan):
+            self.events.planned(core, plan, transfers, now)
+        for seq in core.lost if plan is None else plan.preempted:
+            self._tokens.preempted(seq)
+        if plan is not None and plan.admitted:
+            for seq in plan.admitted:
+                self._scheduled(seq, now)
+
+    def _scheduled(self, seq: Sequence, now: float) -> None:
+        """Work on a request begins, perhaps for the first time."""
+        requests, request_id = self.requests, seq.request_id
+        if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
+            requests.schedule(seq, now)
+        if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
+            self._tokens.emit(seq, requests.last_token_s[request_id])
+
+    def ran(self, step: RunningStep) -> StepOutcome:
+        """Iterations have run; the core, which has not advanced yet, is told the outcome."""
+        core, plan, tokens, iterations = self._core, step.plan, self._tokens, self.iterations
+        outcome = StepOutcome(step.num_iterations)
+        num_apart = 0
+        if tokens.apart or plan.idle or core.paused:
+            num_apart = tokens.log_gaps(plan, step.ends_s[0], iterations)
+        if core.may_branch:
+            num_apart += plan.num_branches
+            outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
+        iterations.add(step, core, tokens.together_s, num_apart)
+        if plan.num_decodes > plan.num_branches:
+            tokens.together_s = step.end_s
+        if plan.chunks:
+            num_prefills = self.requests.prefill_iterations
+            for chunk in plan.chunks:
+                num_prefills[chunk.seq.request_id] += step.num_iterations
+        return outcome
+
+    def prefilled(self, seq: Sequence, now: float) -> None:
+        """A prefill, or a recomputation, has produced a token."""
+        requests, request_id = self.requests, seq.request_id
+        if seq.num_output_tokens == 1:
+            requests.first_token_s[request_id] = now
+        else:  # resumed after a preemption: the gap spans its absence
+            num_new = seq.num_emitted_tokens - requests.output_tokens[request_id]
+            for _ in range(num_new):
+                self.iterations.add_gap(request_id, requests.last_token_s[request_id], now)
+            self.events.prefilled(seq, now)
+        self._tokens.emit(seq, now)
+
+    def finished(self, seq: Sequence, now: float) -> None:
+        """An answer is complete."""
+        self._tokens.forget(seq)
+        self.requests.end(seq, Status.finished, now, now)
+
+    def aborts(self, seq: Sequence, now: float, *, is_lost: bool) -> float:
+        """A sequence is about to be given up; returns when it produced its newest token, or NaN.
+
+        is_lost: for want of KV that was to come from elsewhere, not by its client.
+        """
+        last_token_s = self._tokens.last_s(seq)
+        self.events.leave(seq, now, is_lost=is_lost)
+        self._tokens.forget(seq)
+        return last_token_s
+
+    def departed(self, seq: Sequence) -> None:
+        """A sequence goes on in another replica."""
+        self._tokens.forget(seq)
+
+    def stopped(self, pending: list[Pending], now: float) -> None:
+        """The run has ended: note how far the requests have come that are here."""
+        for seq in self._core.unfinished:
+            if self.requests.replica[seq.request_id] == self.replica:  # else it is going on elsewhere
+                self.requests.note(seq, self._tokens.last_s(seq))
+            self.events.leave(seq, now)
+        for entry in pending:
+            self.events.never_met(entry.request, now, sent_s=entry.sent_s)
+
+    def crashed(self, lost: list[Sequence], pending: list[Pending], core: EngineCore, now: float) -> None:
+        """The engine has lost those sequences, and requests on their way to it; `core` takes its place."""
+        for seq in lost:
+            self.requests.note(seq, self._tokens.last_s(seq))
+            if seq.state is not SequenceState.loading:
+                self.requests.lose_kv(seq.request_id, seq.num_computed)
+            self.events.leave(seq, now, is_lost=True)
+        for entry in pending:
+            self.events.never_met(entry.request, now, is_lost=True, sent_s=entry.sent_s)
+        self.events = EventLog(self._frontend_s, after=self.events)
+        self._core = core
+        self._tokens.begin_anew(core)
+
+    def take_iterations(self) -> IterationLog:
+        """The log of the iterations; it is given up, as all of them are large."""
+        log = self.iterations
+        self.iterations = IterationLog(self.replica, log.block_size, log.serves_adapters)
+        return log
