@@ -55,6 +55,10 @@ class Clock(Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), moment))  # type: ignore[misc]
         return moment
 
+    def is_quiet(self) -> bool:
+        """Whether nothing else is to happen at this instant."""
+        return not self._queue or self._queue[0][0] > self.now
+
     is_stopped = False
 
     def stop(self) -> None:

@@ -31,14 +31,20 @@ class Recorder:
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """The engine has made a plan, or has found nothing to compute; it asked for those transfers."""
-        core = self._core
-        if plan is None or transfers or self.events.is_news(core, plan):
-            self.events.planned(core, plan, transfers, now)
-        for seq in core.lost if plan is None else plan.preempted:
-            self._tokens.preempted(seq)
-        if plan is not None and plan.admitted:
-            for seq in plan.admitted:
-                self._scheduled(seq, now)
+        core, events = self._core, self.events
+        if plan is None or transfers or plan.admitted or plan.preempted or self._has_news(plan):
+            events.planned(core, plan, transfers, now)
+            for seq in core.lost if plan is None else plan.preempted:
+                self._tokens.preempted(seq)
+            if plan is not None:
+                for seq in plan.admitted:
+                    self._scheduled(seq, now)
+
+    def _has_news(self, plan: StepPlan) -> bool:
+        """Whether there is an event to note of a plan that admits and preempts no sequence."""
+        core, events = self._core, self.events
+        is_changed = plan.waits_for is not events.cause or events.new or core.paused or events.paused
+        return bool(is_changed or (core.residents is not None and core.loading))
 
     def _scheduled(self, seq: Sequence, now: float) -> None:
         """Work on a request begins, perhaps for the first time."""

@@ -115,11 +115,10 @@ class Replica(LoadCounts):
         self._finish_step()
         if self._aborts or self._departures:
             self._let_go()
-        now = self._clock.now
-        if self._clock.peek() > now:
-            self._begin_step(now)
+        if self._clock.is_quiet():
+            self._begin_step(self._clock.now)
         else:  # others act at this very instant: plan after them
-            self._plan_at(now)
+            self._plan_at(self._clock.now)
 
     def _on_plan(self, moment: Moment) -> None:
         """The time has come for a plan without a step before it."""

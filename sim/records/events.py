@@ -86,31 +86,19 @@ class EventLog:
     def __init__(self, frontend_s: float = 0.0, after: EventLog | None = None) -> None:
         self._frontend_s = frontend_s
         self._rows: bytearray = bytearray() if after is None else after._rows
-        self._new: list[Sequence] = []  # known to the engine, seen by no plan yet
+        self.new: list[Sequence] = []  # known to the engine, seen by no plan yet
         self._adopted_s: dict[int, float] = {}  # of these, by request id: when another replica sent it
         self._waits: dict[int, _Wait] = {}  # of those seen, by request id
-        self._paused: dict[int, Sequence] = {}
+        self.paused: dict[int, Sequence] = {}  # as of the last plan
         self._num_lost = 0  # preemptions of steps without work that are noted already
-        # The clocks of the causes: `_cause` has been running since `_since_s`, the others stand still.
+        # The clocks of the causes: `cause` has been running since `_since_s`, the others stand still.
         self._total_s = [0.0] * len(Cause)
-        self._cause: Cause | None = None
+        self.cause: Cause | None = None  # why the queue waits, as the last plan said
         self._since_s = 0.0
-
-    def is_news(self, core: EngineCore, plan: StepPlan) -> bool:
-        """Whether there is anything to note about a plan without transfers; most repeat the last one."""
-        return bool(
-            plan.waits_for is not self._cause
-            or self._new
-            or plan.admitted
-            or plan.preempted
-            or core.paused
-            or self._paused
-            or (core.residents is not None and core.loading)
-        )
 
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
         """The engine knows a request from now on. sent_s: when another replica has handed it over."""
-        self._new.append(seq)
+        self.new.append(seq)
         if sent_s is not None:
             self._adopted_s[seq.request_id] = sent_s
 
@@ -123,7 +111,7 @@ class EventLog:
         """The engine has made a plan, or found nothing to do; it asked for those transfers."""
         cause = core.waits_for if plan is None else plan.waits_for
         preempted = core.lost if plan is None else plan.preempted
-        if self._new:
+        if self.new:
             self._meet(now, not preempted)
         if plan is not None:
             just_lost = preempted[self._num_lost :]
@@ -142,11 +130,11 @@ class EventLog:
         if core.residents is not None:
             for seq in core.loading.values():
                 self._await_adapter(seq, now)
-        if cause is not self._cause:
-            if self._cause is not None:
-                self._total_s[self._cause] += now - self._since_s
-            self._cause, self._since_s = cause, now
-        if core.paused or self._paused:
+        if cause is not self.cause:
+            if self.cause is not None:
+                self._total_s[self.cause] += now - self._since_s
+            self.cause, self._since_s = cause, now
+        if core.paused or self.paused:
             self._compare_paused(core.paused, now)
 
     def loaded(self, seq: Sequence, now: float) -> None:
@@ -205,7 +193,7 @@ class EventLog:
         at_once: those that hold KV were admitted by it, and nobody was preempted.
         """
         reading = None
-        for seq in self._new:
+        for seq in self.new:
             state, frontend_s = seq.state, self._frontend_s
             iteration_s = now - (seq.request.arrival_s + frontend_s)
             is_adopted = seq.request_id in self._adopted_s
@@ -220,13 +208,13 @@ class EventLog:
                     reading = self._read(now)
                 wait = _Wait(now, reading, frontend_s, iteration_s, is_adopted=is_adopted)
                 self._waits[seq.request_id] = wait
-        self._new.clear()
+        self.new.clear()
 
     def _read(self, now: float) -> list[float]:
         """Seconds so far by cause."""
         reading = self._total_s.copy()
-        if self._cause is not None:
-            reading[self._cause] += now - self._since_s
+        if self.cause is not None:
+            reading[self.cause] += now - self._since_s
         return reading
 
     def _admit(self, seq: Sequence, now: float) -> None:
@@ -305,15 +293,15 @@ class EventLog:
 
     def _compare_paused(self, paused: dict[int, Sequence], now: float) -> None:
         """Note who stands still since this plan, and who no longer does."""
-        if paused.keys() == self._paused.keys():
+        if paused.keys() == self.paused.keys():
             return
-        for request_id, seq in self._paused.items():
+        for request_id, seq in self.paused.items():
             if request_id not in paused and seq.slot is not None:  # else it was preempted, or has ended
                 self._log(Event.unpause, seq, now)
         for request_id, seq in paused.items():
-            if request_id not in self._paused:
+            if request_id not in self.paused:
                 self._log(Event.pause, seq, now)
-        self._paused = dict(paused)
+        self.paused = dict(paused)
 
 
 _AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)
