@@ -112,9 +112,7 @@ class FrontDoor:
         return self._visits[request_id].stop_after
 
     def tell_length(self, routing: Routing, request: Request) -> None:
-        """Tell a router that asks for it how long an answer is expected to be."""
-        if not getattr(routing, "needs_predictor", False):
-            return
+        """Tell a router how long an answer is expected to be."""
         predictor = self._predictor
         assert predictor is not None
         truth = self._visits[request.request_id].arrival.num_output_tokens if predictor.needs_truth else None
@@ -240,10 +238,14 @@ class FrontDoor:
         """Choose a replica for a request that was let in; whether it is still under way then."""
         now, arrival = self._clock.now, visit.arrival
         request = arrival.request
-        routing, candidates = self._routers.of_model(request.model).policy, self._candidates(request)
-        self.tell_length(routing, request)
-        replica = chosen(routing, routing.choose(request, candidates, now), candidates)
-        self._note_held(visit, now)
+        router, candidates = self._routers.of_model(request.model), self._candidates(request)
+        routing = router.policy
+        if router.needs_length:
+            self.tell_length(routing, request)
+        place = routing.choose(request, candidates, now)
+        replica = chosen(routing, place, candidates)
+        if now > visit.held_since_s:
+            self._note_held(visit, now)
         self._requests.send(request.request_id, replica.index)
         self.fleet.sent(replica, request.prompt.num_tokens)
         visit.replica, visit.is_routed = replica, True
@@ -251,23 +253,27 @@ class FrontDoor:
         if now > arrival.at_s:
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         migrant = self._migrant(visit, replica, request) if visit.goes_on else None
+        if migrant is not None:
+            self._resume(visit, replica, migrant)
+            return True
         try:
-            if migrant is None:
-                self._check_prefill(replica, request, request.prompt.num_tokens)
-                replica.submit(request, visit.stop_after)
-            else:
-                replica.resume(migrant, visit.stop_after)
+            self._check_prefill(replica, request, request.prompt.num_tokens)
+            replica.submit(request, visit.stop_after)
         except RejectedError as error:
             self._take_back(visit)
             return self._fail(visit, str(error), inf)
-        if migrant is not None:
-            self._requests.num_resumed += 1
-            if replica.index in self._first_tokens:
-                self._first_tokens[replica.index].resumes(request.request_id)
-            if migrant.num_computed:
-                assert self.mirrors is not None
-                self.mirrors.expect(request.request_id, replica)
         return True
+
+    def _resume(self, visit: Visit, replica: Replica, migrant: Migrant) -> None:
+        """Let a request go on in a replica, which has found that it can."""
+        request_id = migrant.request.request_id
+        replica.resume(migrant, visit.stop_after)
+        self._requests.num_resumed += 1
+        if replica.index in self._first_tokens:
+            self._first_tokens[replica.index].resumes(request_id)
+        if migrant.num_computed:
+            assert self.mirrors is not None
+            self.mirrors.expect(request_id, replica)
 
     def _migrant(self, visit: Visit, replica: Replica, request: Request) -> Migrant | None:
         """With what a request goes on in a replica; None: it begins there, for want of anything, or of room.

@@ -27,6 +27,8 @@ class Router(NamedTuple):
 
     policy: Routing
     tell: Hooks
+    needs_length: bool
+    """Whether it asks for how long an answer is expected to be."""
 
 
 class Routers:
@@ -46,5 +48,7 @@ class Routers:
         router = self._by_model.get(model)
         if router is None:
             policy = self._routing if model is None else deepcopy(self._routing)
-            router = self._by_model[model] = Router(policy, Hooks.of(policy))
+            router = self._by_model[model] = Router(
+                policy, Hooks.of(policy), getattr(policy, "needs_predictor", False)
+            )
         return router

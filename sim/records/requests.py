@@ -179,8 +179,8 @@ class RequestLog:
         self.status[request_id] = status
         if seq.finish_reason is FinishReason.length:
             self.reason[request_id] = "length"
-        self.note(seq, last_token_s)
         self.finished_s[request_id] = now
+        self.note(seq, last_token_s)
 
     def forget_handover(self, request_id: int) -> None:
         """Nothing is left of the KV that was handed over, nor of a token that was to go out with it."""
@@ -213,11 +213,15 @@ class RequestLog:
         """Enter how far a sequence has come. A token that no client has seen yet does not count."""
         request_id = seq.request_id
         self.preemptions[request_id] = seq.num_preemptions
-        if not isnan(self.first_token_s[request_id]):
-            num_unseen = request_id in self.held_back
-            self.last_token_s[request_id] = last_token_s
-            self.output_tokens[request_id] = seq.num_emitted_tokens - num_unseen
-            self.longest_tokens[request_id] = seq.num_output_tokens - num_unseen
+        if isnan(self.first_token_s[request_id]):
+            return
+        num_unseen = request_id in self.held_back
+        num_longest = num_emitted = seq.num_output_tokens
+        if seq.branches is not None:
+            num_emitted = seq.num_emitted_tokens
+        self.last_token_s[request_id] = last_token_s
+        self.output_tokens[request_id] = num_emitted - num_unseen
+        self.longest_tokens[request_id] = num_longest - num_unseen
 
     def table(self) -> pd.DataFrame:
         """One row a request, by request id; times in seconds, NaN where it did not happen.

@@ -48,7 +48,7 @@ class Gateway(Protocol):
         ...
 
     def tell_length(self, routing: Routing, request: Request) -> None:
-        """Tell a router that asks for it how long an answer is expected to be."""
+        """Tell a router how long an answer is expected to be."""
         ...
 
     def first_token(self, request_id: int) -> None:

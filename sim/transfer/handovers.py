@@ -95,6 +95,7 @@ class Handovers:
         self.overflow_tokens = settings.overflow_tokens
         self._settings = settings
         self._routing = routing
+        self._needs_length: bool = getattr(routing, "needs_predictor", False)
         self._on_routed_end: Callable[[Request, float], None] | None = getattr(routing, "on_end", None)
         self._clock = clock
         self._requests = requests
@@ -243,7 +244,8 @@ class Handovers:
         if not targets:
             self._held[request.request_id] = handover
             return
-        self._door.tell_length(self._routing, request)
+        if self._needs_length:
+            self._door.tell_length(self._routing, request)
         target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
