@@ -1,9 +1,9 @@
 """How fast the simulator is: `python -m experiments.bench.sim [case ...]` (or `make bench`).
 
-Prints CPU time a request and an iteration, and the peak memory of each case, each in a process of its own.
-Counted: making the traffic, simulating, and the tables of requests, iterations and gaps in memory. Not
+Prints what the commands take to start, then CPU time and peak memory of each case, each in a process of its
+own. Counted: making the traffic, simulating, and the tables of requests, iterations and gaps in memory. Not
 counted: imports, figures, files, report. Machines differ and are noisy, so SimPy's own loop of bare timeouts
-is timed beside every repetition, and the last column is the cost of a request in such timeouts (median).
+is timed beside every repetition: `timeouts/request` is the cost of a request in such timeouts (median).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,52 +20,122 @@ from statistics import median
 
 import simpy
 
+from sim.records.run import RunRecords
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
+from sim.setup.scenario import Scenario
 
 SHARED_TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
-POISSON = ("workload=poisson", "model=llama3_1_8b", "hardware=h100_sxm", "caching=paged")
-CASES = {
-    "a": (
-        "10,000 Poisson requests, 8/s, 512 in, 256 out, one replica",
-        (*POISSON, "workload.num_requests=10000", "workload.arrivals.rate_per_s=8"),
-    ),
-    "b": ("the Azure conversation trace, one replica", ("workload=azure_csv", "caching=paged")),
-    "c": (
-        "100,000 Poisson requests, 80/s, 512 in, 256 out, ten replicas",
-        (*POISSON, "workload.num_requests=100000", "workload.arrivals.rate_per_s=80", "replicas=10"),
-    ),
+TRACES = {
+    "workload=azure_csv": "azure_2023_conv.csv.gz",
+    "workload=mooncake_jsonl": "mooncake_conversation.jsonl.gz",
 }
+"""The file of a workload that replays one."""
+
+VLLM = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm")
+"""vLLM's scheduler with its prefix cache on."""
+
+
+def poisson(num_requests: int, replicas: int = 1, routing: str = "round_robin") -> tuple[str, ...]:
+    """Overrides for 8 requests a second and replica, 512 tokens in, 256 out."""
+    return (
+        *VLLM,
+        "workload=poisson",
+        f"workload.num_requests={num_requests}",
+        f"workload.arrivals.rate_per_s={8 * replicas}",
+        f"replicas={replicas}",
+        f"routing={routing}",
+    )
+
+
+CASES = {
+    "a": ("10,000 Poisson requests, 8/s, 512 in, 256 out, one replica", poisson(10_000)),
+    "b": ("the Azure conversation trace, one replica", (*VLLM, "workload=azure_csv")),
+    "c": ("100,000 Poisson requests, 80/s, ten replicas", poisson(100_000, 10)),
+    "d": (
+        "2,000 conversations, 1/s, which share their prefixes, one replica",
+        (*VLLM, "workload=conversation", "workload.num_conversations=2000", "workload.arrivals.rate_per_s=1"),
+    ),
+    "e": (
+        "the Mooncake conversation trace at a tenth of its load, one replica",
+        (*VLLM, "workload=mooncake_jsonl", "load=0.1"),
+    ),
+    "r16": ("20,000 Poisson requests, 16 replicas, round robin", poisson(20_000, 16)),
+    "r256": ("51,200 Poisson requests, 256 replicas, round robin", poisson(51_200, 256)),
+    "l16": ("the same, 16 replicas, least outstanding", poisson(20_000, 16, "least_outstanding")),
+    "l256": ("the same, 256 replicas, least outstanding", poisson(51_200, 256, "least_outstanding")),
+}
+STARTS = {
+    "windtunnel --help": ("--help",),
+    "windtunnel simulate --help": ("simulate", "--help"),
+    "windtunnel list": ("list",),
+    "a misspelt key": ("simulate", "workload.nume_requests=10"),
+    "ten requests, no report": ("simulate", "workload.num_requests=10", "output.report=false"),
+    "ten requests": ("simulate", "workload.num_requests=10"),
+}
+COLUMNS = {
+    "CPU s": 7,
+    "us/request": 11,
+    "us/output token": 16,
+    "timeouts/request": 17,
+    "us/hashed block": 16,
+    "peak MiB": 9,
+}
+"""Of the table of cases: heading -> width."""
+
 NUM_TIMEOUTS = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases named on the command line, or all."""
+    """Time the start and the cases named on the command line, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.sim", description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="a, b, c; all if none is named")
+    names = ["start", *CASES]
+    parser.add_argument("cases", nargs="*", choices=[*names, []], help="all if none is named")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
-    parser.add_argument("--trace", type=Path, default=SHARED_TRACES / "azure_2023_conv.csv.gz")
+    parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="a folder with the traces")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_process:
-        _measure(options.cases[0], options.repeat, options.trace)
+        _measure(options.cases[0], options.repeat, options.traces)
         return
-    heading = f"{'CPU s':>7} {'us/request':>11} {'us/iteration':>13} {'peak MiB':>9} {'timeouts/request':>17}"
-    print(f"{'':4}{heading}  case")
-    for case in options.cases or CASES:
-        command = [sys.executable, "-m", "experiments.bench.sim", case, "--in-process"]
-        subprocess.run([*command, f"--repeat={options.repeat}", f"--trace={options.trace}"], check=True)
+    wanted = options.cases or names
+    if "start" in wanted:
+        _time_starts(options.repeat)
+    print("".join(f"{heading:>{width}}" for heading, width in COLUMNS.items()) + "  case", flush=True)
+    for case in wanted:
+        if case in CASES:
+            command = [sys.executable, "-m", "experiments.bench.sim", case, "--in-process"]
+            subprocess.run([*command, f"--repeat={options.repeat}", f"--traces={options.traces}"], check=True)
 
 
-def _measure(case: str, repeat: int, trace: Path) -> None:
+def _time_starts(repeat: int) -> None:
+    """Print a line a command: CPU seconds of its process."""
+    windtunnel = [sys.executable, "-c", "import sys; from experiments.app.cli import main; sys.exit(main())"]
+    for name, words in STARTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            here = [f"hydra.run.dir={folder}"] if words[-1] != "--help" and words[0] == "simulate" else []
+            best_s = min(_child_s([*windtunnel, *words, *here]) for _ in range(repeat))
+        print(f"{best_s:7.2f} CPU s  {name}", flush=True)
+
+
+def _child_s(command: Sequence[str]) -> float:
+    """CPU seconds of a process, which may fail."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _measure(case: str, repeat: int, traces: Path) -> None:
     """Print one line."""
     name, overrides = CASES[case]
-    if "workload=azure_csv" in overrides:
-        if not trace.exists():
-            print(f"{case:4}not measured: no trace at {trace}; name one with --trace=FILE")
-            return
-        overrides = (*overrides, f"workload.path={trace}")
+    for workload, file in TRACES.items():
+        if workload in overrides:
+            if not (traces / file).exists():
+                print(f"not measured, no trace {traces / file}; name its folder with --traces=DIR: {name}")
+                return
+            overrides = (*overrides, f"workload.path={traces / file}")
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
     best_s, peak_mib, in_timeouts = float("inf"), 0.0, []
     for _ in range(repeat):
@@ -77,12 +148,19 @@ def _measure(case: str, repeat: int, trace: Path) -> None:
         # Of the first repetition: later ones add what the allocator has not given back.
         peak_mib = peak_mib or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         in_timeouts.append(2 * cpu_s / (before_s + timeout_s()))
-        num_requests, num_iterations = len(records.requests), len(records.iterations)
+        num_requests, num_tokens = len(records.requests), int(records.requests["output_tokens"].sum())
+        num_blocks = _num_hashed_blocks(scenario, records)
         del records
     print(
-        f"{case:4}{best_s:7.2f} {best_s / num_requests * 1e6:11.1f} {best_s / num_iterations * 1e6:13.2f} "
-        f"{peak_mib:9.0f} {median(in_timeouts) / num_requests:17.0f}  {name}"
+        f"{best_s:7.2f}{best_s / num_requests * 1e6:11.1f}{best_s / num_tokens * 1e6:16.3f}"
+        f"{median(in_timeouts) / num_requests:17.0f}{best_s / num_blocks * 1e6:16.2f}{peak_mib:9.0f}  {name}"
     )
+
+
+def _num_hashed_blocks(scenario: Scenario, records: RunRecords) -> int:
+    """Full blocks of prompts and answers, each of which a prefix cache hashes."""
+    requests = records.requests
+    return int(((requests["prompt_tokens"] + requests["output_tokens"]) // scenario.caching.block_size).sum())
 
 
 def timeout_s() -> float:

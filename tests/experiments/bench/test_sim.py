@@ -14,9 +14,16 @@ def test_prints_cpu_time_memory_and_yardstick_of_a_case(monkeypatch, capsys):
     monkeypatch.setitem(bench_sim.CASES, "a", ("twenty requests", small))
     bench_sim.main(["a", "--in-process", "--repeat=1"])
     line = capsys.readouterr().out
-    assert re.fullmatch(r"a +\d+\.\d\d +\d+\.\d +\d+\.\d\d +\d+ +\d+  twenty requests\n", line), line
+    figures = r" +\d+\.\d\d +\d+\.\d +\d+\.\d{3} +\d+ +\d+\.\d\d +\d+"
+    assert re.fullmatch(rf"{figures}  twenty requests\n", line), line
 
 
 def test_a_missing_trace_is_not_measured(tmp_path, capsys):
-    bench_sim.main(["b", "--in-process", f"--trace={tmp_path}/none.csv"])
-    assert capsys.readouterr().out.startswith("b   not measured: no trace at")
+    bench_sim.main(["b", "--in-process", f"--traces={tmp_path}"])
+    assert capsys.readouterr().out.startswith("not measured, no trace ")
+
+
+def test_prints_what_a_command_takes_to_start(monkeypatch, capsys):
+    monkeypatch.setattr(bench_sim, "STARTS", {"the overview": ("--help",)})
+    bench_sim.main(["start", "--repeat=1"])
+    assert re.match(r" +\d+\.\d\d CPU s  the overview\n", capsys.readouterr().out)
