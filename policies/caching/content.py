@@ -21,6 +21,9 @@ from policies.core.request import Request, Segment
 ENDLESS = 1 << 40
 """Tokens, or blocks, of an answer whose length nobody knows."""
 
+OWN_PLACES = 1 << 48
+"""Places from here on have contents that only one request can name."""
+
 MANY = 8192
 """New places after which it is time to look which of them are in use: about 2 MB of memory."""
 
@@ -76,11 +79,15 @@ def runs_of(request: Request) -> list[Segment]:
     runs = prompt_runs(request)
     if request.branching is not None:
         return runs
-    answer_id = -2 * request.request_id - 2
-    if request.answer_id is not None:
-        answer_id = request.answer_id + (0 if request.adapter is None else _space(request.adapter))
-    runs.append(Segment(answer_id, ENDLESS))
+    runs.append(Segment(_answer(request), ENDLESS))
     return runs
+
+
+def _answer(request: Request) -> int:
+    """The name of an answer, or one below 0 that no other request has."""
+    if request.answer_id is None:
+        return -2 * request.request_id - 2
+    return request.answer_id + (0 if request.adapter is None else _space(request.adapter))
 
 
 @lru_cache(maxsize=100_000)
@@ -89,11 +96,18 @@ def _space(adapter: str) -> int:
     return (int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little") + 1) << 64
 
 
+def _own_place(content_id: int) -> int:
+    """The place of contents below 0: what is before them is the same whenever their request comes."""
+    return OWN_PLACES - content_id
+
+
 class Places:
     """Gives every (past, content) its place: a number."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, joins: bool = True) -> None:
+        """joins: the end of a prompt and its answer are one place if no other request can name them."""
         self._block_size = block_size
+        self._joins = joins
         self._places: dict[tuple[int, int, int], int] = {}  # (place before, its tokens, content) -> place
         self._num_given = 0
         self._num_old = 0  # that had been given when it last forgot
@@ -104,15 +118,22 @@ class Places:
 
         Runs in which no block ends are left out.
         """
+        if not request.prompt.segments and self._is_joined(request):
+            return [(_own_place(_answer(request)), ENDLESS)]
         path: list[Stretch] = []
         places, block_size = self._places, self._block_size
         before, before_tokens, start, end = -1, 0, 0, 0
-        for content_id, num_tokens in runs_of(request):
-            name = (before, before_tokens, content_id)
-            place = places.get(name)
-            if place is None:
-                place = places[name] = self._num_given
-                self._num_given += 1
+        runs = runs_of(request)
+        if self._is_joined(request) and len(runs) > 1 and runs[-2][0] < 0:
+            del runs[-2]
+        for content_id, num_tokens in runs:
+            if content_id < 0:
+                place = _own_place(content_id)
+            else:
+                name = (before, before_tokens, content_id)
+                place = places.setdefault(name, self._num_given)
+                if place == self._num_given:
+                    self._num_given += 1
             before, before_tokens = place, num_tokens
             start += num_tokens
             if start - end * block_size >= block_size:
@@ -125,7 +146,10 @@ class Places:
         path: list[Stretch] = []
         before, before_tokens, start, end = -1, 0, 0, 0
         for content_id, num_tokens in prompt_runs(request):
-            place = self._places.get((before, before_tokens, content_id))
+            if content_id < 0:
+                place: int | None = _own_place(_answer(request) if self._is_joined(request) else content_id)
+            else:
+                place = self._places.get((before, before_tokens, content_id))
             if place is None:
                 break
             before, before_tokens = place, num_tokens
@@ -150,6 +174,9 @@ class Places:
         self._places = {name: place for name, place in self._places.items() if place in kept}
         self._num_old = self._num_given
         self._forget_at = len(self._places) + max(MANY, len(used))
+
+    def _is_joined(self, request: Request) -> bool:
+        return self._joins and request.answer_id is None and request.branching is None
 
     @property
     def is_crowded(self) -> bool:

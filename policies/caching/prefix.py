@@ -110,7 +110,7 @@ class PrefixPool(BlockPool):
         held = self._held(seq)
         if num_cached:
             self.num_free -= self._runs.hold_found(held, seq.request_id)
-        held.found = []
+        held.found = ()
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         self.take(self.blocks_to_grow(seq, num_held, num_tokens))
@@ -124,20 +124,20 @@ class PrefixPool(BlockPool):
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
         self._num_fresh -= num_blocks
-        while self._num_fresh < 0:
-            run = self._runs.next_free
-            num_evicted = min(run.num_blocks, -self._num_fresh)
-            self._evicted(run, num_evicted)
-            self._runs.evict(run, num_evicted)
-            self.num_evicted += num_evicted
-            self._num_fresh += num_evicted
+        if self._num_fresh < 0:
+            self.num_evicted -= self._num_fresh
+            self._runs.num_due -= self._num_fresh
+            self._num_fresh = 0
+            if self._num_ids_made:  # whose blocks they are is seen
+                self._runs.evict_due()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         held: Held = seq.kv
         num_full = (num_tokens - num_planned) // self.block_size
         self._offer(seq, num_full)
         num_withdrawn = held.num_keyed - num_full
-        self._runs.withdraw(held, num_full)  # offered for tokens that will not be computed
+        if num_withdrawn > 0:  # offered for tokens that will not be computed
+            self._runs.withdraw(held, num_full)
         num_tail = self.blocks_for(num_tokens) - held.num_keyed
         assert num_tail >= max(0, num_withdrawn)
         self.num_free += num_tail
@@ -147,8 +147,11 @@ class PrefixPool(BlockPool):
             if self._pins.keep(self._runs, held, num_pinned, self.now):
                 self.expires_s = self._pins.expires_s
         self.num_free += self._runs.let_go(held, seq.request_id)
-        self._free_ids.extend(reversed(held.tail_ids))
+        if held.tail_ids:
+            self._free_ids.extend(reversed(held.tail_ids))
         seq.kv = None
+        if self._runs.num_due:
+            self._runs.evict_whole()
         if self._places.is_crowded:
             self._places.forget(self._used_places())
 
@@ -228,14 +231,11 @@ class PrefixPool(BlockPool):
 
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
         """Of a sequence's next blocks, those of one place: its blocks first to end - 1."""
-        self._runs.offer(held, seq.request_id, place, first, end)
+        self._runs.extend(held, seq.request_id, place, first, end)
 
     def _used_places(self) -> set[int]:
         """Where there are contents."""
         return self._runs.places
-
-    def _evicted(self, run: Run, num_blocks: int) -> None:
-        """The last blocks of a free run are about to lose their contents to make room."""
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
         held: Held = seq.kv

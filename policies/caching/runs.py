@@ -7,12 +7,15 @@ became free, until their blocks are wanted.
     place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where somebody went on with less
                | 0 1 |                      a copy
 
-Costs grow with the number of runs, not with that of their blocks.
+Costs grow with the number of runs, not with that of their blocks. Evictions are put off until somebody looks
+at a place that has contents: contents that no other request can name then go whole, without a look.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
 from policies.caching.content import Stretch
@@ -50,7 +53,7 @@ class Held:
 
     def __init__(self, path: list[Stretch]) -> None:
         self.path = path
-        self.found: list[tuple[Run, int]] = []  # while it waits: by the last look
+        self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: by the last look
         self.runs: list[Run] = []
         self.num_keyed = 0  # blocks in runs
         self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
@@ -63,10 +66,16 @@ class Held:
 
 
 class Runs:
-    """All runs of a pool."""
+    """All runs of a pool.
 
-    def __init__(self, free_ids: list[int]) -> None:
-        self._free_ids = free_ids  # the pool's: ids of blocks that lose their contents go there
+    free_ids: the pool's: ids of blocks that lose their contents go there. on_evict is called with a run that
+    nobody holds and the number of its last blocks that are about to lose their contents to make room.
+    """
+
+    def __init__(self, free_ids: list[int], on_evict: Callable[[Run, int], None] | None = None) -> None:
+        self.num_due = 0  # blocks whose eviction has been put off
+        self._free_ids = free_ids
+        self._on_evict = on_evict
         self._free: OrderedDict[Run, None] = OrderedDict()  # in the order in which they became free
         self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
         self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
@@ -79,12 +88,17 @@ class Runs:
     @property
     def places(self) -> set[int]:
         """Where there are contents."""
+        self.evict_due()
         return self._at.keys() | self._copies.keys()
 
-    def find(self, path: list[Stretch], limit: int) -> tuple[list[tuple[Run, int]], int]:
+    def find(self, path: list[Stretch], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
         """The runs that a path begins with, and how many blocks of each may be used: limit in all."""
+        at = self._at
+        if not path or path[0][0] not in at:
+            return (), 0
+        self.evict_due()
         found: list[tuple[Run, int]] = []
-        num_found, at = 0, self._at
+        num_found = 0
         for place, end in path:
             wanted = (end if end < limit else limit) - num_found
             next_block = 0
@@ -115,7 +129,7 @@ class Runs:
             runs.append(run)
             num_keyed += num_blocks
         held.num_keyed += num_keyed
-        held.found = []
+        held.found = ()
         return num_free
 
     def share(self, held: Held, owner: int, num_blocks: int) -> Held:
@@ -126,6 +140,17 @@ class Runs:
             num_missing = num_blocks - other.num_keyed
             other.add(self._split(run, num_missing) if run.num_blocks > num_missing else run, owner)
         return other
+
+    def extend(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
+        """As `offer`; the last run of the place grows if it ends at `first` and the owner alone holds it."""
+        offered = self._at.get(place)
+        if offered is not None and not held.tail_ids:
+            run = offered[-1]
+            if run.end == first and len(run.owners) == 1 and owner in run.owners and not run.ids:
+                run.num_blocks += end - first
+                held.num_keyed += end - first
+                return
+        self.offer(held, owner, place, first, end)
 
     def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
         """Make runs of the place's blocks first to end - 1: copies, where others offer those already.
@@ -138,6 +163,7 @@ class Runs:
             held.add(run, owner)
             self._at[place] = [run]
             return
+        self.evict_due()
         offered = self._at.setdefault(place, [])
         index = len(offered)
         while index and offered[index - 1].end > first:
@@ -189,14 +215,32 @@ class Runs:
                 num_free += run.num_blocks
         return num_free
 
-    def evict(self, run: Run, num_blocks: int) -> None:
-        """The last blocks of a free run lose their contents."""
-        if num_blocks == run.num_blocks:
-            del self._free[run]
-        self._drop_last(run, num_blocks)
+    def evict_due(self) -> None:
+        """Carry out what was put off: the run that became free first goes first, its tail before its head."""
+        while self.num_due:
+            run = self.next_free
+            num_blocks = min(run.num_blocks, self.num_due)
+            if self._on_evict is not None:
+                self._on_evict(run, num_blocks)
+            if num_blocks == run.num_blocks:
+                del self._free[run]
+            self._drop_last(run, num_blocks)
+            self.num_due -= num_blocks
+
+    def evict_whole(self) -> None:
+        """Carry out those of the evictions that were put off which take whole runs."""
+        free = self._free
+        while self.num_due:
+            run = next(iter(free))
+            if run.num_blocks > self.num_due:
+                return
+            self.num_due -= run.num_blocks
+            del free[run]
+            self._drop_last(run, run.num_blocks)
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
         """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""
+        self.evict_due()
         runs = {run for offered in self._at.values() for run in offered}
         copies = {run for copies in self._copies.values() for run in copies}
         assert all(not run.is_copy for run in runs)

@@ -17,9 +17,10 @@ from collections.abc import Sequence as SequenceOf
 from collections.abc import Set
 from dataclasses import dataclass
 
+from policies.caching.content import Places
 from policies.caching.pool import Caching, KvMemory, check_watermark
 from policies.caching.prefix import PrefixPool
-from policies.caching.runs import Held, Run
+from policies.caching.runs import Held, Run, Runs
 from policies.caching.tier import Piece, Tier
 from policies.caching.told import Told
 from policies.core.plan import Content, Transfer
@@ -96,6 +97,8 @@ class TieredPool(PrefixPool):
         min_load_tokens: int,
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
+        self._places = Places(block_size, joins=False)
+        self._runs = Runs(self._free_ids, self._on_evict)
         self._tiers = tiers
         self._writes_through = writes_through
         self._min_load_tokens = min_load_tokens
@@ -103,6 +106,10 @@ class TieredPool(PrefixPool):
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
         """By request id: in which iteration it put what into the first tier that this iteration computes."""
         self._told: Told | None = None
+
+    def take(self, num_blocks: int) -> None:
+        super().take(num_blocks)
+        self._runs.evict_due()
 
     @property
     def chunks_stand_alone(self) -> bool:
@@ -180,13 +187,13 @@ class TieredPool(PrefixPool):
 
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
         if not (self._writes_through and self._tiers):
-            super()._offer_stretch(seq, held, place, first, end)
+            self._runs.offer(held, seq.request_id, place, first, end)
             return
         is_promise = held.num_keyed >= seq.stored_computed // self.block_size
         if self._told is not None:
             held.tail_ids += self.draw(end - first - len(held.tail_ids))
         ids = held.tail_ids[: end - first]
-        super()._offer_stretch(seq, held, place, first, end)
+        self._runs.offer(held, seq.request_id, place, first, end)
         if is_promise:
             self._promise(seq, place, first, end)
         self._write((place, first, end), ids, self.num_iterations + is_promise)
@@ -205,7 +212,7 @@ class TieredPool(PrefixPool):
             for piece in promised:
                 tier.drop(*piece)
 
-    def _evicted(self, run: Run, num_blocks: int) -> None:
+    def _on_evict(self, run: Run, num_blocks: int) -> None:
         if run.is_copy or self._writes_through or not self._tiers:
             return
         self._write((run.place, run.end - num_blocks, run.end), run.ids[-num_blocks:], self.num_iterations)

@@ -16,6 +16,11 @@ def hold(runs, owner, num_blocks, ids=()):
     return held
 
 
+def evict(runs, num_blocks):
+    runs.num_due += num_blocks
+    runs.evict_due()
+
+
 def found(runs, limit=8):
     return [(run.first, num_blocks) for run, num_blocks in runs.find(PATH, limit)[0]]
 
@@ -25,7 +30,7 @@ def test_what_one_offers_another_finds_up_to_a_limit():
     hold(runs, 0, 6)
     assert found(runs) == [(0, 6)]
     assert found(runs, limit=4) == [(0, 4)]
-    assert runs.find([(9, 8)], 8) == ([], 0)
+    assert runs.find([(9, 8)], 8) == ((), 0)
 
 
 def test_holding_a_part_cuts_the_run_for_all_who_hold_it():
@@ -50,7 +55,7 @@ def test_who_computes_the_same_holds_a_copy_that_is_offered_when_the_original_go
     copy = hold(runs, 1, 3, ids=[5, 6, 7])
     assert [run.is_copy for run in copy.runs] == [True]
     assert runs.let_go(original, 0) == 4
-    runs.evict(runs.next_free, 4)
+    evict(runs, 4)
     assert free_ids == [4, 3, 2, 1], "the end first"
     assert [(run.first, run.num_blocks, run.is_copy) for run in copy.runs] == [(0, 3, False)]
     assert found(runs) == [(0, 3)]
@@ -64,9 +69,9 @@ def test_eviction_takes_the_end_of_the_run_that_became_free_first():
     runs.let_go(late, 1)
     runs.let_go(early, 0)
     assert runs.next_free.place == 6
-    runs.evict(runs.next_free, 1)
+    evict(runs, 1)
     assert runs.find(late.path, 8)[1] == 2
-    runs.evict(runs.next_free, 2)
+    evict(runs, 2)
     assert (runs.next_free.place, runs.places) == (PLACE, {PLACE})
 
 
@@ -93,3 +98,32 @@ def test_integrity_knows_a_run_that_nobody_accounts_for():
     hold(runs, 0, 6)
     with pytest.raises(AssertionError, match="a run is lost"):
         runs.check_integrity(set())
+
+
+def test_a_run_that_only_its_owner_holds_grows_and_one_that_is_shared_does_not():
+    runs = Runs([])
+    first, second = hold(runs, 0, 2), Held(PATH)
+    runs.extend(first, 0, PLACE, 2, 4)
+    assert [(run.first, run.num_blocks) for run in first.runs] == [(0, 4)]
+    second.found, _ = runs.find(PATH, 8)
+    runs.hold_found(second, 1)
+    runs.extend(first, 0, PLACE, 4, 6)
+    assert [(run.first, run.num_blocks) for run in first.runs] == [(0, 4), (4, 2)]
+    assert (first.num_keyed, second.num_keyed) == (6, 4)
+
+
+def test_evictions_that_are_put_off_are_carried_out_before_somebody_looks():
+    runs = Runs([])
+    early, late = hold(runs, 0, 4), Held([(6, 3)])
+    runs.offer(late, 1, 6, 0, 3)
+    runs.let_go(early, 0)
+    runs.num_due = 2
+    runs.let_go(late, 1)
+    runs.evict_whole()
+    assert runs.num_due == 2, "a part of a run waits"
+    runs.num_due += 3
+    assert runs.find([(9, 8)], 8) == ((), 0)
+    assert runs.num_due == 5, "there are no contents at this place"
+    assert found(runs) == []
+    assert [(run.place, run.num_blocks) for run, _ in runs.find(late.path, 8)[0]] == [(6, 2)]
+    assert runs.num_due == 0
