@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.core.plan import FOREVER
-from policies.core.sequence import SequenceState
+from policies.core.sequence import DECODING, PREFILLING
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -83,9 +83,9 @@ class Chunked:
         if not in_order and not step.decode_all():
             return
         for seq in view.running if in_order else view.prefilling:
-            if seq.state is SequenceState.decoding:
+            if seq.state is DECODING:
                 served = step.decode(seq)
-            elif seq.state is SequenceState.prefilling:
+            elif seq.state is PREFILLING:
                 served = step.prefill(seq, max_chunk)
             else:
                 continue  # preempted in this step for one before it, or paused, or its KV is on its way

@@ -33,6 +33,11 @@ class DecodeOnly:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Decode, then admit whose KV is at hand."""
         step.budget(self.max_num_batched_tokens)

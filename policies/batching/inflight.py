@@ -46,6 +46,11 @@ class InFlight:
                 f"{' or '.join(CAPACITY_SCHEDULER_POLICIES)}"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Spend the budget on decodes, begun prompts and, as capacity allows, new ones."""
         step.budget(self.max_num_batched_tokens)

@@ -25,6 +25,11 @@ class OneAtATime:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Go on with the request there is, else begin the next."""
         step.budget(self.max_num_batched_tokens)

@@ -30,6 +30,11 @@ class Orca:
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: must be >= 1")
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes have no budget."""
+        return FOREVER
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Decode who runs, then admit whole prompts while the batch has room."""
         step.decode_all()

@@ -49,6 +49,11 @@ class PartialPrefills:
                 f"max_num_partial_prefills={self.max_num_partial_prefills}"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Serve who runs, then admit; the long ones beyond their number are passed over."""
         step.budget(self.max_num_batched_tokens)

@@ -41,6 +41,11 @@ class Slots:
                 f"n_batch={self.n_batch}: must be >= n_parallel={self.n_parallel}, a token for every slot"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.n_batch
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Decode, then walk over the slots."""
         step.budget(self.n_batch)

@@ -29,6 +29,11 @@ class Static:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Form a batch if the engine is empty, else go on with the one there is."""
         step.budget(self.max_num_batched_tokens)

@@ -51,6 +51,11 @@ class Tgi:
                 f"{self.max_batch_prefill_tokens}, or null"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes have no budget."""
+        return FOREVER
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Prompts, if they may come now, else decodes."""
         num_iterations = self._iterations_until_any_may_join(view)

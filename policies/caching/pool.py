@@ -185,11 +185,12 @@ class BlockPool:
         Those of its branches are among them, if it had any before it was preempted, and those that its
         adapter takes.
         """
-        return self.blocks_for(seq.stored_known) + seq.num_apart + seq.num_beside
+        return -(-seq.stored_known // self.block_size) + seq.num_apart + seq.num_beside
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """A sequence that can be admitted gets the KV of its num_cached tokens that are here already."""
-        self.take(self.blocks_for(num_cached))
+        if num_cached:
+            self.take(self.blocks_for(num_cached))
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
         """Where the KV lies that `num_loadable` has just found: tokens by tier, host or disk."""
@@ -220,11 +221,13 @@ class BlockPool:
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
         """Free blocks that a sequence needs so that from num_held tokens it holds num_tokens."""
-        return self.blocks_for(num_tokens) - self.blocks_for(num_held)
+        return -(-num_tokens // self.block_size) + (-num_held // self.block_size)
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         """A sequence gets the room for that; the caller has checked num_free."""
-        self.take(self.blocks_to_grow(seq, num_held, num_tokens))
+        num_blocks = self.blocks_to_grow(seq, num_held, num_tokens)
+        if num_blocks:
+            self.take(num_blocks)
 
     @property
     def chunks_stand_alone(self) -> bool:
@@ -284,7 +287,8 @@ class BlockPool:
         """
         self.num_free += self.blocks_held(seq, num_tokens)
         assert self.num_free <= self.num_blocks
-        self._give_back_ids(seq)
+        if seq.block_ids:
+            self._give_back_ids(seq)
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
         """Request ids of those that hold blocks which a sequence has not computed yet.
@@ -295,7 +299,7 @@ class BlockPool:
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks that a running sequence owns when it holds num_tokens tokens."""
-        return self.blocks_for(num_tokens)
+        return -(-num_tokens // self.block_size)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Physical ids of the blocks that hold the first num_tokens tokens of a sequence that owns them."""

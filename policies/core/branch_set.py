@@ -21,7 +21,7 @@ from policies.core.growth import PAGED
 from policies.core.limits import Bounds, StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Branching
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import DECODING, PAUSED, PREFILLING, Sequence, SequenceState
 
 
 class Piece(NamedTuple):
@@ -102,7 +102,7 @@ class BranchSet:
 
     def resume(self, seq: Sequence, branches: Branches) -> None:
         """A sequence whose KV is complete decodes again."""
-        seq.state = SequenceState.decoding
+        seq.state = DECODING
         seq.origin = branches.num_shared_tokens
         self.members[seq.request_id] = seq
 
@@ -201,7 +201,7 @@ class BranchSet:
 
     def is_recomputing(self, seq: Sequence) -> bool:
         """Whether a sequence in prefill computes anew what its branches had stored."""
-        return seq.branches is not None and seq.state is SequenceState.prefilling
+        return seq.branches is not None and seq.state is PREFILLING
 
     def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
         """Where the tokens of such a prefill lie that are numbered first to first + num_tokens - 1.
@@ -287,6 +287,6 @@ class BranchSet:
 
 def tokens_in_own_name(seq: Sequence) -> int | None:
     """Tokens in the full blocks of its prompt, if all others of a sequence's blocks are its branches'."""
-    if seq.branches is None or seq.state not in (SequenceState.decoding, SequenceState.paused):
+    if seq.branches is None or seq.state not in (DECODING, PAUSED):
         return None
     return seq.branches.num_shared_tokens

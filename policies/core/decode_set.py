@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.growth import PAGED, Growth
-from policies.core.sequence import Sequence, SequenceState
-
-_DECODING = SequenceState.decoding
+from policies.core.sequence import DECODING, PREFILLING, Sequence, SequenceState
 
 
 class DecodeSet:
@@ -49,7 +47,7 @@ class DecodeSet:
         self._max_num_seqs = max_num_seqs
 
     def __contains__(self, seq: object) -> bool:
-        return isinstance(seq, Sequence) and seq.state is _DECODING and seq.clock_source is self
+        return isinstance(seq, Sequence) and seq.state is DECODING and seq.clock_source is self
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.values())
@@ -71,7 +69,7 @@ class DecodeSet:
         assert num_computed == seq.stored_known - 1
         seq.origin = origin = num_computed - clock
         seq.join_number = self._num_joins = self._num_joins + 1
-        seq.state = _DECODING
+        seq.state = DECODING
         seq.growth = growth
         self._members[seq.slot] = seq
         self.size += 1
@@ -131,7 +129,7 @@ class DecodeSet:
         The ended ones are still members; they come in the order of their request ids.
         """
         for seq in idle:
-            self.leave(seq, SequenceState.prefilling)
+            self.leave(seq, PREFILLING)
         self.clock = clock = self.clock + num_iterations
         self.num_context_tokens += num_iterations * self.num_widening
         for seq in idle:
@@ -142,7 +140,7 @@ class DecodeSet:
         ends = self._ends
         while ends and ends[0][0] <= clock:
             _, _, join, seq = heappop(ends)
-            if seq.state is _DECODING and seq.join_number == join:
+            if seq.state is DECODING and seq.join_number == join:
                 ended.append(seq)
         return ended
 
@@ -156,7 +154,7 @@ class DecodeSet:
         """Iterations until the first member ends or reaches its KV limit, if all decode; needs a member."""
         ends = self._ends
         first, _, join, seq = ends[0]
-        while seq.state is not _DECODING or seq.join_number != join:
+        while seq.state is not DECODING or seq.join_number != join:
             heappop(ends)
             first, _, join, seq = ends[0]
         limits = self._limits
@@ -186,4 +184,4 @@ class DecodeSet:
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:
         """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
-        return seq.state is _DECODING and seq.join_number == join
+        return seq.state is DECODING and seq.join_number == join

@@ -31,7 +31,7 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
-from policies.core.sequence import AT_WORK, FinishReason, Sequence, SequenceState
+from policies.core.sequence import AT_WORK, ENDED, WAITING, FinishReason, Sequence
 
 
 class EngineCore(Intake):
@@ -99,10 +99,11 @@ class EngineCore(Intake):
         decodes, num_decodes = self.decodes, self.decodes.size
         if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
             return None
-        pool, num_blocks = self.pool, decodes.blocks_due()
+        pool, num_blocks = self.pool, decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
         if num_blocks > pool.num_free or decodes.at_limit or self._lost or self._arrived:
             return None
-        pool.take(num_blocks)
+        if num_blocks:
+            pool.take(num_blocks)
         num_widening = decodes.num_widening
         num_context_tokens = decodes.num_context_tokens + num_widening
         plan = StepPlan(
@@ -176,9 +177,9 @@ class EngineCore(Intake):
         """Chunks are computed; returns those that have completed their prefill, and adds to `finished`."""
         prefilled = []
         for seq, _, num_tokens, _ in plan.chunks:
-            seq.stored_computed += num_tokens * outcome.iterations
-            self.pool.computed(seq, seq.stored_computed)
-            if seq.stored_computed < seq.stored_known:
+            seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
+            self.pool.computed(seq, num_computed)
+            if num_computed < seq.stored_known:
                 continue
             prefilled.append(seq)
             if seq.request.branching is None:
@@ -299,9 +300,9 @@ class EngineCore(Intake):
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
         """Add those that the world says have ended; that goes before a limit reached with the same token."""
         for seq in ended:
-            if seq.state is SequenceState.waiting:
+            if seq.state is WAITING:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq.state is not SequenceState.ended:
+            if seq.state is not ENDED:
                 seq.end_reason = FinishReason.stop
                 if seq not in finished:
                     finished.append(seq)

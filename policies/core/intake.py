@@ -19,7 +19,7 @@ from policies.core.plan import (
     StepPlan,
 )
 from policies.core.request import Request
-from policies.core.sequence import FinishReason, Sequence, SequenceState
+from policies.core.sequence import WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.step_maker import StepMaker
@@ -173,9 +173,10 @@ class Intake:
         if request.request_id in self._sequences:
             raise ValueError(f"request_id={request.request_id}: is being served already")
         if bounds is None:
-            bounds = self.bounds_of(request, stop_after)
+            bounds = self._state.bounds_of(request, stop_after)
         predicted = None if self.predictor is None else self._predict(request, stop_after, bounds)
-        seq = Sequence(request, self.decodes, *bounds, predicted)
+        end_known, end_reason, max_known = bounds
+        seq = Sequence(request, self.decodes, end_known, end_reason, max_known, predicted)
         if request.branching is not None:
             self.branched.enter(seq, request.branching, bounds, stop_after)
             self.may_branch = True
@@ -201,7 +202,7 @@ class Intake:
         seq = self._sequences.get(request_id)
         if seq is None:
             return None
-        if seq.state is SequenceState.waiting:
+        if seq.state is WAITING:
             self._state.withdraw(seq, reason)
         else:
             self._state.finish(seq, reason)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.caching.pool import BlockPool
 from policies.core.request import Branching, Request
 from policies.core.sequence import FinishReason
+
+STOP: Final = FinishReason.stop
+LENGTH: Final = FinishReason.length
 
 StopAfter = int | tuple[int, ...] | None
 """Output tokens after which the caller ends a request, if the caller knows; of branches, for all or each."""
@@ -54,9 +57,9 @@ class Limits:
                 raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")
             stop_after = max(stop_after)
         if stop_after is not None and num_prompt + stop_after <= max_known:
-            bounds = Bounds(num_prompt + stop_after, FinishReason.stop, max_known)
+            bounds = Bounds(num_prompt + stop_after, STOP, max_known)
         else:
-            bounds = Bounds(max_known, FinishReason.length, max_known)
+            bounds = Bounds(max_known, LENGTH, max_known)
         if bounds.end_known <= num_prompt:
             raise RejectedError(f"{bounds.end_known - num_prompt} output tokens asked for: must be >= 1")
         return bounds

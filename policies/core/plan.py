@@ -120,20 +120,28 @@ class AdapterUse(NamedTuple):
 class StepPlan:
     """What one iteration computes, and for how many iterations it would be planned again.
 
-    Valid until it is committed: `decodes` and what derives from it read the engine's live state. Attributes
-    of branches and adapters have their defaults in the class, as most plans do without.
+    Valid until it is committed: `decodes` and what derives from it read the engine's live state.
     """
 
-    branched: SequenceOf[Sequence] = ()
-    """Sequences that decode with branches; not in `decoding`."""
-    num_branches = 0
-    """Branches of those, together."""
-    num_copied_tokens = 0
-    """Tokens whose KV copy-on-write copies before the iteration; see `BranchSet.copies`."""
-    adapters: AdapterUse | None = None
-    """What is computed with LoRA adapters; None: no token goes through one."""
-    adapter_puts: tuple[tuple[str, int | None], ...] = ()
-    """Adapters asked for since the last plan, and their slots."""
+    __slots__ = (
+        "adapter_puts",
+        "adapters",
+        "admitted",
+        "branched",
+        "chunks",
+        "decoding",
+        "horizon",
+        "idle",
+        "index",
+        "num_branches",
+        "num_copied_tokens",
+        "num_decode_context_tokens",
+        "num_decodes",
+        "num_widening",
+        "preempted",
+        "until_s",
+        "waits_for",
+    )
 
     def __init__(
         self,
@@ -150,30 +158,23 @@ class StepPlan:
         idle: SequenceOf[Sequence] = (),
         waits_for: Cause | None = None,
     ) -> None:
-        self.index = index
-        """Iterations that this core committed before this one."""
-        self.num_decodes = num_decodes
-        """Sequences that decode one token; of one with branches, each branch."""
-        self.num_decode_context_tokens = num_decode_context_tokens
-        """KV tokens that they attend to, the new ones included."""
-        self.num_widening = num_widening
-        """Tokens by which num_decode_context_tokens grows from one iteration to the next."""
-        self.decoding = decoding
-        """All sequences that could decode ..."""
-        self.idle = idle
-        """... and those of them that do not in this step."""
-        self.horizon = horizon
-        """>= 1: iterations for which this very plan holds unless something comes from outside ..."""
-        self.until_s = until_s
-        """... and which start before this time."""
+        self.index = index  # iterations that this core committed before this one
+        self.num_decodes = num_decodes  # sequences that decode one token; of one with branches, each branch
+        self.num_decode_context_tokens = num_decode_context_tokens  # that they attend to, new ones included
+        self.num_widening = num_widening  # tokens by which that grows from one iteration to the next
+        self.decoding = decoding  # all sequences that could decode ...
+        self.idle = idle  # ... and those of them that do not in this step
+        self.horizon = horizon  # >= 1: iterations for which it holds if nothing comes from outside ...
+        self.until_s = until_s  # ... and which start before this time
         self.chunks = chunks
-        """Prompt chunks."""
-        self.admitted = admitted
-        """Sequences that got a slot in this step, in order; each has a chunk, or waits for a transfer."""
-        self.preempted = preempted
-        """Sequences that lost slot and KV in this step, in order."""
-        self.waits_for = waits_for
-        """Why the first of the waiting has to wait; None: nothing waits."""
+        self.admitted = admitted  # got a slot, in order; each has a chunk, or waits for a transfer
+        self.preempted = preempted  # lost slot and KV in this step, in order
+        self.waits_for = waits_for  # why the first of the waiting has to wait; None: nothing waits
+        self.branched: SequenceOf[Sequence] = ()  # sequences that decode with branches; not in `decoding`
+        self.num_branches = 0  # of those, together
+        self.num_copied_tokens = 0  # whose KV copy-on-write copies before the step; see `BranchSet.copies`
+        self.adapters: AdapterUse | None = None  # what is computed with LoRA adapters; None: nothing
+        self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # asked for since the last plan, and slots
 
     @property
     def decodes(self) -> list[Sequence]:

@@ -19,7 +19,16 @@ from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, tokens_in_own_name
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import AT_LIMIT
-from policies.core.sequence import AT_WORK, Sequence, SequenceState
+from policies.core.sequence import (
+    AT_WORK,
+    DECODING,
+    LEAVING,
+    LOADING,
+    PAUSED,
+    PREFILLING,
+    Sequence,
+    SequenceState,
+)
 
 
 class RunningSet:
@@ -73,10 +82,10 @@ class RunningSet:
 
         lacks_adapter: so is its adapter.
         """
+        request_id = seq.request_id
         seq.slot = heappop(self.free_slots)
-        self.running[seq.request_id] = seq
-        self._num_admissions += 1
-        seq.admission = self._num_admissions
+        self.running[request_id] = seq
+        seq.admission = self._num_admissions = self._num_admissions + 1
         self._pool.admit(seq, num_cached)
         if seq.request.branching is not None:
             self.branched.start(seq)
@@ -84,11 +93,11 @@ class RunningSet:
         seq.num_found = num_cached + num_loaded
         seq.num_dropped = 0
         if not (num_loaded or lacks_adapter):
-            seq.state = SequenceState.prefilling
-            self.prefilling[seq.request_id] = seq
+            seq.state = PREFILLING
+            self.prefilling[request_id] = seq
             return
-        seq.state = SequenceState.loading
-        self.loading[seq.request_id] = seq
+        seq.state = LOADING
+        self.loading[request_id] = seq
         if num_loaded:
             seq.stored_computed = num_cached + num_loaded
             seq.num_loading = num_loaded
@@ -102,7 +111,7 @@ class RunningSet:
         elif seq.branches is None and seq.num_uncomputed == 1 and seq.stored_known > seq.num_prompt_tokens:
             self._join(seq)
         else:
-            seq.state = SequenceState.prefilling
+            seq.state = PREFILLING
             self.prefilling[seq.request_id] = seq
 
     def begin_decoding(self, seq: Sequence) -> bool:
@@ -111,7 +120,8 @@ class RunningSet:
         if seq.stored_known == seq.end_known:
             return True
         del self.prefilling[seq.request_id]
-        self._join(seq)
+        growth = self._pool.growth(seq)
+        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
         return False
 
     def fork(self, seq: Sequence) -> None:
@@ -121,7 +131,7 @@ class RunningSet:
 
     def pause(self, seq: Sequence) -> None:
         """A sequence that decodes stands still, with slot and KV."""
-        self._end_decoding(seq, SequenceState.paused)
+        self._end_decoding(seq, PAUSED)
         self.paused[seq.request_id] = seq
 
     def resume(self, seq: Sequence) -> None:
@@ -134,11 +144,11 @@ class RunningSet:
 
     def hand_over(self, seq: Sequence) -> None:
         """A sequence that decodes, or is paused, stands still until its KV has been copied."""
-        if seq.state is SequenceState.paused:
+        if seq.state is PAUSED:
             del self.paused[seq.request_id]
         else:
-            self._end_decoding(seq, SequenceState.leaving)
-        seq.state = SequenceState.leaving
+            self._end_decoding(seq, LEAVING)
+        seq.state = LEAVING
         self.leaving[seq.request_id] = seq
 
     def stay(self, seq: Sequence) -> None:
@@ -152,14 +162,17 @@ class RunningSet:
         state: what it is now. Returns for how many tokens it holds blocks in its own name, if it holds others
         for its branches.
         """
-        num_branched = tokens_in_own_name(seq)
-        if seq.state is SequenceState.decoding:
-            self._end_decoding(seq, state)
-        elif seq.state is SequenceState.prefilling:
+        num_branched = None if seq.branches is None else tokens_in_own_name(seq)
+        if seq.state is DECODING:
+            if seq.branches is None:
+                self.decodes.leave(seq, state)
+            else:
+                self.branched.leave(seq, state)
+        elif seq.state is PREFILLING:
             del self.prefilling[seq.request_id]
-        elif seq.state is SequenceState.paused:
+        elif seq.state is PAUSED:
             del self.paused[seq.request_id]
-        elif seq.state is SequenceState.leaving:
+        elif seq.state is LEAVING:
             del self.leaving[seq.request_id]
         else:
             del self.loading[seq.request_id]
@@ -168,9 +181,10 @@ class RunningSet:
         assert seq.slot is not None
         heappush(self.free_slots, seq.slot)
         seq.slot = None
-        for slot in seq.more_slots:
-            heappush(self.free_slots, slot)
-        seq.more_slots = ()
+        if seq.more_slots:
+            for slot in seq.more_slots:
+                heappush(self.free_slots, slot)
+            seq.more_slots = ()
         return num_branched
 
     def release(self, seq: Sequence, num_branched: int | None, num_planned: int) -> None:
@@ -200,11 +214,11 @@ class RunningSet:
         for seq in running:
             states[seq.state].add(seq.request_id)
         decoding = {seq.request_id for seq in self.decodes} | set(self.branched.members)
-        assert decoding == states[SequenceState.decoding]
-        assert set(self.prefilling) == states[SequenceState.prefilling]
-        assert set(self.paused) == states[SequenceState.paused]
-        assert set(self.loading) == states[SequenceState.loading]
-        assert set(self.leaving) == states[SequenceState.leaving]
+        assert decoding == states[DECODING]
+        assert set(self.prefilling) == states[PREFILLING]
+        assert set(self.paused) == states[PAUSED]
+        assert set(self.loading) == states[LOADING]
+        assert set(self.leaving) == states[LEAVING]
 
     def _join(self, seq: Sequence) -> None:
         """A sequence decodes from now on, or waits at its limit for room."""

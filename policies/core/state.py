@@ -17,7 +17,7 @@ from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.plan import Cause, Migrant, StepPlan
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
-from policies.core.sequence import AT_WORK, FinishReason, Sequence, SequenceState
+from policies.core.sequence import AT_WORK, ENDED, WAITING, FinishReason, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.transfers import Transfers
 from policies.core.waiting import WaitingQueue
@@ -65,6 +65,7 @@ class EngineState:
         self.branched = self.running_set.branched
         self.free_slots = self.running_set.free_slots
         self.transfers = Transfers(pool, self.branched, num_swap_blocks, names_blocks)
+        self._loads_kv = type(pool).num_loadable is not BlockPool.num_loadable
 
     # What may be asked.
 
@@ -138,7 +139,7 @@ class EngineState:
 
     def rerank(self, seq: Sequence) -> None:
         """Ask the scheduling policy for a sequence's rank again."""
-        if seq.state is not SequenceState.waiting:
+        if seq.state is not WAITING:
             seq.rank = self.rank(seq)
             return
         self.waiting.remove(seq)
@@ -147,7 +148,9 @@ class EngineState:
 
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
         """From waiting to running: a slot, KV for num_cached tokens, and loads of what other tiers hold."""
-        num_loaded = self.transfers.num_loadable(seq, num_cached)
+        num_loaded = 0
+        if self._loads_kv or seq.num_swapped:
+            num_loaded = self.transfers.num_loadable(seq, num_cached)
         self.waiting.remove(seq)
         self.running_set.seat(seq, num_cached, num_loaded, lacks_adapter)
         if num_loaded:
@@ -158,7 +161,7 @@ class EngineState:
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """From running back to waiting, its KV freed, or on its way to host memory."""
         is_recomputing = self.branched.is_recomputing(seq)  # its blocks are not in an order that swaps keep
-        num_branched = self.running_set.leave(seq, SequenceState.waiting)
+        num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
             self.transfers.swap_out(seq, is_branched=num_branched is not None)
@@ -176,7 +179,7 @@ class EngineState:
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
         """End a running sequence; num_planned tokens of a plan in flight will not be computed."""
-        num_branched = self.running_set.leave(seq, SequenceState.ended)
+        num_branched = self.running_set.leave(seq, ENDED)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_swapped:
             self.transfers.free_swapped(seq)
@@ -184,7 +187,7 @@ class EngineState:
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """A sequence has left the queue, or the running set, for good."""
-        seq.state = SequenceState.ended
+        seq.state = ENDED
         seq.finish_reason = reason
         del self.sequences[seq.request_id]
         for listener in self.on_end:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from math import inf
 from operator import index
+from typing import NoReturn
 
 from policies.caching.branches import Branches
 from policies.core.plan import FOREVER, Cause, Chunk
-from policies.core.sequence import AT_WORK, Sequence, SequenceState
+from policies.core.sequence import AT_WORK, DECODING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 
@@ -30,30 +31,33 @@ class StepBuilder:
     makes no sense raises ValueError, and so does every verb once the step is over.
     """
 
-    num_tokens = 0
-    """Tokens given out in this step."""
-    tokens_left = FOREVER
-    """Tokens that the budget still allows."""
-    is_open = False
-    """Whether a step is being made."""
-    _all_decode = False  # everybody in the decode set, without naming them
-    _completes = False  # a prefill: what follows is another step
-    _promise = 1
-    _hold = FOREVER
-    _waits = False
-    _wake_s = inf
-    _is_squeezed = False  # somebody had to go for want of blocks
-    _refusal: Cause | None = None  # why the first admission that failed did
-    _until_s: float
-
     def __init__(self, state: EngineState) -> None:
+        self.is_open = False
+        """Whether a step is being made."""
         self._state = state
         self._pool = state.pool
         self._decodes = state.decodes
-        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: who decodes, by request id
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing is in the step yet."""
+        self.num_tokens = 0
+        """Tokens given out in this step."""
+        self.tokens_left = FOREVER
+        """Tokens that the budget still allows."""
+        self._all_decode = False  # everybody in the decode set, without naming them
+        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: those that decode, by request id
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
+        self._completes = False  # a prefill: what follows is another step
+        self._promise = 1
+        self._hold = FOREVER
+        self._until_s = self._pool.expires_s
+        self._waits = False
+        self._wake_s = inf
+        self._is_squeezed = False  # a sequence had to go for want of blocks
+        self._refusal: Cause | None = None  # why the first admission that failed did
 
     def budget(self, max_num_tokens: int) -> None:
         """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
@@ -95,7 +99,8 @@ class StepBuilder:
         False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence
         with branches takes `width` tokens, all or none.
         """
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         decodes, pool = self._decodes, self._pool
         if decodes.at_limit:
             self._renew_all()
@@ -108,13 +113,14 @@ class StepBuilder:
             self._state.make_room(num_due)
         fits = num_decodes <= self.tokens_left and num_due <= pool.num_free
         if fits and not self._decoded and not self._all_decode and not has_branches:
-            pool.take(num_due)
+            if num_due:
+                pool.take(num_due)
             self._all_decode = True
             self.num_tokens += num_decodes
             self.tokens_left -= num_decodes
             return True
-        for seq in [seq for seq in self._state.running.values() if seq.state is SequenceState.decoding]:
-            if seq.state is SequenceState.decoding and not self._has_decoded(seq) and not self.decode(seq):
+        for seq in [seq for seq in self._state.running.values() if seq.state is DECODING]:
+            if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
                 return False
         return True
 
@@ -124,11 +130,12 @@ class StepBuilder:
         One with branches gets a token for each: seq.width tokens, all or none.
         If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
         """
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return False
-        if seq.state is not SequenceState.decoding or self._has_decoded(seq):
+        if seq.state is not DECODING or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot decode: not decoding, or decoded in this step already")
         if self.tokens_left < 1:
             return False
@@ -150,11 +157,12 @@ class StepBuilder:
         Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
         was preempted in this step.
         """
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return False
-        if seq.state is not SequenceState.prefilling or any(chunk.seq is seq for chunk in self._chunks):
+        if seq.state is not PREFILLING or any(chunk.seq is seq for chunk in self._chunks):
             raise ValueError(
                 f"{seq!r} cannot continue its prefill: not begun, or served in this step already"
             )
@@ -177,17 +185,20 @@ class StepBuilder:
         transfer is done; the same while its adapter is on its way. False if there is no slot or no budget, if
         its known tokens could not all get room now, or its adapter, or if this step has preempted somebody.
         """
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
-        if seq.state is not SequenceState.waiting:
+        if seq.state is not WAITING:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         state = self._state
         num_cached = state.transfers.num_cached(seq)
-        num_wanted = min(index(max_num_tokens), seq.stored_known - num_cached)
-        num_tokens = min(num_wanted, self.tokens_left)
+        num_wanted = seq.stored_known - num_cached
+        if max_num_tokens < num_wanted:
+            num_wanted = index(max_num_tokens)
+        num_tokens = num_wanted if num_wanted <= self.tokens_left else self.tokens_left
         if num_tokens < 1 or (num_tokens < num_wanted and not may_cut):
             return self._refuse(Cause.budget)
-        if not state.free_slots or len(state.free_slots) < seq.width:
+        if not state.free_slots or (seq.request.branching is not None and len(state.free_slots) < seq.width):
             return self._refuse(Cause.slot)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
@@ -210,42 +221,45 @@ class StepBuilder:
         admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says. Who
         was admitted in this step has computed nothing, and is recomputed in any case.
         """
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
         if seq in self._preempted:
             return
         if seq.state not in AT_WORK:
             raise ValueError(f"{seq!r} holds no KV of its own: it cannot be preempted")
-        if seq.state is SequenceState.prefilling:
+        if seq.state is PREFILLING:
             for other in self._state.running_set.sharers(seq):
                 self._take_back(other, swap=False)
         self._take_back(seq, self._state.swaps if swap is None else swap)
 
     def pause(self, seq: SequenceView) -> None:
         """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
-        if seq.state is not SequenceState.decoding or self._has_decoded(seq):
+        if seq.state is not DECODING or self._has_decoded(seq):
             raise ValueError(f"{seq!r} cannot be paused: not decoding, or decoded in this step already")
         self._state.running_set.pause(seq)
 
     def resume(self, seq: SequenceView) -> None:
         """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
-        if seq.state is not SequenceState.paused:
+        if seq.state is not PAUSED:
             raise ValueError(f"{seq!r} cannot be resumed: it is not paused")
         self._state.running_set.resume(seq)
 
     def rerank(self, seq: SequenceView) -> None:
         """Ask the scheduling policy for the rank of a sequence again, and move it there."""
-        self._check_open()
+        if not self.is_open:
+            self._refuse_late()
         assert isinstance(seq, Sequence)
         self._state.rerank(seq)
 
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise ValueError("this step is over: a builder is good for the fill() that it was given to")
+    def _refuse_late(self) -> NoReturn:
+        raise ValueError("this step is over: a builder is good for the fill() that it was given to")
 
     def _refuse(self, cause: Cause) -> bool:
         if self._refusal is None:
@@ -305,12 +319,12 @@ class StepBuilder:
     def _take_back(self, seq: Sequence, swap: bool) -> None:
         """Preempt a sequence on whose part of this step nobody relies, or does any more."""
         num_planned = 0
-        if seq.state is SequenceState.decoding:
+        if seq.state is DECODING:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in self._decodes}
                 self._all_decode = False
             num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
-        elif seq.state is SequenceState.prefilling:
+        elif seq.state is PREFILLING:
             num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
         self._spend(-num_planned)
@@ -330,7 +344,7 @@ class StepBuilder:
 
     def _renew(self, seq: Sequence) -> bool:
         """Ask the pool how a sequence at its KV limit goes on; if it cannot, preempt it and return False."""
-        self._decodes.leave(seq, SequenceState.prefilling)
+        self._decodes.leave(seq, PREFILLING)
         growth = self._pool.growth(seq)
         self._decodes.join(seq, growth or seq.growth)
         if growth is None:

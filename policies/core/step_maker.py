@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from math import inf
 
 from policies.core.horizon import cut_horizon
-from policies.core.plan import FOREVER, Cause, StepPlan
+from policies.core.plan import Cause, StepPlan
 from policies.core.sequence import Sequence
 from policies.core.step import StepBuilder
 
@@ -17,19 +16,8 @@ class StepMaker(StepBuilder):
 
     def begin(self) -> None:
         """Open a step with nothing in it."""
+        self._clear()
         self.is_open = True
-        self.num_tokens = 0
-        self.tokens_left = FOREVER
-        self._decoded = {}
-        self._chunks = []
-        self._admitted = []
-        self._preempted = []
-        self._all_decode = self._completes = self._waits = self._is_squeezed = False
-        self._promise = 1
-        self._hold = FOREVER
-        self._until_s = self._pool.expires_s
-        self._wake_s = inf
-        self._refusal = None
 
     def end(self) -> StepPlan | None:
         """The step as data, its horizon cut to the first thing that would break the policy's promise.

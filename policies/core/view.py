@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import DECODING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 
@@ -19,7 +19,7 @@ class StepView:
     @property
     def decoding(self) -> SequenceOf[SequenceView]:
         """Sequences with one uncomputed token each, in the order of their admission."""
-        return [seq for seq in self._state.running.values() if seq.state is SequenceState.decoding]
+        return [seq for seq in self._state.running.values() if seq.state is DECODING]
 
     @property
     def prefilling(self) -> SequenceOf[SequenceView]:

@@ -35,8 +35,12 @@ class WaitingQueue:
 
     def remove(self, seq: SequenceView) -> None:
         """Take a sequence out. KeyError if it is not here."""
-        del self._push_of[seq.request_id]
-        self._drop_void()
+        heap, push_of = self._heap, self._push_of
+        del push_of[seq.request_id]
+        while (
+            heap and push_of.get(heap[0][1]) != heap[0][2]
+        ):  # keep a live entry, if there is any, at the top
+            heappop(heap)
 
     def __iter__(self) -> Iterator[SequenceView]:
         heap, push_of = self._heap, self._push_of
@@ -48,9 +52,3 @@ class WaitingQueue:
                     if push_of.get(entry[1]) == entry[2]:
                         yield entry[3]
                 return
-
-    def _drop_void(self) -> None:
-        """Keep a live entry, if there is any, at the top."""
-        heap, push_of = self._heap, self._push_of
-        while heap and push_of.get(heap[0][1]) != heap[0][2]:
-            heappop(heap)

@@ -1,5 +1,7 @@
 """Batching policies against schedules worked out on paper, and what a policy is allowed to know."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from policies.batching.chunked import Chunked
@@ -182,3 +184,28 @@ def test_a_policy_cannot_see_when_an_answer_will_end(make_core, make_request, ru
 
     assert seen_with([20, 30, None]) == seen_with([9, 8, 1000])
     assert seen_with([20, 30, None]) != seen_with([9, 3, 1000])
+
+
+def test_a_policy_is_not_asked_about_steps_that_it_leaves_to_the_core(make_core, make_request, run_step):
+    """Asked for the prompts, for the step that exceeds its number, and when something has come."""
+    asked = []
+
+    @dataclass(frozen=True)
+    class Lazy:
+        max_unasked_decodes = 2
+
+        def fill(self, view, step, now):
+            asked.append([seq.request_id for seq in view.decoding])
+            Chunked().fill(view, step, now)
+
+    core = make_core(batching=Lazy())
+    for request_id in (A, B):
+        core.add(make_request(request_id, 1))
+    run_step(core)
+    for _ in range(3):
+        assert run_step(core)[0] == {A: 1, B: 1}
+    assert asked == [[]]
+    core.add(make_request(C, 1))
+    run_step(core)
+    run_step(core)
+    assert asked == [[], [A, B], [A, B, C]]

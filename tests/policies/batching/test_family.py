@@ -130,3 +130,31 @@ def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, n
 def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
     diary = fly(make(name, make_core, size), make_request, asked, leap=True)
     assert not any(preempted for _, _, preempted, _ in diary)
+
+
+class Asked:
+    """A policy that leaves no step to the core."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def fill(self, view, step, now):
+        self.policy.fill(view, step, now)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if hasattr(BY_NAME[name], "max_unasked_decodes")])
+@given(asked=requests, size=sizes, leap=st.booleans())
+def test_a_step_left_to_the_core_is_what_the_policy_decides(make_core, make_request, name, asked, size, leap):
+    def fly_with(policy):
+        core, horizons = make_core(batching=policy, num_blocks=-(-64 // 4) + size[1], max_num_seqs=5), []
+        plan_step = core.plan
+
+        def plan(now):
+            plan = plan_step(now)
+            horizons.append(plan and (plan.horizon, plan.until_s, plan.num_decode_context_tokens))
+            return plan
+
+        core.plan = plan
+        return fly(core, make_request, asked, leap), horizons
+
+    assert fly_with(BY_NAME[name]) == fly_with(Asked(BY_NAME[name]))
