@@ -5,6 +5,8 @@ part of a load on a server failed, the engine decided otherwise than the simulat
 130 Ctrl-C.
 """
 
+import atexit
+import gc
 import importlib
 import importlib.util
 import os
@@ -137,6 +139,7 @@ OWN_PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    atexit.register(gc.freeze)  # else Python looks for cycles in all that is left: a tenth of a short run
     try:
         _run(given)
         sys.stdout.flush()

@@ -1,0 +1,47 @@
+"""What a command imports is most of what its start costs: each has the heavy packages that it may import."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    *("hydra", "importlib.metadata", "numpy", "omegaconf", "optuna", "pandas", "plotly", "pyarrow", "rich"),
+    *("scipy", "simpy", "torch", "triton", "yaml"),
+}
+SETTINGS = {"hydra", "omegaconf", "yaml"}
+SIMULATION = {*SETTINGS, "importlib.metadata", "numpy", "pandas", "pyarrow", "rich", "simpy"}
+TEN_REQUESTS = ("simulate", "workload.num_requests=10")
+
+
+def imported(arguments):
+    """Names of all modules that the command imports."""
+    command = "import sys; from experiments.app.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", command, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--help"], set()),
+        (["list"], {"rich"}),
+        (["simulate", "--help"], SETTINGS),
+        (["simulate", "workload.nume_requests=10"], SETTINGS),
+        ([*TEN_REQUESTS, "output.report=false"], SIMULATION),
+        pytest.param([*TEN_REQUESTS, "output.tables=false"], {*SIMULATION, "plotly"}, marks=pytest.mark.slow),
+    ],
+    ids=["overview", "list", "help of a command", "misspelt key", "ten requests", "ten and a report"],
+)
+def test_a_command_imports_no_heavy_package_that_it_does_not_use(arguments, allowed, tmp_path):
+    is_run = arguments[:2] == list(TEN_REQUESTS)
+    modules = imported([*arguments, f"hydra.run.dir={tmp_path}"] if is_run else arguments)
+    assert "experiments.app.cli" in modules
+    assert modules & HEAVY <= allowed
+    assert not is_run or (tmp_path / "summary.json").exists()
