@@ -2,12 +2,14 @@
 
 The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
 end, as in vLLM's chained hashes. That is not computed token by token: contents have names
-(`policies.core.request.Segment`), a name behind a given past is a *place*, and the blocks that end within a
-run are the place's blocks 0, 1, 2, ...
+(`policies.core.request.Segment`), names behind a given past are a *place*, and the blocks that end within
+them are the place's blocks 0, 1, 2, ...
 
-    tokens     0        16        32        48    53      64
-    runs       |------ content 7 ------------|-- content 9 --      blocks of 16
-    blocks     |  A 0    |   A 1   |   A 2   |      B 0   |        A: 7 first; B: 9 behind 53 tokens of A
+    tokens      0        16        32        48    53      64
+    request 1   |------ content 7 ------------|-- content 9 --      blocks of 16
+    blocks      |  A 0    |   A 1   |   A 2   |      A 3   |        A: 7, and 9 behind 53 tokens of it
+    request 2   |------ content 7 ------------|-- content 5 --
+    blocks      |  A 0    |   A 1   |   A 2   |      B 0   |        B: 5 behind 53 tokens of A
 """
 
 from __future__ import annotations
@@ -25,14 +27,11 @@ OWN_PLACES = 1 << 48
 """Places from here on have contents that only one request can name."""
 
 MANY = 8192
-"""New places after which it is time to look which of them are in use: about 2 MB of memory."""
+"""New pieces after which it is time to look which places are in use: about 2 MB of memory."""
 
 
 Stretch = tuple[int, int]
-"""(place, end): blocks of a sequence that end within one run, those of place, up to the sequence's block end.
-
-A plain tuple, as a prompt has as many as it has pieces.
-"""
+"""(place, end): blocks of a sequence that end at one place, up to the sequence's block end. A plain tuple."""
 
 
 def prompt_runs(request: Request) -> list[Segment]:
@@ -101,14 +100,56 @@ def _own_place(content_id: int) -> int:
     return OWN_PLACES - content_id
 
 
-class Places:
-    """Gives every (past, content) its place: a number."""
+class Chain:
+    """Pieces at one place: all but the last have so many tokens, the last one may go on without an end."""
 
-    def __init__(self, block_size: int, joins: bool = True) -> None:
-        """joins: the end of a prompt and its answer are one place if no other request can name them."""
+    __slots__ = ("body", "last_id", "num_body_tokens", "place")
+
+    def __init__(self, place: int, pieces: list[Segment]) -> None:
+        self.place = place
+        self.body = pieces[:-1]
+        self.num_body_tokens = sum([num_tokens for _, num_tokens in self.body])
+        self.last_id = pieces[-1].content_id
+
+    def follow(self, runs: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
+        """Go along with runs, from the one at `index` on, whose first `skip` tokens lie before the chain.
+
+        Returns which run comes next, the tokens until there, and how many of that run's tokens are among
+        them: where these are some, runs has its other tokens only.
+        """
+        body = self.body
+        if runs[index : index + len(body)] == body:
+            index += len(body)
+            if index < len(runs) and runs[index][0] == self.last_id:
+                return index + 1, self.num_body_tokens + runs[index][1], 0
+            return index, self.num_body_tokens, 0
+        num_followed = 0
+        for (content_id, num_tokens), (own_id, num_own) in zip(runs[index:], body, strict=False):
+            if content_id != own_id:
+                break
+            if num_tokens > num_own:
+                runs[index] = Segment(content_id, num_tokens - num_own)
+                return index, num_followed + num_own, num_own if num_followed else skip + num_own
+            num_followed += num_tokens
+            index += 1
+            if num_tokens < num_own:
+                break
+        return index, num_followed, 0
+
+
+class Places:
+    """Gives every (past, content) its place: a number.
+
+    A place goes on from piece to piece, as its first request did. Others branch off where they differ.
+    """
+
+    def __init__(self, block_size: int, is_by_piece: bool = False) -> None:
+        """is_by_piece: every piece of a request has a place of its own."""
         self._block_size = block_size
-        self._joins = joins
-        self._places: dict[tuple[int, int, int], int] = {}  # (place before, its tokens, content) -> place
+        self._is_by_piece = is_by_piece
+        self._chains: dict[tuple[int, int, int, int], Chain] = {}
+        """By the place before, its tokens, the content and how many of its tokens are at the place before."""
+        self._num_pieces = 0  # of all chains
         self._num_given = 0
         self._num_old = 0  # that had been given when it last forgot
         self._forget_at = MANY
@@ -116,48 +157,22 @@ class Places:
     def path(self, request: Request) -> list[Stretch]:
         """Where the blocks of a request's prompt and answer are found.
 
-        Runs in which no block ends are left out.
+        Stretches in which no block ends are left out.
         """
-        if not request.prompt.segments and self._is_joined(request):
+        is_joined = self._is_joined(request)
+        if is_joined and not request.prompt.segments:
             return [(_own_place(_answer(request)), ENDLESS)]
-        path: list[Stretch] = []
-        places, block_size = self._places, self._block_size
-        before, before_tokens, start, end = -1, 0, 0, 0
         runs = runs_of(request)
-        if self._is_joined(request) and len(runs) > 1 and runs[-2][0] < 0:
+        if is_joined and len(runs) > 1 and runs[-2][0] < 0:
             del runs[-2]
-        for content_id, num_tokens in runs:
-            if content_id < 0:
-                place = _own_place(content_id)
-            else:
-                name = (before, before_tokens, content_id)
-                place = places.setdefault(name, self._num_given)
-                if place == self._num_given:
-                    self._num_given += 1
-            before, before_tokens = place, num_tokens
-            start += num_tokens
-            if start - end * block_size >= block_size:
-                end = start // block_size
-                path.append((place, end))
-        return path
+        return self._follow(runs, gives_new=True)
 
     def known_path(self, request: Request) -> list[Stretch]:
         """The path of a prompt as far as its places are known; gives no new ones."""
-        path: list[Stretch] = []
-        before, before_tokens, start, end = -1, 0, 0, 0
-        for content_id, num_tokens in prompt_runs(request):
-            if content_id < 0:
-                place: int | None = _own_place(_answer(request) if self._is_joined(request) else content_id)
-            else:
-                place = self._places.get((before, before_tokens, content_id))
-            if place is None:
-                break
-            before, before_tokens = place, num_tokens
-            start += num_tokens
-            if start // self._block_size > end:
-                end = start // self._block_size
-                path.append((place, end))
-        return path
+        runs = prompt_runs(request)
+        if runs[-1][0] < 0 and self._is_joined(request):
+            runs[-1] = Segment(_answer(request), runs[-1][1])
+        return self._follow(runs, gives_new=False)
 
     def forget(self, used: Collection[int]) -> None:
         """Drop places; who asks now and then needs no more memory in a long life.
@@ -165,20 +180,62 @@ class Places:
         Kept are those in use and the way to them, on which pieces may lie in which no block ends; and those
         given since the last time: sequences that run now will have contents there.
         """
-        before = {place: name[0] for name, place in self._places.items()}
+        before = {chain.place: name[0] for name, chain in self._chains.items()}
         kept: set[int] = set()
         for place in (*used, *range(self._num_old, self._num_given)):
             while place not in kept and place in before:
                 kept.add(place)
                 place = before[place]
-        self._places = {name: place for name, place in self._places.items() if place in kept}
+        self._chains = {name: chain for name, chain in self._chains.items() if chain.place in kept}
+        self._num_pieces = sum(len(chain.body) + 1 for chain in self._chains.values())
         self._num_old = self._num_given
-        self._forget_at = len(self._places) + max(MANY, len(used))
-
-    def _is_joined(self, request: Request) -> bool:
-        return self._joins and request.answer_id is None and request.branching is None
+        self._forget_at = self._num_pieces + max(MANY, len(used))
 
     @property
     def is_crowded(self) -> bool:
         """Whether it is time to `forget`."""
-        return len(self._places) >= self._forget_at
+        return self._num_pieces >= self._forget_at
+
+    def _is_joined(self, request: Request) -> bool:
+        """Whether the end of its prompt and its answer are one place, as no other request can name them."""
+        return not self._is_by_piece and request.answer_id is None and request.branching is None
+
+    def _follow(self, runs: list[Segment], gives_new: bool) -> list[Stretch]:
+        path: list[Stretch] = []
+        chains, block_size, num_runs = self._chains, self._block_size, len(runs)
+        before, used, skip = (
+            -1,
+            0,
+            0,
+        )  # the place before, its tokens, and how many of the next run are among them
+        index = start = end = 0
+        while index < num_runs:
+            content_id = runs[index][0]
+            if content_id < 0:
+                before, used, skip = _own_place(content_id), runs[index][1], 0
+                index += 1
+            else:
+                name = (before, used, content_id, skip)
+                chain = chains.get(name)
+                if chain is None:
+                    if not gives_new:
+                        break
+                    chain = chains[name] = self._new_chain(runs, index)
+                before = chain.place
+                index, used, skip = chain.follow(runs, index, skip)
+            start += used
+            if start - end * block_size >= block_size:
+                end = start // block_size
+                path.append((before, end))
+        return path
+
+    def _new_chain(self, runs: list[Segment], first: int) -> Chain:
+        """Of the run `first` and those behind it that have names."""
+        end = first + 1
+        if not self._is_by_piece:
+            while end < len(runs) and runs[end][0] >= 0:
+                end += 1
+        chain = Chain(self._num_given, runs[first:end])
+        self._num_given += 1
+        self._num_pieces += end - first
+        return chain

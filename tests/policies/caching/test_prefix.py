@@ -271,4 +271,4 @@ def test_what_a_cache_finds_does_not_depend_on_the_places_it_has_forgotten(asks)
         forgetful.pool._places.forget(forgetful.pool._used_places())
         assert serve(forgetful, request, 3) == serve(mindful, request, 3)
     forgetful.pool._places.forget(forgetful.pool._used_places())
-    assert len(forgetful.pool._places._places) <= 20 + 3 * len(told)  # a place a block, those new, their way
+    assert len(forgetful.pool._places._chains) <= 20 + 3 * len(told)  # a place a block, those new, their way
