@@ -22,6 +22,7 @@ from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
+from sim.engine.cache_view import CacheView
 from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
@@ -153,6 +154,7 @@ class Simulation:
         attach = partial(
             self._attach,
             signal_age_s=cluster.signal_age_s if reads_signals else None,
+            reads_caches=any(getattr(p, "reads_caches", False) for p in readers),
             scales=scales,
             on_plan=on_plan,
         )
@@ -163,7 +165,6 @@ class Simulation:
             attach=attach,
             leap=leap,
             seed=cluster.seed,
-            are_looked_into=any(getattr(p, "reads_caches", False) for p in readers),
         )
 
     def _attach(
@@ -171,6 +172,7 @@ class Simulation:
         replica: Replica,
         *,
         signal_age_s: float | None,
+        reads_caches: bool,
         scales: bool,
         on_plan: Callable[[StepPlan], None] | None,
     ) -> None:
@@ -189,6 +191,9 @@ class Simulation:
         if signal_age_s is not None:
             replica.signals = signals = Signals(replica, self._clock, signal_age_s)
             replica.attach(signals)
+        if reads_caches:
+            replica.cache_view = view = CacheView(replica, self._clock)
+            replica.attach(view)
         self._door.attach(replica)
 
     def _watch_overload(self) -> OverloadWatch:

@@ -26,7 +26,7 @@ class AdapterLoads(Attachment):
     def _loaded(self, name: str) -> None:
         """An adapter that sequences wait for is here."""
         replica = self._replica
-        replica.settle()
+        replica.intervene()
         assert replica.core.residents is not None
         for seq in replica.core.residents.waiters(name):
             replica.recorder.events.loaded(seq, self._clock.now)

@@ -9,6 +9,8 @@ replica.attach(TokenCounter())
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
@@ -40,6 +42,9 @@ class Attachment:
     def prefilled(self, seq: Sequence, now: float) -> None:
         """A prefill, or a recomputation after a preemption, is complete and has produced a token."""
 
+    def intervening(self) -> None:
+        """Something comes from outside in the middle of a step: KV, an abort, a change of speed."""
+
     def left(self, seq: Sequence) -> None:
         """A sequence has ended, was given up, or goes on elsewhere."""
 
@@ -47,10 +52,26 @@ class Attachment:
         """The replica has lost its engine and all requests; the new engine is in its place already."""
 
 
-EVENTS = tuple(name for name in vars(Attachment) if not name.startswith("_"))
+class Listeners:
+    """The functions that a replica calls, by event; none for most events of most runs.
 
+    Attributes, as they are looked up millions of times.
+    """
 
-def overridden(attachment: Attachment) -> list[str]:
-    """The events that an attachment wants to be told."""
-    own = type(attachment)
-    return [name for name in EVENTS if getattr(own, name) is not getattr(Attachment, name)]
+    def __init__(self) -> None:
+        self.sent: tuple[Callable[[Request], None], ...] = ()
+        self.entered: tuple[Callable[[Sequence], None], ...] = ()
+        self.planned: tuple[Callable[[StepPlan | None, float], None], ...] = ()
+        self.started: tuple[Callable[[RunningStep | None, float], None], ...] = ()
+        self.ending: tuple[Callable[[RunningStep, float], None], ...] = ()
+        self.hands_over: tuple[Callable[[Sequence, float], bool], ...] = ()
+        self.prefilled: tuple[Callable[[Sequence, float], None], ...] = ()
+        self.intervening: tuple[Callable[[], None], ...] = ()
+        self.left: tuple[Callable[[Sequence], None], ...] = ()
+        self.crashed: tuple[Callable[[float], None], ...] = ()
+
+    def add(self, attachment: Attachment) -> None:
+        """Call an attachment, behind those that were added before."""
+        for event, called in list(vars(self).items()):
+            if getattr(type(attachment), event) is not getattr(Attachment, event):
+                setattr(self, event, (*called, getattr(attachment, event)))

@@ -37,12 +37,17 @@ class Pending(NamedTuple):
 
 
 class Intake:
-    """The pending requests of one replica, in the order of their times."""
+    """The pending requests of one replica, in the order of their times.
 
-    __slots__ = ("_first", "_num_sent", "_pending", "next_s", "plans_ahead")
+    plans_ahead: whether the engine plans a step before the one that runs has ended. on_enter is called with
+    each request that the engine knows from now on.
+    """
 
-    def __init__(self, plans_ahead: bool) -> None:
+    __slots__ = ("_first", "_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead")
+
+    def __init__(self, plans_ahead: bool, on_enter: Callable[[Pending], None]) -> None:
         self.plans_ahead = plans_ahead
+        self._on_enter = on_enter
         self.next_s = inf
         """When the first pending request reaches the engine."""
         self._pending: list[Pending] = []
@@ -64,8 +69,23 @@ class Intake:
         else:
             pending.append(entry)
 
-    def take(self) -> Pending:
-        """Remove and return the first pending request."""
+    def enter_during(self, step: RunningStep) -> None:
+        """Let in what the engine has come to know before the end of a step, in the order of time."""
+        known_until_s = step.last_start_s if self.plans_ahead else step.end_s
+        while self.next_s <= known_until_s and self.next_s < step.end_s:
+            self._enter()
+
+    def enter_at(self, now: float, is_idle: bool) -> None:
+        """Let in what has come to an engine at rest; one that plans ahead is only woken, by the first."""
+        if self.plans_ahead:
+            if is_idle:
+                self._enter()
+            return
+        while self.next_s <= now:
+            self._enter()
+
+    def _enter(self) -> None:
+        """Remove the first pending request, and let it in."""
         entry = self._pending[self._first]
         self._first += 1
         if self._first == len(self._pending):
@@ -75,7 +95,7 @@ class Intake:
             if self._first == 1024:
                 del self._pending[:1024]
                 self._first = 0
-        return entry
+        self._on_enter(entry)
 
     def __contains__(self, request_id: int) -> bool:
         """Whether a request is pending."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from policies.core.request import Request
 from policies.core.sequence import Sequence
-from sim.engine.readings import NO_SIGNALS, Readings
+from sim.engine.readings import NO_CACHE_VIEW, NO_SIGNALS, NoCacheView, Readings
 
 
 class LoadCounts:
@@ -11,6 +12,8 @@ class LoadCounts:
 
     signals: Readings = NO_SIGNALS
     """What the engine says of itself; attached where a policy reads it."""
+    cache_view: NoCacheView = NO_CACHE_VIEW
+    """The same of its cache."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         self.num_outstanding = 0
@@ -44,6 +47,13 @@ class LoadCounts:
     def num_unseen_tokens(self) -> int:
         """Prompt tokens of those."""
         return self.signals.num_unseen_tokens
+
+    def num_cached(self, request: Request) -> int:
+        """Tokens of a prompt that the cache has, as of the last iteration that has begun.
+
+        Raises RuntimeError unless the run's policies declare that they read caches.
+        """
+        return self.cache_view.num_cached(request)
 
     def _count(self, num_tokens: int) -> None:
         """A request of so many prompt tokens was sent here."""

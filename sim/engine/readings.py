@@ -1,8 +1,10 @@
-"""What a replica says of itself to routing and scaling policies."""
+"""What a replica says of itself to routing and scaling policies, where none is declared to read it."""
 
 from __future__ import annotations
 
 from typing import NoReturn
+
+from policies.core.request import Request
 
 
 class Readings:
@@ -38,3 +40,14 @@ class Readings:
 
 
 NO_SIGNALS = Readings()
+
+
+class NoCacheView:
+    """The cache of a replica that no policy reads."""
+
+    def num_cached(self, request: Request) -> int:
+        """Tokens of a prompt that the cache has, as of the last iteration that has begun."""
+        raise RuntimeError("num_cached: the routing policy must declare reads_caches: ClassVar[bool] = True")
+
+
+NO_CACHE_VIEW = NoCacheView()

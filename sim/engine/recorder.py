@@ -14,6 +14,9 @@ from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 
+_OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in range(1, 33)}
+"""Outcomes of short steps, which are most of them."""
+
 
 class Recorder:
     """The logs of one replica. `replica` is its index, seed that of the world's choices."""
@@ -57,7 +60,7 @@ class Recorder:
     def ran(self, step: RunningStep) -> StepOutcome:
         """Iterations have run; the core, which has not advanced yet, is told the outcome."""
         core, plan, tokens, iterations = self._core, step.plan, self._tokens, self.iterations
-        outcome = StepOutcome(step.num_iterations)
+        outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
         num_apart = 0
         if tokens.apart or plan.idle or core.paused:
             num_apart = tokens.log_gaps(plan, step.ends_s[0], iterations)

@@ -20,10 +20,10 @@ from policies.core.limits import StopAfter
 from policies.core.plan import Migrant, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
-from sim.engine.attachment import EVENTS, Attachment, overridden
+from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.copies import Copies
-from sim.engine.intake import Intake
+from sim.engine.intake import Intake, Pending
 from sim.engine.load_counts import LoadCounts
 from sim.engine.pool import Pool
 from sim.engine.prices import ends_s
@@ -36,26 +36,20 @@ from sim.records.run import EngineRecord
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
 
 
-def _attach_nothing(replica: Replica) -> None:
-    """A replica without attachments."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
     """What the replicas of a run share.
 
     on_end is called with every sequence that ends. attach is called with every new replica, for what joins
-    it. leap=False runs iteration by iteration. seed: of the world's choices. are_looked_into: a routing
-    policy asks for `num_cached`.
+    it. leap=False runs iteration by iteration. seed: of the world's choices.
     """
 
     clock: Clock
     requests: RequestLog
     on_end: Callable[[Sequence], None]
-    attach: Callable[[Replica], None] = _attach_nothing
+    attach: Callable[[Replica], None] = lambda replica: None
     leap: bool = True
     seed: int = 0
-    are_looked_into: bool = False
 
 
 class Replica(LoadCounts):
@@ -72,39 +66,27 @@ class Replica(LoadCounts):
         LoadCounts.__init__(self, core.pool.block_size, core.pool.num_blocks)
         self.lost_engines: list[EngineRecord] = []  # in crashes
         self.recorder = Recorder(index, core, around.requests, pool.frontend_s, around.seed)
-        self.copies = Copies(pool.links(), self._load_later)
-        self.intake = Intake(pool.plans_ahead)
+        self.copies = Copies(pool.links(), self._load)
+        self.intake = Intake(pool.plans_ahead, self._enter)
         self._clock = around.clock
         self._requests = around.requests
         self._on_end = around.on_end
         self._max_leap = MAX_LEAP if around.leap else 1
-        self._is_looked_into = around.are_looked_into
         self._slowdown = 1.0
-        self._step: RunningStep | None = None
+        self.step: RunningStep | None = None
+        """What it runs now."""
         self._timer: Moment | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
         self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
         self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
-        self._listeners: dict[str, tuple[Callable[..., object], ...]] = dict.fromkeys(EVENTS, ())
-        self._name_listeners()
+        self._tell = Listeners()
         around.attach(self)
 
     def attach(self, attachment: Attachment) -> None:
         """Let an attachment know what happens here, behind those that were attached before."""
-        for event in overridden(attachment):
-            self._listeners[event] += (getattr(attachment, event),)
-        self._name_listeners()
-
-    def _name_listeners(self) -> None:
-        """Attributes are quicker to look up than keys, and most of them are empty."""
-        listeners = self._listeners
-        self._on_sent, self._on_entered = listeners["sent"], listeners["entered"]
-        self._on_planned, self._on_started = listeners["planned"], listeners["started"]
-        self._on_ending, self._hand_over = listeners["ending"], listeners["hands_over"]
-        self._on_prefilled, self._on_left = listeners["prefilled"], listeners["left"]
-        self._on_crashed = listeners["crashed"]
+        self._tell.add(attachment)
 
     # The main loop.
 
@@ -127,17 +109,15 @@ class Replica(LoadCounts):
 
     def _finish_step(self) -> None:
         """Commit the running step, as far as it says that it has run."""
-        step = self._step
+        step = self.step
         assert step is not None
-        self._step = self._timer = None
-        for tell in self._on_ending:
+        self.step = self._timer = None
+        for tell in self._tell.ending:
             tell(step, self._clock.now)
         outcome = self.recorder.ran(step)
         intake, end_s = self.intake, step.end_s
-        if intake.next_s < end_s:  # what came meanwhile is known before the commit, in the order of time
-            known_until_s = step.last_start_s if intake.plans_ahead else end_s
-            while intake.next_s <= known_until_s and intake.next_s < end_s:
-                self._enter()
+        if intake.next_s < end_s:
+            intake.enter_during(step)
         prefilled, finished = self.core.commit(step.plan, outcome, end_s)
         for seq in prefilled:
             self._prefilled(seq, end_s)
@@ -150,20 +130,22 @@ class Replica(LoadCounts):
         """Decide what runs next and set out, if there is anything to compute."""
         core, intake = self.core, self.intake
         self._timer = None
-        if intake.next_s <= now and (self._is_idle or not intake.plans_ahead):
-            self._enter_now(now)
+        if intake.next_s <= now:
+            intake.enter_at(now, self._is_idle)
+            if self._aborts:
+                self._let_go()
         plan = core.plan(now)
         transfers = core.take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
-        for tell in self._on_planned:
+        for tell in self._tell.planned:
             tell(plan, now)
         self.recorder.planned(plan, transfers, now)
         if plan is None:
             self._rest(now)
         else:
             self._run(plan, now, delay_s)
-        for tell in self._on_started:
-            tell(self._step, now)
+        for tell_started in self._tell.started:
+            tell_started(self.step, now)
 
     def _run(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Set out with a plan: when its iterations end, and at which of these ends the next plan is due."""
@@ -173,7 +155,7 @@ class Replica(LoadCounts):
         ends = ends_s(self.pool.model, plan, shape, num_iterations, now + delay_s, self._slowdown)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
-        step = self._step = RunningStep(plan, shape, now, ends)
+        step = self.step = RunningStep(plan, shape, now, ends)
         if next_s < step.end_s:
             num_iterations = self.intake.num_iterations_before(step)
             if num_iterations < step.num_iterations:
@@ -201,31 +183,25 @@ class Replica(LoadCounts):
 
     def look_up(self) -> None:
         """Something came from outside: plan anew at the first iteration boundary that is not in the past."""
-        step = self._step
+        step = self.step
         if step is None:
             if self._timer is None or self._is_idle:
                 self._plan_at(self._clock.now)
         elif step.num_iterations > 1:
             self._cut(step, bisect_left(step.ends_s, self._clock.now) + 1)
 
-    def settle(self) -> None:
-        """Cut a leap behind the iterations that have ended, if they have changed what the cache holds.
-
-        For what looks into the cache in the middle of a leap. The cut must come before anything else comes
-        from outside: the plan made there must not know of it.
-        """
-        step = self._step
-        if not self._is_looked_into or step is None or step.num_iterations == 1:
-            return
-        core = self.core
-        num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
-        if not num_ended:
-            return
-        if not step.plan.chunks and core.blocks_of_repeats(step.plan, num_ended) <= core.pool.num_blank:
-            return  # nothing was evicted
-        step.cut(num_ended)
+    def split(self, num_iterations: int) -> None:
+        """Commit so many iterations of a leap, which have ended, and plan anew behind them."""
+        step = self.step
+        assert step is not None
+        step.cut(num_iterations)
         self._finish_step()
         self._begin_step(step.end_s)
+
+    def intervene(self) -> None:
+        """Something is about to come from outside: let those know that have to act before."""
+        for tell in self._tell.intervening:
+            tell()
 
     def later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
         """Do something then, unless the engine crashes before."""
@@ -263,8 +239,8 @@ class Replica(LoadCounts):
         if isnan(self._requests.first_token_s[request_id]):
             self._count_queued(request_id, request.prompt.num_tokens)
         if request_id in self._departures:  # its last attempt has not left: it comes back behind it
-            assert self._step is not None
-            known_s = self._step.boundary_s(self._clock.now)
+            assert self.step is not None
+            known_s = self.step.boundary_s(self._clock.now)
         self._expect(request, known_s, enter)
 
     def _expect(
@@ -272,9 +248,9 @@ class Replica(LoadCounts):
     ) -> None:
         """Let a request reach the engine at known_s."""
         self._count(request.prompt.num_tokens)
-        for tell in self._on_sent:
+        for tell in self._tell.sent:
             tell(request)
-        intake, step = self.intake, self._step
+        intake, step = self.intake, self.step
         is_next = known_s < intake.next_s
         intake.add(known_s, request, enter, sent_s)
         if not is_next:
@@ -285,35 +261,25 @@ class Replica(LoadCounts):
         elif self._is_idle and known_s < self._wake_s:
             self._plan_at(known_s)
 
-    def _enter(self) -> None:
-        """Give the first pending request to the engine."""
-        entry = self.intake.take()
+    def _enter(self, entry: Pending) -> None:
+        """Give a pending request to the engine."""
         seq = entry.enter()
         self.recorder.events.enter(seq, entry.sent_s)
-        for tell in self._on_entered:
+        for tell in self._tell.entered:
             tell(seq)
 
-    def _enter_now(self, now: float) -> None:
-        """Give what has come to an engine at rest; an idle one that plans ahead is woken by the first."""
-        intake = self.intake
-        self._enter()
-        while intake.next_s <= now and not intake.plans_ahead:
-            self._enter()
-        if self._aborts:
-            self._let_go()
+    def _load(self, request_id: int, done_s: float) -> None:
+        """KV that a sequence waits for will be here."""
+        self.later(done_s, Phase.arrive, partial(self.loaded, request_id))
 
     def loaded(self, request_id: int) -> None:
         """KV that a sequence waits for is here."""
-        self.settle()
+        self.intervene()
         seq = self.core.loading.get(request_id)
         if seq is not None:
             self.recorder.events.loaded(seq, self._clock.now)
         self.core.loaded(request_id)
         self.look_up()
-
-    def _load_later(self, request_id: int, done_s: float) -> None:
-        """A copy over the replica's own links will be done."""
-        self.later(done_s, Phase.arrive, partial(self.loaded, request_id))
 
     # ... and go.
 
@@ -321,11 +287,11 @@ class Replica(LoadCounts):
         """A prefill has produced a token: the sequence goes on here, unless another replica decodes it."""
         if self._queued:
             self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
-        for hand_over in self._hand_over:
+        for hand_over in self._tell.hands_over:
             if hand_over(seq, now):
                 return
         self.recorder.prefilled(seq, now)
-        for tell in self._on_prefilled:
+        for tell in self._tell.prefilled:
             tell(seq, now)
 
     def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
@@ -334,27 +300,22 @@ class Replica(LoadCounts):
         then: called instead of on_end. A request that is being given up already stays with what follows.
         """
         is_pending = request_id in self.intake
-        if self._step is None and not is_pending:
+        if self.step is None and not is_pending:
             self._abort(request_id, then)
             if self.core.num_waiting:  # perhaps for what it held
                 self.look_up()
         elif request_id not in self._aborts:
             if not is_pending:  # else it is given up as soon as the engine knows it
-                self.settle()
+                self.intervene()
                 self.look_up()
             self._aborts[request_id] = then
 
-    def drop(self, request_id: int, then: Callable[[], None]) -> None:
-        """Let a sequence go that waits here for KV that will not come; then do something else about it."""
-        if request_id not in self._aborts:  # else its client has given it up already
-            self.abort(request_id, then)
-
     def depart(self, request_id: int, then: Callable[[Sequence], None]) -> None:
         """Let a sequence go whose KV is in another replica now; when, as for `abort`."""
-        if self._step is None:
+        if self.step is None:
             self._depart(request_id, then)
         else:
-            self.settle()
+            self.intervene()
             self._departures[request_id] = then
         self.look_up()
 
@@ -395,7 +356,7 @@ class Replica(LoadCounts):
     def _leave(self, seq: Sequence) -> None:
         """A request is outstanding no more."""
         self._uncount(seq)
-        for tell in self._on_left:
+        for tell in self._tell.left:
             tell(seq)
 
     # Troubles, and the end of the run.
@@ -403,7 +364,7 @@ class Replica(LoadCounts):
     def slow_down(self, factor: float) -> None:
         """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""
         if factor != self._slowdown:
-            self.settle()
+            self.intervene()
             self._slowdown = factor
             self.look_up()
 
@@ -421,14 +382,14 @@ class Replica(LoadCounts):
         self.core.num_iterations = self.core.pool.num_iterations = before.num_iterations
         self.recorder.crashed(lost, pending, self.core, now)
         self._life += 1
-        self._step = self._timer = None
+        self.step = self._timer = None
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()
         self._aborts.clear()
         self._departures.clear()
         self._uncount_all()
         self.copies.links = self.pool.links()
-        for tell in self._on_crashed:
+        for tell in self._tell.crashed:
             tell(now)
         return sorted([*(seq.request_id for seq in lost), *(entry.request.request_id for entry in pending)])
 
@@ -439,24 +400,12 @@ class Replica(LoadCounts):
 
     def _finish_until(self, now: float) -> None:
         """Commit those iterations of the running step that have ended."""
-        step = self._step
+        step = self.step
         if step is not None:
             num_ended = bisect_right(step.ends_s, now)
             if num_ended:
                 step.cut(num_ended)
                 self._finish_step()
-
-    def num_cached(self, request: Request) -> int:
-        """Tokens of a prompt that the cache has, as of the last iteration that has begun.
-
-        Raises RuntimeError unless the run's surroundings say that replicas are looked into.
-        """
-        if not self._is_looked_into:
-            raise RuntimeError(
-                "num_cached: the routing policy must declare reads_caches: ClassVar[bool] = True"
-            )
-        self.settle()
-        return self.core.pool.peek(request)
 
     def has_adapter(self, name: str) -> bool:
         """Whether an adapter is on its GPU, or on its way there."""

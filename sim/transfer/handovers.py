@@ -210,7 +210,7 @@ class Handovers:
         self._held.pop(request_id, None)
         if target is None:
             return False
-        target.drop(request_id, partial(self._door.begin_again, request_id))
+        target.abort(request_id, partial(self._door.begin_again, request_id))
         return True
 
     def ready(self) -> None:

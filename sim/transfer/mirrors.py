@@ -158,7 +158,7 @@ class Mirrors:
             if restore is not None:
                 self._cancel(request_id)
                 go_on = partial(self._door.begin_again, request_id, is_resend=False)
-                restore.target.drop(request_id, go_on)
+                restore.target.abort(request_id, go_on)
 
     def _on_there(self, mirror: _Mirror, flow: Flow, new: Mapping[int, int]) -> None:
         """A copy has arrived."""
