@@ -130,7 +130,7 @@ def tokens_reusable(requests: Sequence[Request], block_size: int) -> int:
 
 def tokens_found(pool: BlockPool, requests: Sequence[Request]) -> int:
     """Prompt tokens that a pool finds when one request after the other is admitted, computed and ends."""
-    decodes = DecodeSet(1, pool.block_size)
+    decodes = DecodeSet(1, pool.block_size, {})
     total = 0
     for request in requests:
         num_tokens = request.prompt.num_tokens

@@ -13,7 +13,8 @@ What an engine uploads, the computed tokens by slot, is put together when it is 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from heapq import heappop, heappush
 
 import numpy as np
@@ -28,93 +29,82 @@ class DecodeSet:
 
     clock counts iterations in which the set decoded; num_context_tokens is the sum of the KV tokens that the
     members hold. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
-    num_widening: members whose context grows. at_limit: members, by request id, that decode on only after the
-    pool was asked.
+    at_limit: members, by request id, that decode on only after the pool was asked.
+    running: all sequences with a slot, by request id; the members are among them.
     """
 
-    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int, running: Mapping[int, Sequence]) -> None:
         self.clock = 0
         self.size = 0
-        self.num_widening = 0
         self.num_context_tokens = 0
         self.block_size = block_size
         self.blocks_due_by_phase = array("I", [0] * block_size)
         self.at_limit: dict[int, Sequence] = {}
-        self._members: dict[int, Sequence] = {}  # by slot
+        self._running = running
         self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._limits: list[tuple[int, int, int, Sequence]] = []  # the same for KV limits
         self._num_joins = 0
+        self._num_steady = 0  # members whose context does not grow
+        self._num_reserved = 0  # members that have all their blocks already
         self._max_num_seqs = max_num_seqs
 
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is DECODING and seq.clock_source is self
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._members.values())
+        return (seq for seq in self._running.values() if seq in self)
+
+    @property
+    def num_widening(self) -> int:
+        """Members whose context grows."""
+        return self.size - self._num_steady
 
     @property
     def num_computed_S(self) -> NDArray[np.int64]:
         """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
         num_computed_S = np.zeros(self._max_num_seqs, np.int64)
-        if self._members:
-            slots = np.fromiter(self._members, np.int64, self.size)
-            origins = (seq.origin for seq in self._members.values())
-            num_computed_S[slots] = np.fromiter(origins, np.int64, self.size) + self.clock
+        for seq in self:
+            num_computed_S[seq.slot] = seq.origin + self.clock
         return num_computed_S
 
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
         """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
-        assert seq.slot is not None
         num_computed, clock = seq.stored_computed, self.clock
-        assert num_computed == seq.stored_known - 1
         seq.origin = origin = num_computed - clock
-        seq.join_number = self._num_joins = self._num_joins + 1
+        seq.join_number = number = self._num_joins = self._num_joins + 1
         seq.state = DECODING
         seq.growth = growth
-        self._members[seq.slot] = seq
+        num_held = num_computed - seq.num_dropped
         self.size += 1
-        num_dropped = seq.num_dropped
-        self.num_context_tokens += num_computed - num_dropped
+        self.num_context_tokens += num_held
         if growth is PAGED:
-            self.num_widening += 1
-            self.blocks_due_by_phase[(num_dropped - origin) % self.block_size] += 1
+            self.blocks_due_by_phase[(clock - num_held) % self.block_size] += 1
         else:
             self._begin_growth(seq, growth)
-        end_clock = seq.end_known - 1 - origin
-        heappush(self._ends, (end_clock, seq.request_id, seq.join_number, seq))
+        heappush(self._ends, (seq.end_known - 1 - origin, seq.request_id, number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Give up a member; its counts are written back to it, and its state becomes `state`."""
-        assert seq.slot is not None
-        origin, growth = seq.origin, seq.growth
-        seq.stored_computed = num_computed = origin + self.clock
+        clock = self.clock
+        seq.stored_computed = num_computed = seq.origin + clock
         seq.stored_known = num_computed + 1
         seq.state = state
-        if growth is PAGED:
-            num_dropped = seq.num_dropped
-            self.num_widening -= 1
-            self.blocks_due_by_phase[(num_dropped - origin) % self.block_size] -= 1
-            self.num_context_tokens -= num_computed - num_dropped
-        else:
-            self._end_growth(seq, growth)
-        del self._members[seq.slot]
         self.size -= 1
-
-    def _end_growth(self, seq: Sequence, growth: Growth) -> None:
-        if growth.takes_blocks:
-            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
-        self.num_widening -= growth.widens
-        if not growth.widens:
-            seq.num_dropped += seq.stored_computed - seq.steady_from
-        self.num_context_tokens -= seq.stored_computed - seq.num_dropped
-        if growth.until is not None:
-            self.at_limit.pop(seq.request_id, None)
+        if seq.growth is not PAGED:
+            self._end_growth(seq, seq.growth)
+            return
+        num_held = num_computed - seq.num_dropped
+        self.num_context_tokens -= num_held
+        self.blocks_due_by_phase[(clock - num_held) % self.block_size] -= 1
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
-        self.num_widening += growth.widens
+        """Count a member that needs no blocks, whose context does not grow, or that has a limit."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
+        else:
+            self._num_reserved += 1
         if not growth.widens:
+            self._num_steady += 1
             seq.steady_from = seq.stored_computed
         if growth.until is not None:
             limit_clock = growth.until - seq.origin
@@ -123,24 +113,38 @@ class DecodeSet:
             else:
                 heappush(self._limits, (limit_clock, seq.request_id, seq.join_number, seq))
 
-    def advance(self, num_iterations: int, idle: Iterable[Sequence]) -> list[Sequence]:
+    def _end_growth(self, seq: Sequence, growth: Growth) -> None:
+        """Take such a member out of all counts."""
+        if growth.takes_blocks:
+            self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
+        else:
+            self._num_reserved -= 1
+        if not growth.widens:
+            self._num_steady -= 1
+            seq.num_dropped += seq.stored_computed - seq.steady_from
+        self.num_context_tokens -= seq.stored_computed - seq.num_dropped
+        if growth.until is not None:
+            self.at_limit.pop(seq.request_id, None)
+
+    def advance(self, num_iterations: int, idle: SequenceOf[Sequence]) -> list[Sequence]:
         """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
 
         The ended ones are still members; they come in the order of their request ids.
         """
-        for seq in idle:
-            self.leave(seq, PREFILLING)
+        if idle:
+            for seq in idle:
+                self.leave(seq, PREFILLING)
         self.clock = clock = self.clock + num_iterations
-        self.num_context_tokens += num_iterations * self.num_widening
-        for seq in idle:
-            self.join(seq, seq.growth)
+        self.num_context_tokens += num_iterations * (self.size - self._num_steady)
+        if idle:
+            for seq in idle:
+                self.join(seq, seq.growth)
         if self._limits:
             self._reach_limits()
-        ended: list[Sequence] = []
-        ends = self._ends
+        ends, ended = self._ends, []
         while ends and ends[0][0] <= clock:
-            _, _, join, seq = heappop(ends)
-            if seq.state is DECODING and seq.join_number == join:
+            _, _, number, seq = heappop(ends)
+            if seq.state is DECODING and seq.join_number == number:
                 ended.append(seq)
         return ended
 
@@ -172,9 +176,9 @@ class DecodeSet:
     def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
         """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
         full_turns, rest = divmod(num_iterations, self.block_size)
-        counts = self.blocks_due_by_phase
-        due = full_turns * sum(counts) if full_turns else 0
+        due = full_turns * (self.size - self._num_reserved)
         if rest:
+            counts = self.blocks_due_by_phase
             phase = (self.clock + num_skipped) % self.block_size
             due += sum(counts[phase : phase + rest])
             if phase + rest > self.block_size:

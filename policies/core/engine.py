@@ -23,7 +23,6 @@ from typing import NoReturn
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.intake import Intake
 from policies.core.plan import (
-    FOREVER,
     AdapterLoad,
     Chunk,
     Progress,
@@ -54,17 +53,17 @@ class EngineCore(Intake):
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
-        pool = self.pool
         if not now >= self._now:
             self._refuse_past(now)
+        pool = self.pool
         self._now = pool.now = now
-        self.wake_s = inf
-        self.waits_for = None
         if pool.expires_s <= now:
             pool.expire()
         plan = self._plan_unasked()
-        if plan is None and self._sequences:
-            plan = self._ask(now)
+        if plan is None:
+            self.wake_s, self.waits_for = inf, None
+            if self._sequences:
+                plan = self._ask(now)
         self._in_flight = plan
         return plan
 
@@ -96,26 +95,30 @@ class EngineCore(Intake):
 
     def _plan_unasked(self) -> StepPlan | None:
         """The step that decodes all there is, as long as nothing changes; None: policies must be asked."""
-        decodes, num_decodes = self.decodes, self.decodes.size
+        decodes = self.decodes
+        num_decodes = decodes.size
         if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
             return None
-        pool, num_blocks = self.pool, decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
+        pool = self.pool
+        num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
         if num_blocks > pool.num_free or decodes.at_limit or self._lost or self._arrived:
             return None
         if num_blocks:
             pool.take(num_blocks)
         num_widening = decodes.num_widening
         num_context_tokens = decodes.num_context_tokens + num_widening
+        horizon = decodes.iterations_to_first_event()
         plan = StepPlan(
             self.num_iterations,
             num_decodes,
             num_context_tokens,
             num_widening,
             decodes,
-            FOREVER,
+            horizon,
             pool.expires_s,
         )
-        plan.horizon = cut_horizon(plan, decodes, pool)
+        if num_decodes * (horizon // pool.block_size + 1) > pool.num_quiet:
+            plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
 
     def _name_news(self, plan: StepPlan) -> None:
@@ -128,41 +131,51 @@ class EngineCore(Intake):
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Enter what a plan's run has changed: outcome.iterations times the plan, then the ends."""
-        num_iterations = outcome.iterations
+        num_iterations, ended, _ = outcome
+        num_reserved = self._num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
                 f"commit of {num_iterations} iterations: not the plan in flight, or not within its horizon"
             )
+        if num_reserved and num_iterations != num_reserved:
+            raise ValueError(f"commit of {num_iterations} iterations: {num_reserved} were reserved")
         if not now >= self._now:
             self._refuse_past(now)
-        if self._num_reserved and num_iterations != self._num_reserved:
-            raise ValueError(f"commit of {num_iterations} iterations: {self._num_reserved} were reserved")
         pool = self.pool
         self._now = pool.now = now
         self._in_flight = None
         for on_commit in self._on_commit:
             on_commit(plan, num_iterations, now)
-        if num_iterations > 1 and not self._num_reserved:
+        if num_reserved:
+            self._num_reserved = 0
+        elif num_iterations > 1:
             self._take_repeats(plan, num_iterations - 1)
-        self._num_reserved = 0
-        self.num_iterations += num_iterations
-        pool.num_iterations = self.num_iterations
-        finished: list[Sequence] = []
-        if plan.num_decodes > plan.num_branches:
-            finished = self.decodes.advance(num_iterations, plan.idle)
-        for seq in plan.branched:
-            if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
-                finished.append(seq)
+        self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
+        if plan.branched:
+            finished = self._commit_branches(plan, outcome)
+        else:
+            finished = self.decodes.advance(num_iterations, plan.idle) if plan.num_decodes else []
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
-        if outcome.ended:
-            self._note_ends(outcome.ended, finished)
-        if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
-            finished.sort(key=lambda seq: seq.admission)
-        for seq in finished:
-            self._state.finish(seq, seq.end_reason)
+        if ended:
+            self._note_ends(ended, finished)
+        if finished:
+            if len(finished) > 1:  # blocks become free in the order of admission, as in vLLM
+                finished.sort(key=lambda seq: seq.admission)
+            for seq in finished:
+                self._state.finish(seq, seq.end_reason)
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
         return Progress(prefilled, finished)
+
+    def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
+        """Decodes have got their tokens, some of them several, for their branches; returns those that end."""
+        finished = []
+        if plan.num_decodes > plan.num_branches:
+            finished = self.decodes.advance(outcome.iterations, plan.idle)
+        for seq in plan.branched:
+            if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
+                finished.append(seq)
+        return finished
 
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
         """Hand out the blocks of all iterations but the first."""
@@ -176,14 +189,16 @@ class EngineCore(Intake):
     ) -> list[Sequence]:
         """Chunks are computed; returns those that have completed their prefill, and adds to `finished`."""
         prefilled = []
+        notes_chunks = self._state.notes_chunks
         for seq, _, num_tokens, _ in plan.chunks:
             seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
-            self.pool.computed(seq, num_computed)
+            if notes_chunks:
+                self.pool.computed(seq, num_computed)
             if num_computed < seq.stored_known:
                 continue
             prefilled.append(seq)
             if seq.request.branching is None:
-                has_ended = self.running_set.begin_decoding(seq)
+                has_ended = self._state.running_set.begin_decoding(seq)
             else:
                 self.running_set.fork(seq)
                 has_ended = self.branched.produce(seq, outcome.parents.get(seq.request_id))

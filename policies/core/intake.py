@@ -12,6 +12,7 @@ from policies.adapters.residents import Residents
 from policies.adapters.serving import AdapterState
 from policies.batching import Batching, DecodesUnasked
 from policies.caching.pool import BlockPool
+from policies.core.branch_set import BranchSet
 from policies.core.limits import Bounds, RejectedError, StopAfter
 from policies.core.plan import (
     Cause,
@@ -19,11 +20,14 @@ from policies.core.plan import (
     StepPlan,
 )
 from policies.core.request import Request
+from policies.core.running_set import RunningSet
 from policies.core.sequence import WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.step_maker import StepMaker
+from policies.core.transfers import Transfers
 from policies.core.view import StepView
+from policies.core.waiting import WaitingQueue
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
 
@@ -54,20 +58,10 @@ class Intake:
         self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
         self.pool = pool
         self.residents = residents
-        self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
-        self._state = state = self._new_state(num_swap_blocks, names_blocks)
-        self.waiting = state.waiting  # parts of the state, for those who look at them in every step
-        self.running_set = state.running_set
-        self.running = state.running
-        self.prefilling = state.prefilling
-        self.paused = state.running_set.paused
-        self.loading = state.loading
-        self.leaving = state.running_set.leaving
+        self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
+        self.running = state.running  # parts of the state that are looked at in every step
         self.decodes = state.decodes
-        self.branched = state.branched
-        self.free_slots = state.free_slots
-        self.transfers = state.transfers
         self.view = StepView(state)
         self.may_branch = False  # a request has asked for several answers
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
@@ -102,7 +96,7 @@ class Intake:
         if isinstance(self.batching, DecodesUnasked) and not self._before_step:
             self._max_unasked = self.batching.max_unasked_decodes
 
-    def _new_state(self, num_swap_blocks: int, names_blocks: bool) -> EngineState:
+    def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
         return make(
@@ -111,11 +105,61 @@ class Intake:
             scheduling.rank,
             scheduling.chunk_rank if overrides(scheduling, "chunk_rank") else None,
             swaps=scheduling.preemption_mode == "swap",
-            max_num_seqs=self.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_model_len=self.max_model_len,
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
         )
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots: sequences that may hold KV at once."""
+        return self._state.max_num_seqs
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Sequences without KV, in the order of their rank."""
+        return self._state.waiting
+
+    @property
+    def running_set(self) -> RunningSet:
+        """Sequences that hold a slot, and where each of them stands."""
+        return self._state.running_set
+
+    @property
+    def prefilling(self) -> dict[int, Sequence]:
+        """Sequences whose prefill has begun, by request id."""
+        return self._state.prefilling
+
+    @property
+    def paused(self) -> dict[int, Sequence]:
+        """Sequences that a policy has paused, by request id."""
+        return self._state.running_set.paused
+
+    @property
+    def loading(self) -> dict[int, Sequence]:
+        """Sequences whose KV or adapter is on its way, by request id."""
+        return self._state.loading
+
+    @property
+    def leaving(self) -> dict[int, Sequence]:
+        """Sequences whose KV another engine is copying, by request id."""
+        return self._state.running_set.leaving
+
+    @property
+    def branched(self) -> BranchSet:
+        """Sequences that decode with branches."""
+        return self._state.branched
+
+    @property
+    def free_slots(self) -> SequenceOf[int]:
+        """Slots that no sequence holds."""
+        return self._state.free_slots
+
+    @property
+    def transfers(self) -> Transfers:
+        """KV on its way between tiers."""
+        return self._state.transfers
 
     @property
     def num_preemptions(self) -> int:

@@ -40,7 +40,7 @@ class RunningSet:
         self.paused: dict[int, Sequence] = {}  # those that a policy has paused
         self.loading: dict[int, Sequence] = {}  # those whose KV is on its way
         self.leaving: dict[int, Sequence] = {}  # those whose KV another engine is copying
-        self.decodes = DecodeSet(max_num_seqs, pool.block_size)
+        self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.branched = BranchSet(pool, self.free_slots)
         self._max_num_seqs = max_num_seqs

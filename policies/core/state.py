@@ -66,6 +66,8 @@ class EngineState:
         self.free_slots = self.running_set.free_slots
         self.transfers = Transfers(pool, self.branched, num_swap_blocks, names_blocks)
         self._loads_kv = type(pool).num_loadable is not BlockPool.num_loadable
+        self.notes_chunks = type(pool).computed is not BlockPool.computed
+        """Whether the pool wants to know of chunks that were computed."""
 
     # What may be asked.
 

@@ -191,7 +191,7 @@ class StepBuilder:
         if seq.state is not WAITING:
             raise ValueError(f"{seq!r} cannot be admitted: it does not wait")
         state = self._state
-        num_cached = state.transfers.num_cached(seq)
+        num_cached = state.transfers.num_cached(seq) if seq.num_swapped else self._pool.num_cached(seq)
         num_wanted = seq.stored_known - num_cached
         if max_num_tokens < num_wanted:
             num_wanted = index(max_num_tokens)

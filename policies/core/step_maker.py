@@ -28,20 +28,19 @@ class StepMaker(StepBuilder):
         if not self.num_tokens:
             return None
         state, decodes, pool = self._state, self._decodes, self._pool
-        decoding: Iterable[Sequence] = decodes
-        num_decodes = decodes.size
-        num_widening = decodes.num_widening
-        num_context_tokens = num_widening + decodes.num_context_tokens
         idle: SequenceOf[Sequence] = ()
-        if not self._all_decode:
-            if self._decoded:
+        if self._all_decode or self._decoded:
+            decoding: Iterable[Sequence] = decodes
+            num_decodes, num_widening = decodes.size, decodes.num_widening
+            num_context_tokens = num_widening + decodes.num_context_tokens
+            if not self._all_decode:
                 idle = [seq for seq in decodes if seq.request_id not in self._decoded]
                 num_decodes -= len(idle)
                 widening = sum(seq.growth.widens for seq in idle)
                 num_widening -= widening
                 num_context_tokens -= sum(seq.num_held for seq in idle) + widening
-            else:
-                decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
+        else:
+            decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
         horizon = self._promise if self._promise < self._hold else self._hold
         if self._completes or idle or self._preempted or (self._chunks and pool.chunks_stand_alone):
             horizon = 1
@@ -59,7 +58,7 @@ class StepMaker(StepBuilder):
             self._admitted,
             self._preempted,
             idle,
-            self.waits_for(),
+            self.waits_for() if len(state.sequences) > len(state.running) else None,
         )
         state.complete(plan, self._decoded)
         if plan.horizon > 1:

@@ -49,7 +49,7 @@ class StepView:
         Those whose adapter finds no slot are passed over.
         """
         state = self._state
-        return iter(state.candidates()) if state.num_waiting else ()
+        return iter(state.candidates()) if len(state.sequences) > len(state.running) else ()
 
     @property
     def num_decoding(self) -> int:

@@ -37,9 +37,7 @@ class WaitingQueue:
         """Take a sequence out. KeyError if it is not here."""
         heap, push_of = self._heap, self._push_of
         del push_of[seq.request_id]
-        while (
-            heap and push_of.get(heap[0][1]) != heap[0][2]
-        ):  # keep a live entry, if there is any, at the top
+        while heap and push_of.get(heap[0][1]) != heap[0][2]:  # keep a live entry at the top, if there is one
             heappop(heap)
 
     def __iter__(self) -> Iterator[SequenceView]:

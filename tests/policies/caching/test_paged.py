@@ -17,7 +17,7 @@ NUM_BLOCKS, BLOCK_SIZE = 12, 4
 
 def make_sequence(request_id, num_prompt_tokens=4):
     request = Request(request_id, 0.0, Prompt(num_prompt_tokens))
-    return Sequence(request, DecodeSet(8, BLOCK_SIZE), 100, FinishReason.length, 100)
+    return Sequence(request, DecodeSet(8, BLOCK_SIZE, {}), 100, FinishReason.length, 100)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 16)), max_size=40))

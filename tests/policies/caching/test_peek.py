@@ -26,7 +26,9 @@ def request_of(request_id, prompt):
 
 def waiting(pool, request):
     num_tokens = request.prompt.num_tokens
-    return Sequence(request, DecodeSet(1, pool.block_size), num_tokens + 1, FinishReason.stop, num_tokens + 1)
+    return Sequence(
+        request, DecodeSet(1, pool.block_size, {}), num_tokens + 1, FinishReason.stop, num_tokens + 1
+    )
 
 
 def serve(pool, request):

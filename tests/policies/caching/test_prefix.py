@@ -120,7 +120,7 @@ def test_prefix_caching_behaves_as_a_pool_that_goes_block_by_block(num_blocks, a
     """Admissions, chunks, decodes, ends and preemptions of plans that were not run, in any order."""
     pool = PrefixCaching(block_size=BLOCK_SIZE).pool(KvMemory(num_blocks))
     naive = BlockByBlock(num_blocks)
-    decodes = DecodeSet(8, BLOCK_SIZE)
+    decodes = DecodeSet(8, BLOCK_SIZE, {})
     seqs = []
     for request_id, (segments, rest, answer_id) in enumerate(asks):
         prompt = Prompt(

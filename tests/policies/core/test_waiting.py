@@ -12,7 +12,7 @@ from policies.core.waiting import WaitingQueue
 
 def make_sequence(request_id, rank=0):
     request = Request(request_id, 0.0, Prompt(4))
-    seq = Sequence(request, DecodeSet(8, 4), 100, FinishReason.length, 100)
+    seq = Sequence(request, DecodeSet(8, 4, {}), 100, FinishReason.length, 100)
     seq.rank = (float(rank),)
     return seq
 
