@@ -209,10 +209,8 @@ class FrontDoor:
 
     def _ask(self, visit: Visit) -> bool:
         """A client sends its request, perhaps again; whether it is still under way then."""
-        visit.attempt += 1
+        visit.begin_attempt()
         self._requests.tries[visit.arrival.request.request_id] += 1
-        visit.num_resends = 0
-        visit.has_token = visit.is_timed_out = visit.goes_on = False
         if self._retries.timeout_s is not None:
             time_out = partial(self._time_out, visit, visit.attempt)
             self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)

@@ -10,34 +10,36 @@ from sim.workload.base import Arrival
 class Visit:
     """A request under way: where it is, and how often its client has sent it."""
 
-    __slots__ = (
-        "arrival",
-        "attempt",
-        "goes_on",
-        "has_token",
-        "held_since_s",
-        "is_given_up",
-        "is_let_in",
-        "is_routed",
-        "is_timed_out",
-        "num_resends",
-        "num_sends",
-        "replica",
-    )
+    attempt = 0
+    """How often its client has sent it."""
+    replica: Replica | None = None
+    """The one that has it."""
+    is_routed = False
+    """Whether the router waits for its end on the replica that it chose."""
+    num_sends = 0
+    """Times that the router has chosen a replica for it."""
+    num_resends = 0
+    """Times that the service has sent it again, in this attempt."""
+    goes_on = False
+    """Whether it goes on behind what a replica that crashed had got."""
+    is_let_in = False
+    """Whether admission has let it in."""
+    has_token = False
+    """Whether this attempt has a token, from whichever replica."""
+    is_timed_out = is_given_up = False
+    """Whether its client has left and its replica was told to drop it; after a timeout it may come again."""
 
     def __init__(self, arrival: Arrival, now: float) -> None:
         self.arrival = arrival
-        self.attempt = 0
-        self.replica: Replica | None = None
-        self.is_routed = False  # the router waits for its end on the replica that it chose
-        self.held_since_s = now  # while no replica has it
-        self.num_resends = 0
-        self.num_sends = 0  # times that the router has chosen a replica for it
-        self.goes_on = False  # behind what a replica that crashed had got
-        self.is_let_in = False
-        self.has_token = False  # this attempt, from whichever replica
-        # Its client has left, its replica was told to drop it; after a timeout it may be sent again.
-        self.is_timed_out = self.is_given_up = False
+        self.held_since_s = now
+        """Since when no replica has had it, while none has it."""
+
+    def begin_attempt(self) -> None:
+        """Its client sends it, perhaps again."""
+        self.attempt += 1
+        if self.attempt > 1:
+            self.num_resends = 0
+            self.has_token = self.is_timed_out = self.goes_on = False
 
     @property
     def has_left(self) -> bool:

@@ -77,7 +77,7 @@ class IterationLog:
 
     def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter iterations that are about to be committed; the core is as the plan has left it."""
-        plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
+        plan, num_iterations, ends_s, decodes = step.plan, step.num_iterations, step.ends_s, core.decodes
         self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
         if self.serves_adapters:
             use = plan.adapters or NO_USE
@@ -85,17 +85,19 @@ class IterationLog:
         if plan.chunks:
             self._add_chunks(step, core, emitted_s, num_apart)
             return
+        num_running = len(core.running)
+        num_held = decodes.num_context_tokens if decodes.size == num_running else core.num_tokens_held
         self._rows += self._pack(
             num_iterations,
             step.start_s,
             emitted_s,
             num_apart,
-            core.decodes.clock % self.block_size,
+            decodes.clock % self.block_size,
             plan.num_widening,
-            len(core.running),
-            core.num_waiting,
+            num_running,
+            core.num_waiting if plan.waits_for is not None else 0,
             core.pool.num_used,
-            core.num_tokens_held + plan.num_widening + plan.num_copied_tokens,
+            num_held + plan.num_widening + plan.num_copied_tokens,
             len(plan.preempted),
             plan.waits_for is Cause.memory,
             plan.num_decodes,
@@ -104,7 +106,7 @@ class IterationLog:
             plan.num_decodes,
         )
         if num_iterations > 1:
-            self._blocks_due.extend(core.decodes.blocks_due_by_phase)
+            self._blocks_due.extend(decodes.blocks_due_by_phase)
 
     def _add_chunks(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""

@@ -93,12 +93,19 @@ class RequestLog:
         self.has_arrived[request_id] = True
         if session_id is not None:
             self.session_id[request_id] = session_id
-        self.tenant[request_id] = self._tenants.setdefault(request.tenant, len(self._tenants))
-        self.model[request_id] = self._models.setdefault(request.model or "", len(self._models))
-        self.priority[request_id] = request.priority
+        tenant = self._tenants.setdefault(request.tenant, len(self._tenants))
+        if tenant:
+            self.tenant[request_id] = tenant
+        model = self._models.setdefault(request.model or "", len(self._models))
+        if model:
+            self.model[request_id] = model
+        if request.priority:
+            self.priority[request_id] = request.priority
         self.arrival_s[request_id] = request.arrival_s
-        self.prompt_tokens[request_id] = request.prompt.num_tokens
-        self.pinned_tokens[request_id] = request.prompt.num_pinned
+        prompt = request.prompt
+        self.prompt_tokens[request_id] = prompt.num_tokens
+        if prompt.num_pinned:
+            self.pinned_tokens[request_id] = prompt.num_pinned
         self.samples[request_id] = 1 if request.branching is None else request.branching.width
 
     def _append_empty_rows(self, num_rows: int) -> None:
