@@ -1,6 +1,7 @@
 """Prompts computed in one replica, answers decoded in another: times by hand, and nothing lost or leaked."""
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -24,6 +25,7 @@ from sim.metrics.transfers import transfer_use
 from sim.records.event_table import events_table
 from sim.records.trouble import Kind
 from sim.transfer.handovers import HandoverSettings
+from sim.workload.retries import Retries
 from tests.worlds.services import (
     Service,
     draw_adapter_services,
@@ -46,6 +48,55 @@ def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service):
 @given(service=draw_adapter_services())
 def test_leap_equals_step_with_adapters(service):
     check_conservation(assert_leap_equals_step(service).records)
+
+
+@dataclass
+class Counting:
+    """Round robin that keeps a count: each request chosen for is told to end once, and only then."""
+
+    turn: int = 0
+    under_way: Counter = field(default_factory=Counter)
+
+    def choose(self, request, replicas, now):
+        self.turn += 1
+        self.under_way[request.request_id] += 1
+        assert self.under_way[request.request_id] == 1, "chosen again before its end was told"
+        return self.turn % len(replicas)
+
+    def on_first_token(self, request, now):
+        assert self.under_way[request.request_id] == 1, "told its end before its first token"
+
+    def on_end(self, request, now):
+        self.under_way[request.request_id] -= 1
+        assert self.under_way[request.request_id] == 0, "told an end that is not one"
+
+
+@given(service=draw_troubled_services())
+def test_the_router_is_told_one_end_for_each_time_that_it_has_chosen(service):
+    replace(service, routing=Counting()).fly()
+
+
+def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_go(ask):
+    """The decode replica has room for two. The third request times out there, while its prefill replica is
+    in the middle of a chunk of the fifth, and comes again to the other one before that chunk ends."""
+    service = Service(
+        asks=[
+            ask(0.0, 4, 10),
+            ask(0.0, 4, 10),
+            ask(0.5 * TICK_S, 4, 4),
+            ask(5.0 * TICK_S, 4, 4),
+            ask(5.1 * TICK_S, 40, 4),
+        ],
+        num_prefill=2,
+        max_num_seqs=2,
+        prefill_batching=Chunked(max_num_batched_tokens=4),
+        handover=HandoverSettings(transfer="at_end", first_token_at="decode"),
+        retries=Retries(
+            timeout_s=8.0 * TICK_S, base_s=0.05 * TICK_S, jitter="none", timeout_until="first_token"
+        ),
+        routing=Counting(),
+    )
+    service.fly()
 
 
 AT_END = HandoverSettings(transfer="at_end")

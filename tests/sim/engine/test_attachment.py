@@ -1,0 +1,44 @@
+"""What joins a replica is told what it asks for, in the order of joining, and nothing else."""
+
+from sim.engine.attachment import Attachment, Listeners
+
+
+class Two(Attachment):
+    def __init__(self, told):
+        self.told = told
+
+    def sent(self, request):
+        self.told.append(("sent", request))
+
+    def crashed(self, now):
+        self.told.append(("crashed", now))
+
+
+def test_only_what_an_attachment_overrides_is_called():
+    listeners, told = Listeners(), []
+    listeners.add(Attachment())
+    assert not any(vars(listeners).values())
+    listeners.add(Two(told))
+    assert {event for event, called in vars(listeners).items() if called} == {"sent", "crashed"}
+    for tell in listeners.sent:
+        tell("request")
+    assert told == [("sent", "request")]
+
+
+def test_every_event_of_an_attachment_has_listeners():
+    events = {name for name in vars(Attachment) if not name.startswith("_")}
+    assert events == set(vars(Listeners()))
+
+
+def test_attachments_are_called_in_the_order_of_joining():
+    listeners, told = Listeners(), []
+    for name in ("first", "second"):
+
+        class Joining(Attachment):
+            def crashed(self, now, name=name):
+                told.append(name)
+
+        listeners.add(Joining())
+    for tell in listeners.crashed:
+        tell(1.0)
+    assert told == ["first", "second"]
