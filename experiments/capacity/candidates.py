@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
-from sim.cluster.availability import availability, replicas_for
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as
@@ -66,6 +65,11 @@ class Candidate:
         with_spares = num_up + settings.spare
         if settings.availability is None:
             return with_spares
+        from sim.cluster.availability import (  # noqa: PLC0415 (scipy.stats takes half a second)
+            availability,
+            replicas_for,
+        )
+
         up_share = availability(settings.mtbf_hours * 3600 / self.num_devices, settings.mttr_hours * 3600)
         return max(with_spares, replicas_for(num_up, up_share, settings.availability, most=10 * num_up + 100))
 
