@@ -175,15 +175,13 @@ class DecodeSet:
 
     def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
         """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
-        full_turns, rest = divmod(num_iterations, self.block_size)
-        due = full_turns * (self.size - self._num_reserved)
-        if rest:
-            counts = self.blocks_due_by_phase
-            phase = (self.clock + num_skipped) % self.block_size
-            due += sum(counts[phase : phase + rest])
-            if phase + rest > self.block_size:
-                due += sum(counts[: phase + rest - self.block_size])
-        return due
+        counts, block_size = self.blocks_due_by_phase, self.block_size
+        begin = (self.clock + num_skipped) % block_size
+        end = begin + num_iterations
+        if end <= block_size:
+            return sum(counts[begin:end])
+        num_turns, end = divmod(end, block_size)
+        return sum(counts[:end]) + num_turns * (self.size - self._num_reserved) - sum(counts[:begin])
 
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:

@@ -105,18 +105,13 @@ class EngineCore(Intake):
             return None
         if num_blocks:
             pool.take(num_blocks)
-        num_widening = decodes.num_widening
-        num_context_tokens = decodes.num_context_tokens + num_widening
-        horizon = decodes.iterations_to_first_event()
-        plan = StepPlan(
-            self.num_iterations,
-            num_decodes,
-            num_context_tokens,
-            num_widening,
-            decodes,
-            horizon,
-            pool.expires_s,
-        )
+        plan = self._decode_plan
+        plan.index = self.num_iterations
+        plan.num_decodes = num_decodes
+        plan.num_widening = num_widening = decodes.num_widening
+        plan.num_decode_context_tokens = decodes.num_context_tokens + num_widening
+        plan.horizon = horizon = decodes.iterations_to_first_event()
+        plan.until_s = pool.expires_s
         if num_decodes * (horizon // pool.block_size + 1) > pool.num_quiet:
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan

@@ -76,6 +76,7 @@ class Intake:
         self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
         self._now = float("-inf")
         self._step = StepMaker(state)
+        self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # of steps that only decode
         self._attach()
 
     def _attach(self) -> None:
@@ -179,7 +180,10 @@ class Intake:
     @property
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
-        return self.running_set.num_tokens_held
+        decodes = self.decodes
+        if len(self.running) == decodes.size:
+            return decodes.num_context_tokens
+        return self._state.running_set.num_tokens_held
 
     @property
     def num_free_swap_blocks(self) -> int:

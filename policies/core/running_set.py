@@ -51,8 +51,6 @@ class RunningSet:
     def num_tokens_held(self) -> int:
         """Tokens whose KV is stored."""
         num_tokens = self.decodes.num_context_tokens
-        if len(self.running) == self.decodes.size:
-            return num_tokens
         for others in (self.prefilling, self.paused, self.leaving):
             if others:
                 num_tokens += sum(seq.num_held for seq in others.values())

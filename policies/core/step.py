@@ -104,15 +104,14 @@ class StepBuilder:
         decodes, pool = self._decodes, self._pool
         if decodes.at_limit:
             self._renew_all()
-        num_decodes = decodes.size
-        has_branches = bool(self._state.branched.members)
-        if not num_decodes and not has_branches:
+        num_decodes, branched = decodes.size, self._state.branched.members
+        if not num_decodes and not branched:
             return True
         num_due = decodes.blocks_due()
         if num_due > pool.num_free:
             self._state.make_room(num_due)
         fits = num_decodes <= self.tokens_left and num_due <= pool.num_free
-        if fits and not self._decoded and not self._all_decode and not has_branches:
+        if fits and not (self._decoded or self._all_decode or branched):
             if num_due:
                 pool.take(num_due)
             self._all_decode = True
