@@ -2,9 +2,11 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
+from sim.report.config_text import yaml_text
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import Choice, find_groups, key_comments
 
@@ -30,7 +32,8 @@ def print_help(
     for group, choices in groups.items():
         print(_wrapped(group, [_marked(choice.name, chosen.get(group)) for choice in choices]))
     print("\nsettings")
-    for key, value in _settings(cfg):
+    plain: Any = OmegaConf.to_container(cfg)
+    for key, value in _settings(plain):
         print(_line(f"{key}={value}", comments.get(key, "")))
 
 
@@ -45,17 +48,15 @@ def _comments(
     return comments
 
 
-def _settings(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _settings(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every leaf below the node as (dotted key, value as one would type it)."""
-    for name in map(str, node):
+    for name, value in node.items():
         if name == "_target_" or (name == "hydra" and not prefix):
             continue
-        child = node._get_node(name)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from _settings(child, f"{prefix}{name}.")
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{name}.")
         else:
-            raw = OmegaConf.to_container(OmegaConf.create([child]), resolve=False)
-            text = OmegaConf.to_yaml(raw).strip().removeprefix("- ")
+            text = yaml_text([value]).strip().removeprefix("- ")
             yield f"{prefix}{name}", textwrap.shorten(text.replace("\n", " "), width=48, placeholder="...")
 
 

@@ -28,7 +28,12 @@ class _Entry:
 
 @lru_cache(maxsize=1024)
 def _text_of(entry: _Entry) -> str:
-    return str(yaml.dump(dict([entry.item]), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    return yaml_text(dict([entry.item]))
+
+
+def yaml_text(value: Any) -> str:
+    """Any plain value in the same way."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
