@@ -16,7 +16,7 @@ from policies.core.state import EngineState
 
 
 class AdapterState(EngineState):
-    """A sequence starts only with its adapter there or on its way; adapters that nobody uses give way."""
+    """A sequence starts only with its adapter there or on its way; unused adapters give way to it."""
 
     def __init__(self, residents: Residents, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -24,7 +24,7 @@ class AdapterState(EngineState):
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody uses, with those of adapters that nobody uses."""
+        """KV blocks that are not in use, with those of unused adapters."""
         return self.pool.num_free + self._residents.num_idle_blocks()
 
     @property
@@ -54,13 +54,13 @@ class AdapterState(EngineState):
         return cause
 
     def waits_unasked_for(self) -> Cause:
-        """Who is passed over for its adapter, no policy has tried to admit."""
-        first = next(iter(self.waiting), None)  # of a queue that may offer nobody
+        """The adapter, if the first of the waiting is passed over for it; else a policy."""
+        first = next(iter(self.waiting), None)  # None: a queue may offer no sequence
         is_passed_over = first is not None and not self._residents.may_start(first)
         return Cause.adapter if is_passed_over else Cause.policy
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free, once adapters that nobody uses have made room."""
+        """Whether so many blocks are free, once unused adapters have made room."""
         if self.pool.num_free >= num_blocks:
             return True
         return self._residents.give_way(lambda: self.pool.num_free >= num_blocks)

@@ -131,14 +131,12 @@ class DecodeSet:
 
         The ended ones are still members; they come in the order of their request ids.
         """
-        if idle:
-            for seq in idle:
-                self.leave(seq, PREFILLING)
+        for seq in idle:
+            self.leave(seq, PREFILLING)
         self.clock = clock = self.clock + num_iterations
         self.num_context_tokens += num_iterations * (self.size - self._num_steady)
-        if idle:
-            for seq in idle:
-                self.join(seq, seq.growth)
+        for seq in idle:
+            self.join(seq, seq.growth)
         if self._limits:
             self._reach_limits()
         ends, ended = self._ends, []

@@ -40,7 +40,7 @@ class EngineCore(Intake):
     is never shared with another engine, and the caller's objects stay as they are.
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
     sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
-    names_blocks: transfers say which blocks they copy, for whoever has bytes to copy; decisions are the same.
+    names_blocks: transfers say which blocks they copy, for an engine with bytes to copy; decisions are equal.
     residents: the LoRA adapters that are served, in the same pool; None: there are none.
     """
 
@@ -202,10 +202,10 @@ class EngineCore(Intake):
         return prefilled
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:
-        """Give up a plan in flight that could not be run: who took part ends, as aborted. Returns those.
+        """Give up a plan in flight that could not be run: its sequences end, as aborted. Returns those.
 
-        What the plan would have computed is lost; no cache offers it. So who waits for a transfer and has
-        found a part of it ends, too.
+        What the plan would have computed is lost; no cache offers it. So a sequence that waits for a transfer
+        and has found a part of it ends, too.
         """
         if plan is not self._in_flight:
             raise ValueError("cancel: not the plan in flight")
@@ -246,7 +246,7 @@ class EngineCore(Intake):
         return self.transfers.take()
 
     def take_adapter_loads(self) -> list[AdapterLoad]:
-        """The same of adapters: after every plan, to be run by the caller, who then says `adapter_loaded`."""
+        """The same of adapters: to be run by the caller after every plan; then it calls `adapter_loaded`."""
         return [] if self.residents is None else self.residents.take_loads()
 
     def loaded(self, request_id: int) -> None:

@@ -43,8 +43,10 @@ class Limits:
         num_beside: blocks that it takes beside those of its tokens.
         """
         num_prompt = request.prompt.num_tokens
-        room = self._room - num_beside * self._pool.block_size
-        max_known = self._max_known if not num_beside else min(self._max_model_len, room + 1)
+        room, max_known = self._room, self._max_known
+        if num_beside:
+            room -= num_beside * self._pool.block_size
+            max_known = min(self._max_model_len, room + 1)
         if not 1 <= num_prompt < max_known:
             self._reject_prompt(num_prompt, room)
         if request.branching is not None:

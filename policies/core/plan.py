@@ -237,7 +237,7 @@ class StepOutcome(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a commit changed: who left prefill and thereby produced a token, and who ended."""
+    """What a commit changed: sequences that left prefill with a token produced, and those that ended."""
 
     prefilled: list[Sequence]
     finished: list[Sequence]

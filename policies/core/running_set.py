@@ -87,8 +87,7 @@ class RunningSet:
         self._pool.admit(seq, num_cached)
         if seq.request.branching is not None:
             self.branched.start(seq)
-        seq.stored_computed = num_cached
-        seq.num_found = num_cached + num_loaded
+        seq.stored_computed = seq.num_found = num_cached
         seq.num_dropped = 0
         if not (num_loaded or lacks_adapter):
             seq.state = PREFILLING
@@ -97,7 +96,7 @@ class RunningSet:
         seq.state = LOADING
         self.loading[request_id] = seq
         if num_loaded:
-            seq.stored_computed = num_cached + num_loaded
+            seq.stored_computed = seq.num_found = num_cached + num_loaded
             seq.num_loading = num_loaded
             self._pool.grow(seq, num_cached, seq.stored_computed)
 

@@ -132,7 +132,7 @@ class Sequence:
         # While it decodes.
         self.clock_source = clock_source  # what counts its tokens
         self.origin = 0  # num_computed less that clock
-        self.join_number = 0  # the decode set counts who joins it
+        self.join_number = 0  # the decode set numbers those that join it
         self.steady_from = 0  # unless its KV widens: computed tokens when that began
         self.growth = PAGED  # how its KV grows
         # Preempted, or waiting for KV or its adapter.

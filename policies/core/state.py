@@ -58,7 +58,7 @@ class EngineState:
         """Told of every sequence that has ended."""
         self.num_preemptions = 0
         self.running_set = RunningSet(pool, max_num_seqs)
-        self.running = self.running_set.running  # its parts, for those who look at them in every step
+        self.running = self.running_set.running  # its parts that are looked at in every step
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
@@ -78,7 +78,7 @@ class EngineState:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody uses."""
+        """KV blocks that are not in use."""
         return self.pool.num_free
 
     @property
@@ -106,7 +106,7 @@ class EngineState:
         return None
 
     def waits_unasked_for(self) -> Cause:
-        """Why the first of the waiting has to wait if no policy has tried to admit it."""
+        """Why the first of the waiting has to wait, if no policy has tried to admit it."""
         return Cause.policy
 
     def migrant(self, request_id: int) -> Migrant | None:

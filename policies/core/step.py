@@ -22,8 +22,8 @@ class StepBuilder:
 
     budget                       how many tokens it may have
     decode_all, decode, prefill  tokens for the running
-    admit                        a slot, KV and tokens for one who waits
-    preempt, pause, resume       who has to stop, and who goes on
+    admit                        a slot, KV and tokens for a waiting sequence
+    preempt, pause, resume       a sequence has to stop, or goes on
     rerank                       ask the scheduling policy for a sequence's place again
     repeat, hold, wait_until     for how long the decision stands
 
@@ -45,7 +45,7 @@ class StepBuilder:
         """Tokens given out in this step."""
         self.tokens_left = FOREVER
         """Tokens that the budget still allows."""
-        self._all_decode = False  # everybody in the decode set, without naming them
+        self._all_decode = False  # the whole decode set, without naming its members
         self._decoded: dict[int, Sequence] = {}  # unless _all_decode: those that decode, by request id
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
@@ -182,7 +182,7 @@ class StepBuilder:
 
         If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
         transfer is done; the same while its adapter is on its way. False if there is no slot or no budget, if
-        its known tokens could not all get room now, or its adapter, or if this step has preempted somebody.
+        its known tokens could not all get room now, or its adapter, or if this step has preempted a sequence.
         """
         if not self.is_open:
             self._refuse_late()
@@ -316,7 +316,7 @@ class StepBuilder:
         return True
 
     def _take_back(self, seq: Sequence, swap: bool) -> None:
-        """Preempt a sequence on whose part of this step nobody relies, or does any more."""
+        """Preempt a sequence on whose part of this step no other relies, or does any more."""
         num_planned = 0
         if seq.state is DECODING:
             if self._all_decode:
@@ -335,7 +335,7 @@ class StepBuilder:
         self._preempted.append(seq)
 
     def _renew_all(self) -> None:
-        """Ask the pool about every sequence at its KV limit; who finds no room is preempted."""
+        """Ask the pool about every sequence at its KV limit; what finds no room is preempted."""
         at_limit = self._decodes.at_limit
         for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
             if seq.request_id in at_limit:
