@@ -29,8 +29,12 @@ class Recorder:
         self.iterations = IterationLog(replica, core.pool.block_size, core.residents is not None)
         self.events = EventLog(frontend_s)
         self._frontend_s = frontend_s
-        self._core = core
         self._tokens = LastTokens(core, requests, seed)
+        self._follow(core)
+
+    def _follow(self, core: EngineCore) -> None:
+        self._core = core
+        self._paused = core.paused
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """The engine has made a plan, or has found nothing to compute; it asked for those transfers."""
@@ -46,7 +50,7 @@ class Recorder:
     def _has_news(self, plan: StepPlan) -> bool:
         """Whether there is an event to note of a plan that admits and preempts no sequence."""
         core, events = self._core, self.events
-        is_changed = plan.waits_for is not events.cause or events.new or core.paused or events.paused
+        is_changed = plan.waits_for is not events.cause or events.new or self._paused or events.paused
         return bool(is_changed or (core.residents is not None and core.loading))
 
     def _scheduled(self, seq: Sequence, now: float) -> None:
@@ -62,7 +66,7 @@ class Recorder:
         core, plan, tokens, iterations = self._core, step.plan, self._tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
         num_apart = 0
-        if tokens.apart or plan.idle or core.paused:
+        if tokens.apart or plan.idle or self._paused:
             num_apart = tokens.log_gaps(plan, step.ends_s[0], iterations)
         if core.may_branch:
             num_apart += plan.num_branches
@@ -126,7 +130,7 @@ class Recorder:
         for entry in pending:
             self.events.never_met(entry.request, now, is_lost=True, sent_s=entry.sent_s)
         self.events = EventLog(self._frontend_s, after=self.events)
-        self._core = core
+        self._follow(core)
         self._tokens.begin_anew(core)
 
     def take_iterations(self) -> IterationLog:

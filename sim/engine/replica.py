@@ -63,6 +63,7 @@ class Replica(LoadCounts):
         self.pool = pool
         self.price_usd_per_hour = pool.price_usd_per_hour
         self.core = core = pool.core()
+        self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.pool.block_size, core.pool.num_blocks)
         self.lost_engines: list[EngineRecord] = []  # in crashes
         self.recorder = Recorder(index, core, around.requests, pool.frontend_s, around.seed)
@@ -135,7 +136,7 @@ class Replica(LoadCounts):
             if self._aborts:
                 self._let_go()
         plan = core.plan(now)
-        transfers = core.take_transfers()
+        transfers = self._take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
         for tell in self._tell.planned:
             tell(plan, now)
@@ -380,6 +381,7 @@ class Replica(LoadCounts):
         self.lost_engines.append(EngineRecord.of(before, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = before.num_iterations
+        self._take_transfers = self.core.transfers.take
         self.recorder.crashed(lost, pending, self.core, now)
         self._life += 1
         self.step = self._timer = None

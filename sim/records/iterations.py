@@ -85,7 +85,7 @@ class IterationLog:
         if plan.chunks:
             self._add_chunks(step, core, emitted_s, num_apart)
             return
-        num_running = len(core.running)
+        num_running, pool = len(core.running), core.pool
         num_held = decodes.num_context_tokens if decodes.size == num_running else core.num_tokens_held
         self._rows += self._pack(
             num_iterations,
@@ -96,7 +96,7 @@ class IterationLog:
             plan.num_widening,
             num_running,
             core.num_waiting if plan.waits_for is not None else 0,
-            core.pool.num_used,
+            pool.num_blocks - pool.num_free,
             num_held + plan.num_widening + plan.num_copied_tokens,
             len(plan.preempted),
             plan.waits_for is Cause.memory,
