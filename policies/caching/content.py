@@ -159,9 +159,9 @@ class Places:
 
         Stretches in which no block ends are left out.
         """
-        is_joined = self._is_joined(request)
+        is_joined = request.answer_id is None and request.branching is None and not self._is_by_piece
         if is_joined and not request.prompt.segments:
-            return [(_own_place(_answer(request)), ENDLESS)]
+            return [(OWN_PLACES + 2 * request.request_id + 2, ENDLESS)]
         runs = runs_of(request)
         if is_joined and len(runs) > 1 and runs[-2][0] < 0:
             del runs[-2]

@@ -85,7 +85,7 @@ class PrefixPool(BlockPool):
         self._num_fresh = num_blocks
 
     def num_cached(self, seq: Sequence) -> int:
-        held = self._held(seq)
+        held = seq.kv or self._new_held(seq)
         held.found, num_found = self._runs.find(held.path, (seq.stored_known - 1) // self.block_size)
         return num_found * self.block_size
 
@@ -101,20 +101,21 @@ class PrefixPool(BlockPool):
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
         need = self.blocks_to_admit(seq)
         if num_cached:
-            for run, num_blocks in self._held(seq).found:
+            for run, num_blocks in seq.kv.found:
                 if run.owners:
                     need -= num_blocks
         return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        held = self._held(seq)
+        held = seq.kv or self._new_held(seq)
         if num_cached:
             self.num_free -= self._runs.hold_found(held, seq.request_id)
         held.found = ()
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
-        self.take(self.blocks_to_grow(seq, num_held, num_tokens))
-        self._offer(seq, (num_tokens - seq.num_loading) // self.block_size)
+        block_size = self.block_size
+        self.take(-(-num_tokens // block_size) + -num_held // block_size)
+        self._offer(seq, (num_tokens - seq.num_loading) // block_size)
 
     def loaded(self, seq: Sequence) -> None:
         self._offer(seq, seq.stored_computed // self.block_size)
@@ -123,13 +124,15 @@ class PrefixPool(BlockPool):
         """Blocks for new contents: those without any first, then those that became free first."""
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
-        self._num_fresh -= num_blocks
-        if self._num_fresh < 0:
-            self.num_evicted -= self._num_fresh
-            self._runs.num_due -= self._num_fresh
-            self._num_fresh = 0
-            if self._num_ids_made:  # whose blocks they are is seen
-                self._runs.evict_due()
+        num_fresh = self._num_fresh - num_blocks
+        if num_fresh >= 0:
+            self._num_fresh = num_fresh
+            return
+        self._num_fresh = 0
+        self.num_evicted -= num_fresh
+        self._runs.num_due -= num_fresh
+        if self._num_ids_made:  # whose blocks they are is seen
+            self._runs.evict_due()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         held: Held = seq.kv
@@ -138,7 +141,7 @@ class PrefixPool(BlockPool):
         num_withdrawn = held.num_keyed - num_full
         if num_withdrawn > 0:  # offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
-        num_tail = self.blocks_for(num_tokens) - held.num_keyed
+        num_tail = -(-num_tokens // self.block_size) - held.num_keyed
         assert num_tail >= max(0, num_withdrawn)
         self.num_free += num_tail
         self._num_fresh += num_tail
@@ -206,11 +209,9 @@ class PrefixPool(BlockPool):
         num_accounted = self.num_free + num_held + num_tail + self.num_apart
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
-    def _held(self, seq: Sequence) -> Held:
+    def _new_held(self, seq: Sequence) -> Held:
         """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
-        if seq.kv is None:
-            seq.kv = Held(self._places.path(seq.request))
-        held: Held = seq.kv
+        held = seq.kv = Held(self._places.path(seq.request))
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
@@ -222,11 +223,11 @@ class PrefixPool(BlockPool):
             held.tail_ids += self.draw(num_full - held.num_keyed - len(held.tail_ids))
         start = 0  # the sequence's first block of the stretch
         for place, end in held.path:
+            if num_full <= end:
+                self._offer_stretch(seq, held, place, held.num_keyed - start, num_full - start)
+                return
             if end > held.num_keyed:
-                upto = min(end, num_full)
-                self._offer_stretch(seq, held, place, held.num_keyed - start, upto - start)
-                if upto == num_full:
-                    return
+                self._offer_stretch(seq, held, place, held.num_keyed - start, end - start)
             start = end
 
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:

@@ -143,26 +143,30 @@ class Runs:
 
     def extend(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
         """As `offer`; the last run of the place grows if it ends at `first` and the owner alone holds it."""
+        num_blocks = end - first
         offered = self._at.get(place)
-        if offered is not None and not held.tail_ids:
+        if held.tail_ids:
+            self.offer(held, owner, place, first, end)
+        elif offered is None:
+            run = Run(place, first, num_blocks, [])
+            run.owners[owner] = held
+            held.runs.append(run)
+            held.num_keyed += num_blocks
+            self._at[place] = [run]
+        else:
             run = offered[-1]
-            if run.end == first and len(run.owners) == 1 and owner in run.owners and not run.ids:
-                run.num_blocks += end - first
-                held.num_keyed += end - first
-                return
-        self.offer(held, owner, place, first, end)
+            is_mine = owner in run.owners and len(run.owners) == 1
+            if is_mine and run.first + run.num_blocks == first and not run.ids:
+                run.num_blocks += num_blocks
+                held.num_keyed += num_blocks
+            else:
+                self.offer(held, owner, place, first, end)
 
     def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
         """Make runs of the place's blocks first to end - 1: copies, where others offer those already.
 
         Of their ids held.tail_ids has all or none.
         """
-        offered = self._at.get(place)
-        if offered is None and not held.tail_ids:
-            run = Run(place, first, end - first, [])
-            held.add(run, owner)
-            self._at[place] = [run]
-            return
         self.evict_due()
         offered = self._at.setdefault(place, [])
         index = len(offered)
@@ -229,14 +233,14 @@ class Runs:
 
     def evict_whole(self) -> None:
         """Carry out those of the evictions that were put off which take whole runs."""
-        free = self._free
         while self.num_due:
-            run = next(iter(free))
-            if run.num_blocks > self.num_due:
+            run = next(iter(self._free))
+            num_blocks = run.num_blocks
+            if num_blocks > self.num_due:
                 return
-            self.num_due -= run.num_blocks
-            del free[run]
-            self._drop_last(run, run.num_blocks)
+            self.num_due -= num_blocks
+            del self._free[run]
+            self._drop_last(run, num_blocks)
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
         """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""
@@ -278,13 +282,16 @@ class Runs:
         if run.ids:
             self._free_ids.extend(reversed(run.ids[run.num_blocks :]))
             del run.ids[run.num_blocks :]
-        by_place = self._copies if run.is_copy else self._at
+        place = run.place
         if not run.num_blocks:
-            by_place[run.place].remove(run)
-            if not by_place[run.place]:
-                del by_place[run.place]
-        if not run.is_copy and run.place in self._copies:
-            self._promote(run.place, run.end, run.end + num_blocks)
+            by_place = self._copies if run.is_copy else self._at
+            same_kind = by_place[place]
+            if len(same_kind) == 1:
+                del by_place[place]
+            else:
+                same_kind.remove(run)
+        if place in self._copies and not run.is_copy:
+            self._promote(place, run.end, run.end + num_blocks)
 
     def _promote(self, place: int, first: int, end: int) -> None:
         """Offer copies, the oldest first, of blocks that are not offered any more."""

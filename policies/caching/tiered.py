@@ -131,7 +131,7 @@ class TieredPool(PrefixPool):
         block, limit = num_cached // block_size, (seq.stored_known - 1) // block_size
         found: list[tuple[str, int, int, int]] = []
         num_found = start = 0
-        for place, end in self._held(seq).path:
+        for place, end in (seq.kv or self._new_held(seq)).path:
             if end > block:
                 at, upto = block - start, (end if end < limit else limit) - start
                 while at < upto:

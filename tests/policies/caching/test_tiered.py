@@ -223,7 +223,7 @@ def test_what_is_found_below_are_the_blocks_that_follow_without_a_gap(stored, ru
     segments = tuple(Segment(number, num_tokens) for number, num_tokens in enumerate(runs))
     seq = core.add(Request(0, 0.0, Prompt(sum(runs), segments)), stop_after=1)
     pool = core.pool
-    path = pool._held(seq).path
+    path = pool._new_held(seq).path
     for tier, (stretch, first, count) in stored:
         if tier < 2 and path:
             pool._tiers[tier].put(path[stretch % len(path)][0], first, first + count)
