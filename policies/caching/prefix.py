@@ -147,6 +147,7 @@ class PrefixPool(BlockPool):
         self._num_fresh += num_tail
         if seq.request.prompt.num_pinned and seq.stored_computed > seq.num_found:  # it has used what it found
             num_pinned = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
+            self._runs.make_run(held, seq.request_id)
             if self._pins.keep(self._runs, held, num_pinned, self.now):
                 self.expires_s = self._pins.expires_s
         self.num_free += self._runs.let_go(held, seq.request_id)
@@ -167,6 +168,7 @@ class PrefixPool(BlockPool):
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         held: Held = seq.kv
+        self._runs.make_run(held, seq.request_id)
         ids: list[int] = []
         for run in held.runs:
             if not run.ids:
@@ -194,19 +196,20 @@ class PrefixPool(BlockPool):
         return (self.num_blocks - self._pins.max_blocks) * self.block_size
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
-        num_tail = 0
+        num_tail = num_own = 0
         owned: set[Run] = set(self._pins.runs)
         for seq, num_tokens in held:
             mine: Held = seq.kv
-            assert mine.num_keyed == sum(run.num_blocks for run in mine.runs)
+            assert mine.num_keyed == sum(run.num_blocks for run in mine.runs) + mine.num_own
             assert mine.num_keyed <= self.blocks_for(num_tokens)
             assert all(run.owners[seq.request_id] is mine for run in mine.runs)
             num_tail += self.blocks_for(num_tokens) - mine.num_keyed
+            num_own += mine.num_own
             owned.update(mine.runs)
         self._pins.check_integrity()
         num_free, num_held = self._runs.check_integrity(owned)
         assert self._num_fresh + num_free == self.num_free
-        num_accounted = self.num_free + num_held + num_tail + self.num_apart
+        num_accounted = self.num_free + num_held + num_own + num_tail + self.num_apart
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
     def _new_held(self, seq: Sequence) -> Held:
@@ -217,10 +220,15 @@ class PrefixPool(BlockPool):
     def _offer(self, seq: Sequence, num_full: int) -> None:
         """Give the first num_full blocks of a sequence their contents, as far as they have none yet."""
         held: Held = seq.kv
-        if num_full <= held.num_keyed:
+        num_new = num_full - held.num_keyed
+        if num_new <= 0:
+            return
+        if held.num_own and num_full <= held.path[-1][1]:  # it goes on with these
+            held.num_own += num_new
+            held.num_keyed = num_full
             return
         if held.tail_ids:  # a block that is partly filled must not get another name
-            held.tail_ids += self.draw(num_full - held.num_keyed - len(held.tail_ids))
+            held.tail_ids += self.draw(num_new - len(held.tail_ids))
         start = 0  # the sequence's first block of the stretch
         for place, end in held.path:
             if num_full <= end:

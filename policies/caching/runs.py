@@ -7,8 +7,9 @@ became free, until their blocks are wanted.
     place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where somebody went on with less
                | 0 1 |                      a copy
 
-Costs grow with the number of runs, not with that of their blocks. Evictions are put off until somebody looks
-at a place that has contents: contents that no other request can name then go whole, without a look.
+Costs grow with the number of runs, not with that of their blocks. Contents that only one request can name are
+not even a run, but a number of blocks, until that request comes again or somebody asks for their ids.
+Evictions are put off until somebody looks at a place that has contents: most then take runs whole.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
-from policies.caching.content import Stretch
+from policies.caching.content import OWN_PLACES, Stretch
 
 
 class Run:
     """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
 
-    owners: who holds it: sequences by request id, pins by numbers below 0. ids: physical blocks, once
-    somebody asked. A copy is not offered: another run has the same contents.
+    number: its name among the free. owners: who holds it: sequences by request id, pins by numbers below 0.
+    ids: physical blocks, once somebody asked. A copy is not offered: another run has the same contents.
     """
 
-    __slots__ = ("first", "ids", "is_copy", "num_blocks", "owners", "place")
+    __slots__ = ("first", "ids", "is_copy", "num_blocks", "number", "owners", "place")
 
     def __init__(
-        self, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False
+        self, number: int, place: int, first: int, num_blocks: int, ids: list[int], is_copy: bool = False
     ) -> None:
+        self.number = number
         self.place = place
         self.first = first
         self.num_blocks = num_blocks
@@ -47,15 +49,16 @@ class Run:
 
 
 class Held:
-    """What a sequence holds: runs, from its first block on, and then blocks that have no content yet."""
+    """What a sequence holds, from its first block on: runs, own blocks, blocks that have no content yet."""
 
-    __slots__ = ("found", "num_keyed", "path", "runs", "tail_ids")
+    __slots__ = ("found", "num_keyed", "num_own", "path", "runs", "tail_ids")
 
     def __init__(self, path: list[Stretch]) -> None:
         self.path = path
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: by the last look
         self.runs: list[Run] = []
-        self.num_keyed = 0  # blocks in runs
+        self.num_own = 0  # blocks of the path's last place that are in no run: only its request can name them
+        self.num_keyed = 0  # blocks with contents: those in runs, and its own
         self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
 
     def add(self, run: Run, owner: int) -> None:
@@ -76,14 +79,18 @@ class Runs:
         self.num_due = 0  # blocks whose eviction has been put off
         self._free_ids = free_ids
         self._on_evict = on_evict
-        self._free: OrderedDict[Run, None] = OrderedDict()  # in the order in which they became free
+        self._num_made = 0
+        self._free: OrderedDict[int, Run | int] = OrderedDict()
+        """In the order in which they became free: runs by number, and numbers of own blocks by place."""
         self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
         self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
 
     @property
     def next_free(self) -> Run:
         """Of the runs that nobody holds, the one that became free first."""
-        return next(iter(self._free))
+        run = next(iter(self._free.values()))
+        assert isinstance(run, Run)
+        return run
 
     @property
     def places(self) -> set[int]:
@@ -94,9 +101,11 @@ class Runs:
     def find(self, path: list[Stretch], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
         """The runs that a path begins with, and how many blocks of each may be used: limit in all."""
         at = self._at
-        if not path or path[0][0] not in at:
+        if not path or (path[0][0] not in at and path[0][0] not in self._free):
             return (), 0
         self.evict_due()
+        if path[-1][0] in self._free:
+            self._make_free_run(path[-1][0])
         found: list[tuple[Run, int]] = []
         num_found = 0
         for place, end in path:
@@ -123,7 +132,7 @@ class Runs:
             if num_blocks < run.num_blocks:
                 run = self._split(run, num_blocks)
             if not run.owners:
-                del free[run]
+                del free[run.number]
                 num_free += num_blocks
             run.owners[owner] = held
             runs.append(run)
@@ -145,22 +154,18 @@ class Runs:
         """As `offer`; the last run of the place grows if it ends at `first` and the owner alone holds it."""
         num_blocks = end - first
         offered = self._at.get(place)
-        if held.tail_ids:
-            self.offer(held, owner, place, first, end)
-        elif offered is None:
-            run = Run(place, first, num_blocks, [])
-            run.owners[owner] = held
-            held.runs.append(run)
+        is_new = not (first or offered or held.tail_ids or place in self._free)
+        if held.num_own or (is_new and place >= OWN_PLACES and place == held.path[-1][0]):
+            held.num_own += num_blocks
             held.num_keyed += num_blocks
-            self._at[place] = [run]
-        else:
+            return
+        if offered is not None and not held.tail_ids:
             run = offered[-1]
-            is_mine = owner in run.owners and len(run.owners) == 1
-            if is_mine and run.first + run.num_blocks == first and not run.ids:
+            if run.end == first and len(run.owners) == 1 and owner in run.owners and not run.ids:
                 run.num_blocks += num_blocks
                 held.num_keyed += num_blocks
-            else:
-                self.offer(held, owner, place, first, end)
+                return
+        self.offer(held, owner, place, first, end)
 
     def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
         """Make runs of the place's blocks first to end - 1: copies, where others offer those already.
@@ -168,6 +173,8 @@ class Runs:
         Of their ids held.tail_ids has all or none.
         """
         self.evict_due()
+        if place in self._free:
+            self._make_free_run(place)
         offered = self._at.setdefault(place, [])
         index = len(offered)
         while index and offered[index - 1].end > first:
@@ -177,7 +184,7 @@ class Runs:
             is_copy = other is not None and other.first <= first
             upto = end if other is None else min(end, other.end if is_copy else other.first)
             ids, held.tail_ids = held.tail_ids[: upto - first], held.tail_ids[upto - first :]
-            run = Run(place, first, upto - first, ids, is_copy)
+            run = Run(self._new_number(), place, first, upto - first, ids, is_copy)
             held.add(run, owner)
             if is_copy:
                 self._copies.setdefault(place, []).append(run)
@@ -186,10 +193,20 @@ class Runs:
             index += 1
             first = upto
 
+    def make_run(self, held: Held, owner: int) -> None:
+        """Make the blocks that only the owner's request can name a run like others."""
+        if held.num_own:
+            place = held.path[-1][0]
+            run = Run(place, place, 0, held.num_own, [])
+            run.owners[owner] = held
+            held.runs.append(run)
+            held.num_own = 0
+            self._at[place] = [run]
+
     def owners_behind(self, held: Held, num_blocks: int) -> set[int]:
         """Who holds any of all but the first num_blocks blocks with contents that somebody holds."""
         owners: set[int] = set()
-        end = held.num_keyed
+        end = held.num_keyed - held.num_own
         for run in reversed(held.runs):
             if end <= num_blocks:
                 break
@@ -199,6 +216,9 @@ class Runs:
 
     def withdraw(self, held: Held, num_blocks: int) -> None:
         """Take the contents from all but the first num_blocks blocks that somebody alone holds."""
+        num_dropped = min(held.num_own, held.num_keyed - num_blocks)
+        held.num_own -= num_dropped
+        held.num_keyed -= num_dropped
         while held.num_keyed > num_blocks:
             run = held.runs[-1]
             assert len(run.owners) == 1, "somebody else holds what is withdrawn"
@@ -210,37 +230,42 @@ class Runs:
 
     def let_go(self, held: Held, owner: int) -> int:
         """Hold nothing: runs that nobody else holds become free, the last first. Returns their blocks."""
-        num_free, free = 0, self._free
+        free = self._free
+        num_free = held.num_own
+        if num_free:
+            free[held.path[-1][0]] = num_free
         for run in reversed(held.runs):
             owners = run.owners
             del owners[owner]
             if not owners:
-                free[run] = None
+                free[run.number] = run
                 num_free += run.num_blocks
         return num_free
 
     def evict_due(self) -> None:
         """Carry out what was put off: the run that became free first goes first, its tail before its head."""
-        while self.num_due:
-            run = self.next_free
-            num_blocks = min(run.num_blocks, self.num_due)
-            if self._on_evict is not None:
-                self._on_evict(run, num_blocks)
-            if num_blocks == run.num_blocks:
-                del self._free[run]
-            self._drop_last(run, num_blocks)
-            self.num_due -= num_blocks
+        self.evict_whole()
+        if not self.num_due:
+            return
+        number, run = next(iter(self._free.items()))
+        if isinstance(run, int):
+            self._free[number] = run - self.num_due
+        else:
+            self._evict(run, self.num_due)
+        self.num_due = 0
 
     def evict_whole(self) -> None:
         """Carry out those of the evictions that were put off which take whole runs."""
+        free = self._free
         while self.num_due:
-            run = next(iter(self._free))
-            num_blocks = run.num_blocks
+            number, run = next(iter(free.items()))
+            num_blocks = run if isinstance(run, int) else run.num_blocks
             if num_blocks > self.num_due:
                 return
             self.num_due -= num_blocks
-            del self._free[run]
-            self._drop_last(run, num_blocks)
+            if not isinstance(run, int):
+                self._evict(run, num_blocks)
+            del free[number]
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
         """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""
@@ -249,16 +274,39 @@ class Runs:
         copies = {run for copies in self._copies.values() for run in copies}
         assert all(not run.is_copy for run in runs)
         assert all(run.is_copy for run in copies)
-        assert owned | self._free.keys() == runs | copies, "a run is lost"
-        assert not owned & self._free.keys(), "a run is held and free"
+        free = {run for run in self._free.values() if not isinstance(run, int)}
+        assert owned | free == runs | copies, "a run is lost"
+        assert not owned & free, "a run is held and free"
+        assert not self._free.keys() & self._at.keys() - {run.number for run in free}, (
+            "own blocks are a run, too"
+        )
         for offered in self._at.values():
             assert offered
             assert all(one.end <= other.first for one, other in pairwise(offered))
-        return sum(run.num_blocks for run in self._free), sum(run.num_blocks for run in owned)
+        num_free = sum(run if isinstance(run, int) else run.num_blocks for run in self._free.values())
+        return num_free, sum(run.num_blocks for run in owned)
+
+    def _new_number(self) -> int:
+        """A name for a run: below 0, as those of own blocks are their places."""
+        self._num_made += 1
+        return -self._num_made
+
+    def _make_free_run(self, place: int) -> None:
+        """Make free blocks that only one request can name a run: that request has come again."""
+        num_blocks = self._free[place]
+        if isinstance(num_blocks, int):
+            self._free[place] = run = Run(place, place, 0, num_blocks, [])
+            self._at[place] = [run]
+
+    def _evict(self, run: Run, num_blocks: int) -> None:
+        """The last blocks of a free run lose their contents."""
+        if self._on_evict is not None:
+            self._on_evict(run, num_blocks)
+        self._drop_last(run, num_blocks)
 
     def _split(self, run: Run, num_blocks: int) -> Run:
         """Cut a run behind num_blocks blocks. Returns the head; the rest stays what and where it was."""
-        head = Run(run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
+        head = Run(self._new_number(), run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
         head.owners = dict(run.owners)
         for owner in run.owners.values():
             runs = owner.runs
@@ -269,10 +317,10 @@ class Runs:
         run.num_blocks -= num_blocks
         run.ids = run.ids[num_blocks:]
         if not run.owners:  # the head goes right behind the rest: a tail goes before its head
-            self._free[head] = None
+            self._free[head.number] = head
             if run.is_copy:
                 behind = list(self._free)
-                for other in behind[behind.index(run) + 1 : -1]:
+                for other in behind[behind.index(run.number) + 1 : -1]:
                     self._free.move_to_end(other)
         return head
 

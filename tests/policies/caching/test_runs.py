@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.caching.content import OWN_PLACES
 from policies.caching.runs import Held, Runs
 
 PLACE = 5
@@ -127,3 +128,60 @@ def test_evictions_that_are_put_off_are_carried_out_before_somebody_looks():
     assert found(runs) == []
     assert [(run.place, run.num_blocks) for run, _ in runs.find(late.path, 8)[0]] == [(6, 2)]
     assert runs.num_due == 0
+
+
+OWN = [(OWN_PLACES + 2, 8)]
+
+
+def hold_own(runs, num_blocks):
+    held = Held(OWN)
+    runs.extend(held, 1, OWN[0][0], 0, num_blocks)
+    return held
+
+
+def test_contents_that_only_one_request_can_name_are_counted_and_evicted_in_their_turn():
+    runs = Runs([])
+    own, other = hold_own(runs, 3), hold(runs, 0, 2)
+    runs.extend(own, 1, OWN[0][0], 3, 5)
+    assert (own.runs, own.num_own, own.num_keyed) == ([], 5, 5)
+    assert (runs.let_go(own, 1), runs.let_go(other, 0)) == (5, 2)
+    assert runs.check_integrity(set()) == (7, 0)
+    evict(runs, 6)
+    assert found(runs) == [(0, 1)]
+    assert runs.check_integrity(set()) == (1, 0)
+
+
+def test_a_request_that_comes_again_finds_its_own_contents_where_they_stood_among_the_free():
+    runs = Runs([])
+    runs.let_go(hold_own(runs, 5), 1)
+    runs.let_go(hold(runs, 0, 2), 0)
+    evict(runs, 1)
+    again = Held(OWN)
+    again.found, num_found = runs.find(OWN, 3)
+    assert num_found == 3
+    assert runs.hold_found(again, 1) == 3
+    runs.extend(again, 1, OWN[0][0], 3, 6)
+    assert [(run.first, run.num_blocks, run.is_copy) for run in again.runs] == [
+        (0, 3, False),
+        (3, 1, True),
+        (4, 2, False),
+    ]
+    assert runs.check_integrity(set(again.runs)) == (3, 6)
+    assert runs.next_free.first == 3
+
+
+def test_own_contents_become_a_run_when_somebody_asks_for_their_blocks():
+    runs = Runs([])
+    own = hold_own(runs, 4)
+    runs.make_run(own, 1)
+    assert [(run.first, run.num_blocks) for run in own.runs] == [(0, 4)]
+    assert (own.num_own, own.num_keyed) == (0, 4)
+    assert runs.check_integrity(set(own.runs)) == (0, 4)
+
+
+def test_own_contents_are_withdrawn_from_their_end():
+    runs = Runs([])
+    own = hold_own(runs, 4)
+    runs.withdraw(own, 1)
+    assert (own.num_own, own.num_keyed) == (1, 1)
+    assert runs.let_go(own, 1) == 1
