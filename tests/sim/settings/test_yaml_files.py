@@ -1,0 +1,34 @@
+"""Config files read by libyaml are what OmegaConf reads."""
+
+import pytest
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.yaml_files import YamlFolder
+
+
+def test_our_own_files_are_read_as_omegaconf_reads_them():
+    files = [choice.file for choices in find_groups([CONFIG_DIR]).values() for choice in choices][::9]
+    for file in files:
+        found = YamlFolder("test", f"file://{file.parent}").load_config(file.name)
+        assert found.config == OmegaConf.load(file)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1e6\nb: 1_000\nc: 2001-01-01\nd: .5\ne: 1e-3\n", "# @package _global_\na: off\n"]
+)
+def test_numbers_texts_and_headers_are_those_of_hydra(tmp_path, text):
+    (tmp_path / "one.yaml").write_text(text)
+    found = YamlFolder("test", f"file://{tmp_path}").load_config("one")
+    assert OmegaConf.to_container(found.config) == OmegaConf.to_container(
+        OmegaConf.load(tmp_path / "one.yaml")
+    )
+    assert found.header["package"] == ("_global_" if "@package" in text else None)
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a: [1\n"])
+def test_a_key_given_twice_and_broken_yaml_are_refused(tmp_path, text):
+    (tmp_path / "one.yaml").write_text(text)
+    with pytest.raises(YAMLError):
+        YamlFolder("test", f"file://{tmp_path}").load_config("one")
