@@ -23,7 +23,7 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
 from sim.engine.cache_view import CacheView
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import ARRIVE, Clock, Moment
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
@@ -268,7 +268,7 @@ class Simulation:
         self._next = next(self._arrivals, None)
         if self._next is not None:
             self._num_ahead += 1
-            self._clock.at(self._next.at_s, Phase.arrive, self._on_arrival)
+            self._clock.at(self._next.at_s, ARRIVE, self._on_arrival)
 
     def _on_arrival(self, moment: Moment) -> None:
         assert self._next is not None
@@ -284,7 +284,7 @@ class Simulation:
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:
             self._num_ahead += 1
-            self._clock.at(arrival.at_s, Phase.arrive, lambda event: self._door.arrive(arrival))
+            self._clock.at(arrival.at_s, ARRIVE, lambda event: self._door.arrive(arrival))
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from heapq import heappop, heappush
+from typing import Final
 
 from simpy import Environment
 
@@ -26,6 +27,10 @@ class Phase(IntEnum):
     control = 1_500_000
     plan = 2_000_000
     late = 3_000_000
+
+
+ARRIVE: Final = int(Phase.arrive)
+"""A constant, as a member of an enum takes 50 ns to read through its class in Python 3.11."""
 
 
 class Moment:

@@ -10,7 +10,7 @@ from itertools import chain
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import DECODING, ENDED, PAUSED, Sequence
 from sim.engine.parents import chosen
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
@@ -55,14 +55,14 @@ class LastTokens:
             return self.apart[seq]
         if seq.request_id in self._branched_s:
             return self._branched_s[seq.request_id]
-        is_emitting = seq.state in (SequenceState.decoding, SequenceState.paused)
+        is_emitting = seq.state in (DECODING, PAUSED)
         if is_emitting and seq.request.branching is None and seq not in self._core.arrived:
             return self.together_s
         return self._requests.last_token_s[seq.request_id]
 
     def preempted(self, seq: Sequence) -> None:
         """Keep the time of its last token, from which the gap to its next one will count."""
-        if seq.state is SequenceState.ended:  # given up since, before a plan could name it
+        if seq.state is ENDED:  # given up since, before a plan could name it
             return
         requests, request_id = self._requests, seq.request_id
         last_s = self._branched_s.pop(request_id, self.together_s)

@@ -6,13 +6,13 @@ from math import isnan
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan, Transfer
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import DECODING, LOADING, Sequence
 from sim.engine.intake import Pending
 from sim.engine.last_tokens import LastTokens
 from sim.engine.running_step import RunningStep
 from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
-from sim.records.requests import RequestLog, Status
+from sim.records.requests import FINISHED, RequestLog
 
 _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in range(1, 33)}
 """Outcomes of short steps, which are most of them."""
@@ -39,26 +39,26 @@ class Recorder:
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """The engine has made a plan, or has found nothing to compute; it asked for those transfers."""
         core, events = self._core, self.events
-        if plan is None or transfers or plan.admitted or plan.preempted or self._has_news(plan):
-            events.planned(core, plan, transfers, now)
-            for seq in core.lost if plan is None else plan.preempted:
-                self._tokens.preempted(seq)
-            if plan is not None:
-                for seq in plan.admitted:
-                    self._scheduled(seq, now)
-
-    def _has_news(self, plan: StepPlan) -> bool:
-        """Whether there is an event to note of a plan that admits and preempts no sequence."""
-        core, events = self._core, self.events
-        is_changed = plan.waits_for is not events.cause or events.new or self._paused or events.paused
-        return bool(is_changed or (core.residents is not None and core.loading))
+        if (
+            plan is not None
+            and plan.waits_for is events.cause
+            and not (plan.admitted or plan.preempted or transfers or events.new)
+            and not (self._paused or events.paused or (core.residents is not None and core.loading))
+        ):
+            return  # the plan goes on as the last one
+        events.planned(core, plan, transfers, now)
+        for seq in core.lost if plan is None else plan.preempted:
+            self._tokens.preempted(seq)
+        if plan is not None:
+            for seq in plan.admitted:
+                self._scheduled(seq, now)
 
     def _scheduled(self, seq: Sequence, now: float) -> None:
         """Work on a request begins, perhaps for the first time."""
         requests, request_id = self.requests, seq.request_id
         if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
             requests.schedule(seq, now)
-        if seq.state is SequenceState.decoding and seq.request.branching is None:  # swapped in
+        if seq.state is DECODING and seq.request.branching is None:  # swapped in
             self._tokens.emit(seq, requests.last_token_s[request_id])
 
     def ran(self, step: RunningStep) -> StepOutcome:
@@ -95,7 +95,7 @@ class Recorder:
     def finished(self, seq: Sequence, now: float) -> None:
         """An answer is complete."""
         self._tokens.forget(seq)
-        self.requests.end(seq, Status.finished, now, now)
+        self.requests.end(seq, FINISHED, now, now)
 
     def aborts(self, seq: Sequence, now: float, *, is_lost: bool) -> float:
         """A sequence is about to be given up; returns when it produced its newest token, or NaN.
@@ -124,7 +124,7 @@ class Recorder:
         """The engine has lost those sequences, and requests on their way to it; `core` takes its place."""
         for seq in lost:
             self.requests.note(seq, self._tokens.last_s(seq))
-            if seq.state is not SequenceState.loading:
+            if seq.state is not LOADING:
                 self.requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
         for entry in pending:

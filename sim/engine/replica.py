@@ -73,6 +73,7 @@ class Replica(LoadCounts):
         self._requests = around.requests
         self._on_end = around.on_end
         self._max_leap = MAX_LEAP if around.leap else 1
+        self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
         self.step: RunningStep | None = None
         """What it runs now."""
@@ -174,7 +175,7 @@ class Replica(LoadCounts):
     def _plan_at(self, time_s: float) -> None:
         """Plan then, after all else that happens at that instant."""
         self._wake_s = time_s
-        self._timer = self._clock.at(time_s, Phase.plan + self.index, self._on_plan)
+        self._timer = self._clock.at(time_s, self._plan_phase, self._on_plan)
 
     def _cut(self, step: RunningStep, num_iterations: int) -> None:
         """Let a leap end earlier, if it does not anyway."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from policies.core.engine import EngineCore
 from policies.core.plan import Cause, StepPlan, Transfer
 from policies.core.request import Request
-from policies.core.sequence import Sequence, SequenceState
+from policies.core.sequence import AT_WORK, ENDED, PREFILLING, WAITING, Sequence
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
@@ -116,14 +116,14 @@ class EventLog:
         if plan is not None:
             just_lost = preempted[self._num_lost :]
             for seq in plan.admitted:
-                if seq.request_id in self._waits and (seq.state in _AT_WORK or seq in just_lost):
+                if seq.request_id in self._waits and (seq.state in AT_WORK or seq in just_lost):
                     self._admit(seq, now)  # else noted already, or preempted without any work
         if preempted or self._num_lost:
             for seq in preempted[self._num_lost :]:
                 self._preempt(seq, now)
             self._num_lost = len(preempted) if plan is None else 0
             for seq in plan.admitted if plan is not None else ():
-                if seq.request_id in self._waits and seq.state in _AT_WORK:
+                if seq.request_id in self._waits and seq.state in AT_WORK:
                     self._admit(seq, now)
         for transfer in transfers:
             self._transfer(transfer, now)
@@ -152,7 +152,7 @@ class EventLog:
         wait = self._waits.pop(seq.request_id, None)
         if wait is not None:
             self._log(Event.lost if is_lost else Event.unserved, seq, now, self._split(wait, now))
-        elif seq.state is SequenceState.waiting:  # no plan has seen it
+        elif seq.state is WAITING:  # no plan has seen it
             sent_s = self._adopted_s.get(seq.request_id)
             self.never_met(seq.request, now, is_lost=is_lost, sent_s=sent_s)
         elif is_lost:
@@ -199,11 +199,11 @@ class EventLog:
             is_adopted = seq.request_id in self._adopted_s
             if is_adopted:
                 frontend_s, iteration_s = 0.0, now - self._adopted_s.pop(seq.request_id)
-            if at_once and state is SequenceState.prefilling:
+            if at_once and state is PREFILLING:
                 event = _ADOPT if is_adopted else _ADMIT
                 row = (now, seq.request_id, event, 0, seq.num_found, seq.num_known, 0, -1)
                 self._rows += _PACK(*row, frontend_s, iteration_s, *_NO_WAIT[2:])
-            elif state is not SequenceState.ended:
+            elif state is not ENDED:
                 if reading is None:
                     reading = self._read(now)
                 wait = _Wait(now, reading, frontend_s, iteration_s, is_adopted=is_adopted)
@@ -302,9 +302,6 @@ class EventLog:
             if request_id not in self.paused:
                 self._log(Event.pause, seq, now)
         self.paused = dict(paused)
-
-
-_AT_WORK = (SequenceState.prefilling, SequenceState.decoding, SequenceState.paused)
 
 
 class _Wait:
