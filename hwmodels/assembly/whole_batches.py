@@ -7,7 +7,7 @@ asks for in each of its steps, so what depends on a number of sequences alone is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,28 +80,21 @@ class WholeBatches:
         """When consecutive iterations that only decode end; see `IterationModel`."""
         batch = self._batches.get(num_seqs) or self._batch(num_seqs)
         counted_s, _, added_s, (from_context, lines) = batch
+        contexts = range(num_context_tokens, num_context_tokens + num_seqs * num_iterations, num_seqs)
         if num_context_tokens < from_context or num_iterations > FEW_ITERATIONS:
-            last = num_context_tokens + num_seqs * num_iterations
-            durations_s = self._leap_seconds(batch, num_seqs, range(num_context_tokens, last, num_seqs))
-            durations_s[0] += start_s
-            return list(accumulate(durations_s))
-        ends_s = []
-        context = float(num_context_tokens)
-        if len(lines) == 1:
+            durations_s = self._leap_seconds(batch, num_seqs, contexts)
+        elif len(lines) == 1:
             [(calls, fixed_s, token_s)] = lines
-            for _ in repeat(None, num_iterations):
-                start_s += counted_s + calls * (fixed_s + token_s * context) + added_s
-                ends_s.append(start_s)
-                context += num_seqs
-            return ends_s
-        for _ in repeat(None, num_iterations):
-            decodes_s = 0.0
-            for calls, fixed_s, token_s in lines:
-                decodes_s += calls * (fixed_s + token_s * context)
-            start_s += counted_s + decodes_s + added_s
-            ends_s.append(start_s)
-            context += num_seqs
-        return ends_s
+            durations_s = [counted_s + calls * (fixed_s + token_s * n) + added_s for n in contexts]
+        else:
+            durations_s = []
+            for context in contexts:
+                decodes_s = 0.0
+                for calls, fixed_s, token_s in lines:
+                    decodes_s += calls * (fixed_s + token_s * context)
+                durations_s.append(counted_s + decodes_s + added_s)
+        durations_s[0] += start_s
+        return list(accumulate(durations_s))
 
     def _leap_seconds(self, batch: _DecodeBatch, num_seqs: int, contexts: range) -> list[float]:
         """Of each of some consecutive iterations that only decode."""
