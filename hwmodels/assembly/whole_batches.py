@@ -7,10 +7,11 @@ asks for in each of its steps, so what depends on a number of sequences alone is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hwmodels.by_count import ByCount
 from hwmodels.devices.host import HostShare
@@ -80,21 +81,42 @@ class WholeBatches:
         """When consecutive iterations that only decode end; see `IterationModel`."""
         batch = self._batches.get(num_seqs) or self._batch(num_seqs)
         counted_s, _, added_s, (from_context, lines) = batch
-        contexts = range(num_context_tokens, num_context_tokens + num_seqs * num_iterations, num_seqs)
-        if num_context_tokens < from_context or num_iterations > FEW_ITERATIONS:
-            durations_s = self._leap_seconds(batch, num_seqs, contexts)
-        elif len(lines) == 1:
+        last = num_context_tokens + num_seqs * num_iterations
+        if num_context_tokens < from_context:
+            durations_s = self._leap_seconds(batch, num_seqs, range(num_context_tokens, last, num_seqs))
+            return list(accumulate(durations_s, initial=start_s))[1:]
+        if num_iterations > FEW_ITERATIONS:
+            contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
+            return self._long_leap_ends(start_s, batch, contexts)
+        ends_s = []
+        context = float(num_context_tokens)
+        if len(lines) == 1:
             [(calls, fixed_s, token_s)] = lines
-            durations_s = [counted_s + calls * (fixed_s + token_s * n) + added_s for n in contexts]
-        else:
-            durations_s = []
-            for context in contexts:
-                decodes_s = 0.0
-                for calls, fixed_s, token_s in lines:
-                    decodes_s += calls * (fixed_s + token_s * context)
-                durations_s.append(counted_s + decodes_s + added_s)
-        durations_s[0] += start_s
-        return list(accumulate(durations_s))
+            for _ in repeat(None, num_iterations):
+                start_s += counted_s + calls * (fixed_s + token_s * context) + added_s
+                ends_s.append(start_s)
+                context += num_seqs
+            return ends_s
+        for _ in repeat(None, num_iterations):
+            decodes_s = 0.0
+            for calls, fixed_s, token_s in lines:
+                decodes_s += calls * (fixed_s + token_s * context)
+            start_s += counted_s + decodes_s + added_s
+            ends_s.append(start_s)
+            context += num_seqs
+        return ends_s
+
+    def _long_leap_ends(
+        self, start_s: float, batch: _DecodeBatch, contexts: NDArray[np.float64]
+    ) -> list[float]:
+        """`decode_ends` of many iterations where prices are straight lines."""
+        decodes_s = np.zeros(len(contexts))
+        for calls, fixed_s, token_s in batch.straight.lines:
+            decodes_s += calls * (fixed_s + token_s * contexts)
+        times_s = batch.counted_s + decodes_s + batch.added_s
+        times_s[0] += start_s
+        ends_s: list[float] = times_s.cumsum().tolist()
+        return ends_s
 
     def _leap_seconds(self, batch: _DecodeBatch, num_seqs: int, contexts: range) -> list[float]:
         """Of each of some consecutive iterations that only decode."""
@@ -105,7 +127,7 @@ class WholeBatches:
         if len(contexts) <= FEW_ITERATIONS:
             return [self.decode_seconds(num_seqs, context) for context in contexts]
         at = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.float64)
-        gpu_s = counted_s + self._decodes.leap_seconds(num_seqs, at)
+        gpu_s = counted_s + self._decodes.seconds_many(num_seqs, at)
         times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
         return times_s
 

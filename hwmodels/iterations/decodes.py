@@ -55,14 +55,6 @@ class Decodes:
             total_s += calls * most_s
         return total_s
 
-    def leap_seconds(self, num_seqs: float, context_tokens: Any) -> Any:
-        """The same number of sequences, with an array of contexts."""
-        total_s: Any = 0.0
-        for calls, most_tokens, lines in self._known.get(num_seqs) or self._lines(num_seqs):
-            seen = context_tokens if most_tokens == inf else np.minimum(context_tokens, most_tokens)
-            total_s = total_s + calls * largest(lines, seen)
-        return total_s
-
     def straight(self, num_seqs: float, counted_s: float, floor_s: float) -> Straight:
         """Where one line of each operator is above its others, and all with counted_s are above floor_s."""
         lines: list[tuple[float, float, float]] = []

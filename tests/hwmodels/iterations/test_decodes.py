@@ -46,7 +46,7 @@ def test_a_window_cuts_the_contexts_of_all_sequences():
     """4 sequences see 20 tokens each at most: 80 of the 1,000."""
     decodes = Decodes([make_operator(two_lines, window=20)])
     assert decodes.seconds(4, 1000) == pytest.approx(1 + 8)
-    assert decodes.leap_seconds(4, np.array([70.0, 75.0, 1000.0])) == pytest.approx([8, 8.5, 9])
+    assert decodes.seconds_many(4, np.array([70.0, 75.0, 1000.0])) == pytest.approx([8, 8.5, 9])
 
 
 def test_an_operator_whose_price_is_no_set_of_lines_is_a_bug():
@@ -80,7 +80,7 @@ def test_numbers_leaps_arrays_and_operators_agree_to_the_last_bit(drawn, num_seq
         expected.append(total_s)
     array = np.array(contexts)
     assert [decodes.seconds(num_seqs, context) for context in contexts] == expected
-    assert np.broadcast_to(decodes.leap_seconds(num_seqs, array), array.shape).tolist() == expected
+    assert np.broadcast_to(decodes.seconds_many(num_seqs, array), array.shape).tolist() == expected
     assert decodes.seconds_many(np.full_like(array, num_seqs), array).tolist() == expected
 
 
