@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from policies.adapters import registry
 from policies.adapters.residents import Residents
-from policies.caching.pool import BlockPool, KvMemory
+from policies.caching.pool import BlockPool
+from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from realengine.clock import Clock
 from realengine.engine import Engine

@@ -12,8 +12,8 @@ from hwmodels.iterations.layout import ParallelLayout
 from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
-from policies.caching.pool import Caching
 from policies.caching.prefix import PrefixCaching
+from policies.caching.settings import Caching
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs

@@ -25,10 +25,10 @@ from policies.batching.static import Static
 from policies.batching.tgi import Tgi
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
-from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.selective import H2o, SnapKv
+from policies.caching.settings import KvMemory
 from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
 from policies.prediction.histogram import RunningHistogram

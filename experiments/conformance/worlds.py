@@ -14,7 +14,8 @@ from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.pool import BlockPool, KvMemory
+from policies.caching.pool import BlockPool
+from policies.caching.settings import KvMemory
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs

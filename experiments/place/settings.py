@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.app.output_file import check_output_file
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
-from policies.caching.pool import Caching
+from policies.caching.settings import Caching
 from policies.parallelism import Load
 from policies.placement import Objective, Placing
 from policies.scheduling import Scheduling

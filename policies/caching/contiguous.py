@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.caching.buddy import Buddy
-from policies.caching.pool import BlockPool, Caching, KvMemory
+from policies.caching.pool import BlockPool
 from policies.caching.regions import FirstFit, Region, RegionAllocator
+from policies.caching.settings import Caching, KvMemory
 from policies.core.growth import Growth
 from policies.core.sequence import Sequence
 

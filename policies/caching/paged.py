@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
+from policies.caching.pool import BlockPool
+from policies.caching.settings import Caching, KvMemory, check_watermark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

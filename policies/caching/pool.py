@@ -1,4 +1,4 @@
-"""What every KV cache is: settings that make a pool, and the pool that counts blocks.
+"""The pool of a KV cache: it counts blocks.
 
 Decisions depend on counts only; physical ids are drawn when asked for. `BlockPool` itself is the paged cache;
 others override what their idea changes.
@@ -8,64 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from policies.caching.eviction.future import FutureUses
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-
-
-class KvMemory(NamedTuple):
-    """The memory that a pool manages."""
-
-    num_blocks: int  # on the GPU, of `block_size` tokens each
-    bytes_per_token: float = 0.0  # of KV, over all layers and heads
-    num_devices: int = 1  # GPUs of the replica
-    max_model_len: int = 2**31  # prompt and output tokens of one sequence
-    future: FutureUses | None = None  # the requests to come, for offline bounds; no engine knows them
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caching:
-    """Settings of a cache: a policy gives `pool`, and says what is unusual about it."""
-
-    changes_outputs: ClassVar[bool] = False
-    """Whether the model's answers change: KV is dropped that attention would have read."""
-
-    block_size: int = 16
-    """Tokens in a block."""
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size={self.block_size}: must be >= 1 token")
-
-    @property
-    def needs_predictor(self) -> bool:
-        """Whether it asks for `Sequence.num_predicted_tokens`."""
-        return False
-
-    @property
-    def needs_future(self) -> bool:
-        """Whether the requests to come must be known (`KvMemory.future`): no engine can do that."""
-        return False
-
-    @property
-    def tiers_gib(self) -> tuple[float, float]:
-        """Host memory and disk that it uses, a GPU."""
-        return 0.0, 0.0
-
-    def pool(self, memory: KvMemory) -> BlockPool:
-        """An empty pool. Raises ValueError where settings and memory do not go together."""
-        raise NotImplementedError
-
-
-def check_watermark(watermark: float) -> None:
-    """Raise ValueError for what no share of blocks to be left free can be."""
-    if not 0 <= watermark < 1:
-        raise ValueError(f"watermark={watermark}: must be >= 0 and < 1 (a share of all blocks)")
 
 
 class BlockPool:

@@ -25,9 +25,10 @@ from policies.caching.eviction.priority import Priority
 from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
-from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
+from policies.caching.pool import BlockPool
 from policies.caching.radix_node import Node, Runs
 from policies.caching.radix_tree import RadixTree
+from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.pool import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.caching.streaming import LossyPool, WindowPool
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence

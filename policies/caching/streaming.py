@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.pool import BlockPool, Caching, KvMemory, check_watermark
+from policies.caching.pool import BlockPool
+from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 

@@ -18,9 +18,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from policies.caching.content import Places
-from policies.caching.pool import Caching, KvMemory, check_watermark
-from policies.caching.prefix import PrefixPool
+from policies.caching.prefix_pool import PrefixPool
 from policies.caching.runs import Held, Run, Runs
+from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.caching.tier import Piece, Tier
 from policies.caching.told import Told
 from policies.core.plan import Content, Transfer

@@ -10,12 +10,11 @@ from sim.engine.readings import NO_CACHE_VIEW, NO_SIGNALS, NoCacheView, Readings
 class LoadCounts:
     """The counts of `policies.routing.ReplicaView`: those of this instant, and those that signals tell."""
 
-    signals: Readings = NO_SIGNALS
-    """What the engine says of itself; attached where a policy reads it."""
-    cache_view: NoCacheView = NO_CACHE_VIEW
-    """The same of its cache."""
-
     def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.signals: Readings = NO_SIGNALS
+        """What the engine says of itself; attached where a policy reads it."""
+        self.cache_view: NoCacheView = NO_CACHE_VIEW
+        """The same of its cache."""
         self.num_outstanding = 0
         self.num_outstanding_tokens = 0
         self.num_queued_tokens = 0

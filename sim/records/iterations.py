@@ -7,8 +7,9 @@ stepped.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,7 @@ class Step(Protocol):
 class IterationLog:
     """The iterations of one replica, a row a leap, and the token gaps that do not follow from them."""
 
-    COUNTS = (
+    COUNTS: ClassVar[tuple[str, ...]] = (
         "running",
         "waiting",
         "kv_blocks_used",
@@ -48,7 +49,7 @@ class IterationLog:
         "waits_for_memory",  # 1: the first of the waiting found no room for its KV
         *COUNTED,
     )
-    ROW = (
+    ROW: ClassVar[tuple[str, ...]] = (
         "num_iterations",
         "start_s",
         "emitted_s",  # when the decoding sequences had produced their tokens before this row
@@ -57,9 +58,14 @@ class IterationLog:
         "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
         *COUNTS,
     )
-    TOKENS = ("kv_tokens_used", "decode_context_tokens", "prefill_pairs", "prefill_context_tokens")
+    TOKENS: ClassVar[tuple[str, ...]] = (
+        "kv_tokens_used",
+        "decode_context_tokens",
+        "prefill_pairs",
+        "prefill_context_tokens",
+    )
     """COUNTS that may exceed 32 bits."""
-    _pack = Struct(f"{len(ROW)}d").pack
+    _pack: ClassVar[Callable[..., bytes]] = Struct(f"{len(ROW)}d").pack
 
     def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         self.replica = replica

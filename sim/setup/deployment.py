@@ -18,7 +18,7 @@ from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching
 from policies.caching.eviction.future import FutureUses
-from policies.caching.pool import Caching, KvMemory
+from policies.caching.settings import Caching, KvMemory
 from policies.scheduling import Scheduling
 from sim.setup.engine_profile import EngineProfile
 

@@ -15,7 +15,7 @@ import torch
 
 from experiments.calibrate.engine.grids import BATCHES, upto
 from experiments.calibrate.engine.served import Served
-from policies.caching.pool import KvMemory
+from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn

@@ -14,9 +14,9 @@ from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
-from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
-from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import H2o, SnapKv
+from policies.caching.settings import KvMemory
 from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

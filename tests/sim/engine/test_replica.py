@@ -4,7 +4,7 @@ import pytest
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.pool import KvMemory
+from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.request import Prompt, Request
@@ -16,6 +16,16 @@ from sim.engine.replica import Replica, Surroundings
 from sim.records.requests import RequestLog
 
 TICK_S = 0.125
+
+
+class Watched:
+    """A replica, the clock that drives it, what it writes down, and who has ended."""
+
+    def __init__(self, replica, clock, log, ended):
+        self.replica, self.clock, self.log, self.ended = replica, clock, log, ended
+
+    def __getattr__(self, name):
+        return getattr(self.replica, name)
 
 
 @pytest.fixture
@@ -39,8 +49,7 @@ def make_replica(toy_model):
             clock=clock, requests=log, on_end=lambda seq: ended.append(seq.request_id), **given
         )
         replica = Replica(0, Pool(core=core, model=toy_model(flat=True), **of_pool), around)
-        replica.clock, replica.log, replica.ended = clock, log, ended
-        return replica
+        return Watched(replica, clock, log, ended)
 
     return make
 

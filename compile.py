@@ -1,0 +1,72 @@
+"""Compile the modules in which a simulation spends its time, with mypyc: `make compiled`.
+
+The compiled modules lie beside their sources and are imported in place of them; results are the same to the
+last bit. The sources stay plain Python: what mypyc must be told of a class is written into a copy of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from mypyc.build import mypycify
+from setuptools import setup
+
+# The path of a request: its engine, its cache, its prices, and what is written down of it. Policies stay
+# interpreted, as those of a user are, and so do settings, whose class variables subclasses set anew. All else
+# takes little of the time.
+MODULES = (
+    "policies/core/*.py",
+    *(f"policies/caching/{name}.py" for name in ("pool", "prefix_pool", "runs", "content", "pins")),
+    *("hwmodels/iterations/decodes.py", "hwmodels/assembly/whole_batches.py", "hwmodels/by_count.py"),
+    "hwmodels/exact.py",
+    *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "running_step", "load_counts")),
+    *(f"sim/engine/{name}.py" for name in ("clock", "prices", "shape", "last_tokens")),
+    *(f"sim/cluster/{name}.py" for name in ("front_door", "fleet")),
+    *(f"sim/records/{name}.py" for name in ("events", "iterations", "requests")),
+)
+LEFT_OUT = ("__init__.py", "waiting.py")
+"""The queue asks whether a tuple is the same object, and compiled code makes tuples anew."""
+ROOT = Path(__file__).resolve().parent
+COPY = ROOT / "build" / "compiled"
+
+A_CLASS = re.compile(
+    r"(?<=\n\n)class (?!.*\b(?:NamedTuple|Enum|IntEnum|Protocol|ValueError)\b).*:$", re.MULTILINE
+)
+ATTRIBUTES = "@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)\n"
+FUTURE = "from __future__ import annotations\n"
+
+
+def annotated(source: str) -> str:
+    """The source of a module, whose classes say that interpreted ones may extend them, and copies be made."""
+    source = A_CLASS.sub(lambda found: ATTRIBUTES + found[0], source)
+    return source.replace(FUTURE, f"{FUTURE}\nfrom mypy_extensions import mypyc_attr\n", 1)
+
+
+def main() -> None:
+    shutil.rmtree(COPY, ignore_errors=True)
+    for package in ("policies", "hwmodels", "sim"):
+        shutil.copytree(ROOT / package, COPY / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    os.chdir(COPY)
+    paths = [path for pattern in MODULES for path in sorted(Path().glob(pattern))]
+    files = [str(path) for path in paths if path.name not in LEFT_OUT]
+    for name in files:
+        Path(name).write_text(annotated(Path(name).read_text()))
+    # A multiplication and an addition in one instruction would round once, not twice as the interpreter does.
+    os.environ["CFLAGS"] = "-ffp-contract=off"
+    options = ["--follow-imports=silent", "--ignore-missing-imports"]
+    setup(
+        name="windtunnel-compiled",
+        packages=[],
+        ext_modules=mypycify([*options, *files]),
+        script_args=["--quiet", "build_ext", "--inplace"],
+    )
+    for path in COPY.rglob("*.so"):
+        if "build" not in path.relative_to(COPY).parts:
+            shutil.copy2(path, ROOT / path.relative_to(COPY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The pool of a prefix cache (`prefix.py`): blocks have contents, which others find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.caching.content import Places
+from policies.caching.pins import Pins
+from policies.caching.pool import BlockPool
+from policies.caching.runs import Held, Run, Runs
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+
+
+class PrefixPool(BlockPool):
+    """A block pool whose blocks have contents, counted and moved in runs.
+
+        num_blocks = fresh (free, no content) + runs that nobody holds (free, LRU) + runs held + tails held
+
+    Costs per request grow with the named pieces of its prompt, not with its blocks.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_watermark_blocks: int = 0,
+        *,
+        pin_s: float = 0.0,
+        max_pinned: int = 0,
+    ) -> None:
+        super().__init__(num_blocks, block_size, num_watermark_blocks)
+        self._pins = Pins(pin_s=pin_s, max_blocks=max_pinned, block_size=block_size)
+        self._places = Places(block_size)
+        self._runs = Runs(self._free_ids)
+        self._num_fresh = num_blocks
+
+    def num_cached(self, seq: Sequence) -> int:
+        held = seq.kv or self._new_held(seq)
+        held.found, num_found = self._runs.find(held.path, (seq.stored_known - 1) // self.block_size)
+        return num_found * self.block_size
+
+    @property
+    def num_blank(self) -> int:
+        return self._num_fresh
+
+    def peek(self, request: Request) -> int:
+        path = self._places.known_path(request)
+        _, num_found = self._runs.find(path, (request.prompt.num_tokens - 1) // self.block_size)
+        return num_found * self.block_size
+
+    def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
+        need = self.blocks_to_admit(seq)
+        if num_cached:
+            for run, num_blocks in seq.kv.found:
+                if run.owners:
+                    need -= num_blocks
+        return need <= (self.num_free if is_alone else self.num_free - self.num_watermark_blocks)
+
+    def admit(self, seq: Sequence, num_cached: int) -> None:
+        held = seq.kv or self._new_held(seq)
+        if num_cached:
+            self.num_free -= self._runs.hold_found(held, seq.request_id)
+        held.found = ()
+
+    def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
+        block_size = self.block_size
+        self.take(-(-num_tokens // block_size) + -num_held // block_size)
+        self._offer(seq, (num_tokens - seq.num_loading) // block_size)
+
+    def loaded(self, seq: Sequence) -> None:
+        self._offer(seq, seq.stored_computed // self.block_size)
+
+    def take(self, num_blocks: int) -> None:
+        """Blocks for new contents: those without any first, then those that became free first."""
+        assert num_blocks <= self.num_free
+        self.num_free -= num_blocks
+        num_fresh = self._num_fresh - num_blocks
+        if num_fresh >= 0:
+            self._num_fresh = num_fresh
+            return
+        self._num_fresh = 0
+        self.num_evicted -= num_fresh
+        self._runs.num_due -= num_fresh
+        if self._num_ids_made:  # whose blocks they are is seen
+            self._runs.evict_due()
+
+    def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
+        held: Held = seq.kv
+        num_full = (num_tokens - num_planned) // self.block_size
+        self._offer(seq, num_full)
+        num_withdrawn = held.num_keyed - num_full
+        if num_withdrawn > 0:  # offered for tokens that will not be computed
+            self._runs.withdraw(held, num_full)
+        num_tail = -(-num_tokens // self.block_size) - held.num_keyed
+        assert num_tail >= max(0, num_withdrawn)
+        self.num_free += num_tail
+        self._num_fresh += num_tail
+        if seq.request.prompt.num_pinned and seq.stored_computed > seq.num_found:  # it has used what it found
+            num_pinned = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
+            self._runs.make_run(held, seq.request_id)
+            if self._pins.keep(self._runs, held, num_pinned, self.now):
+                self.expires_s = self._pins.expires_s
+        self.num_free += self._runs.let_go(held, seq.request_id)
+        if held.tail_ids:
+            self._free_ids.extend(reversed(held.tail_ids))
+        seq.kv = None
+        if self._runs.num_due:
+            self._runs.evict_whole()
+        if self._places.is_crowded:
+            self._places.forget(self._used_places())
+
+    def sharers(self, seq: Sequence) -> Iterable[int]:
+        return self._runs.owners_behind(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
+
+    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
+        super().give_back(num_blocks, ids)
+        self._num_fresh += num_blocks
+
+    def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
+        held: Held = seq.kv
+        self._runs.make_run(held, seq.request_id)
+        ids: list[int] = []
+        for run in held.runs:
+            if not run.ids:
+                run.ids = self.draw(run.num_blocks)
+            ids += run.ids
+        num_tail = self.blocks_for(num_tokens) - held.num_keyed
+        held.tail_ids += self.draw(num_tail - len(held.tail_ids))
+        return ids + held.tail_ids
+
+    def expire(self) -> None:
+        while (pin := self._pins.pop_expired(self.now)) is not None:
+            self.num_free += self._runs.let_go(pin.held, pin.number)
+        self.expires_s = self._pins.expires_s
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are kept for pinned prefixes."""
+        return self._pins.num_blocks
+
+    def pinned_token_s_until(self, end_s: float) -> float:
+        return self._pins.token_s_until(end_s)
+
+    @property
+    def max_tokens_per_seq(self) -> int:
+        return (self.num_blocks - self._pins.max_blocks) * self.block_size
+
+    def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
+        num_tail = num_own = 0
+        owned: set[Run] = set(self._pins.runs)
+        for seq, num_tokens in held:
+            mine: Held = seq.kv
+            assert mine.num_keyed == sum(run.num_blocks for run in mine.runs) + mine.num_own
+            assert mine.num_keyed <= self.blocks_for(num_tokens)
+            assert all(run.owners[seq.request_id] is mine for run in mine.runs)
+            num_tail += self.blocks_for(num_tokens) - mine.num_keyed
+            num_own += mine.num_own
+            owned.update(mine.runs)
+        self._pins.check_integrity()
+        num_free, num_held = self._runs.check_integrity(owned)
+        assert self._num_fresh + num_free == self.num_free
+        num_accounted = self.num_free + num_held + num_own + num_tail + self.num_apart
+        assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
+
+    def _new_held(self, seq: Sequence) -> Held:
+        """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
+        held = seq.kv = Held(self._places.path(seq.request))
+        return held
+
+    def _offer(self, seq: Sequence, num_full: int) -> None:
+        """Give the first num_full blocks of a sequence their contents, as far as they have none yet."""
+        held: Held = seq.kv
+        num_new = num_full - held.num_keyed
+        if num_new <= 0:
+            return
+        if held.num_own and num_full <= held.path[-1][1]:  # it goes on with these
+            held.num_own += num_new
+            held.num_keyed = num_full
+            return
+        if held.tail_ids:  # a block that is partly filled must not get another name
+            held.tail_ids += self.draw(num_new - len(held.tail_ids))
+        start = 0  # the sequence's first block of the stretch
+        for place, end in held.path:
+            if num_full <= end:
+                self._offer_stretch(seq, held, place, held.num_keyed - start, num_full - start)
+                return
+            if end > held.num_keyed:
+                self._offer_stretch(seq, held, place, held.num_keyed - start, end - start)
+            start = end
+
+    def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
+        """Of a sequence's next blocks, those of one place: its blocks first to end - 1."""
+        self._runs.extend(held, seq.request_id, place, first, end)
+
+    def _used_places(self) -> set[int]:
+        """Where there are contents."""
+        return self._runs.places
+
+    def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
+        held: Held = seq.kv
+        assert held.num_keyed == num_blocks
+        ids, held.tail_ids = held.tail_ids, []
+        return ids
