@@ -15,7 +15,8 @@ from math import inf
 
 from policies.core.request import Request
 from sim.engine.pool import Pool
-from sim.engine.replica import Replica, Surroundings
+from sim.engine.replica import Replica
+from sim.engine.surroundings import Surroundings
 from sim.records.run import PoolRecord, ReplicaRecord
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.mirrors import Mirrors
@@ -76,8 +77,9 @@ class Fleet:
     decoding     go on with what prefill replicas have computed: those of decode pools
     decoding_all these and mixed ones
 
-    on_change is called when a replica begins to take requests after the beginning of the run, and when one
-    that was on its way does not come; on_gone with every one that has gone.
+    attach is called with every new replica, for what joins it. on_change is called when a replica begins to
+    take requests after the beginning of the run, and when one that was on its way does not come; on_gone with
+    every one that has gone.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Fleet:
         around: Surroundings,
         on_change: Callable[[], None],
         *,
+        attach: Callable[[Replica], None],
         interconnect: Interconnect | None = None,
         mirrors: Mirrors | None = None,
     ) -> None:
@@ -102,6 +105,7 @@ class Fleet:
         self._by_model: dict[str, list[Replica]] = {}
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
+        self._attach = attach
         self._interconnect = interconnect
         self._mirrors = mirrors
         self._on_change = on_change
@@ -276,6 +280,7 @@ class Fleet:
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
         replica = Replica(len(self.members), pool, self._around)
+        self._attach(replica)
         interconnect = self._interconnect
         if interconnect is not None:
             if pool.device is None:

@@ -8,6 +8,8 @@
 A request that finds no replica is held if one is on its way, and asks to be let in when it is there; else it
 is refused. Clients see one answer, however many replicas began it, and its record counts from when the
 request came first.
+
+Above 400 lines, as what a request meets between its client and a replica, and back, is one protocol.
 """
 
 from __future__ import annotations

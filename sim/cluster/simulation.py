@@ -28,8 +28,9 @@ from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
 from sim.engine.pool import Pool
-from sim.engine.replica import Replica, Surroundings
+from sim.engine.replica import Replica
 from sim.engine.signals import Signals
+from sim.engine.surroundings import Surroundings
 from sim.metrics.slo import Slo
 from sim.records.events import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
@@ -94,8 +95,15 @@ class Simulation:
         self._interconnect = self._attach_transfers(cluster, hands_over=hands_over)
         self.fleet = self._door.fleet = Fleet(
             pools,
-            self._surroundings(pools, cluster, leap=sim.leap, on_plan=on_plan),
+            Surroundings(
+                clock=self._clock,
+                requests=self._requests,
+                on_end=self._door.end,
+                leap=sim.leap,
+                seed=cluster.seed,
+            ),
             self._door.fleet_changed,
+            attach=self._attaching(pools, cluster, on_plan),
             interconnect=self._interconnect,
             mirrors=self._door.mirrors,
         )
@@ -134,15 +142,13 @@ class Simulation:
             )
         return interconnect
 
-    def _surroundings(
+    def _attaching(
         self,
         pools: Sequence[Pool],
         cluster: ClusterSettings,
-        *,
-        leap: bool,
         on_plan: Callable[[StepPlan], None] | None,
-    ) -> Surroundings:
-        """What the replicas share: signals and caches are kept up for those who read them only."""
+    ) -> Callable[[Replica], None]:
+        """Lets join each new replica what this run has: signals and caches are read by some policies only."""
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
@@ -151,20 +157,12 @@ class Simulation:
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
         reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
-        attach = partial(
+        return partial(
             self._attach,
             signal_age_s=cluster.signal_age_s if reads_signals else None,
             reads_caches=any(getattr(p, "reads_caches", False) for p in readers),
             scales=scales,
             on_plan=on_plan,
-        )
-        return Surroundings(
-            clock=self._clock,
-            requests=self._requests,
-            on_end=self._door.end,
-            attach=attach,
-            leap=leap,
-            seed=cluster.seed,
         )
 
     def _attach(
@@ -298,7 +296,7 @@ class Simulation:
         engines = [
             (replica.index, engine)
             for replica in replicas
-            for engine in (*replica.lost_engines, EngineRecord.of(replica.core, end_s))
+            for engine in (*replica.recorder.lost_engines, EngineRecord.of(replica.core, end_s))
         ]
         unfilled = [np.insert(e.unfilled, 0, index, axis=1) for index, e in engines if e.unfilled is not None]
         pool_records, replica_records = self.fleet.records(end_s)

@@ -13,6 +13,7 @@ from sim.engine.running_step import RunningStep
 from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
 from sim.records.requests import FINISHED, RequestLog
+from sim.records.run import EngineRecord
 
 _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in range(1, 33)}
 """Outcomes of short steps, which are most of them."""
@@ -28,6 +29,8 @@ class Recorder:
         self.requests = requests
         self.iterations = IterationLog(replica, core.pool.block_size, core.residents is not None)
         self.events = EventLog(frontend_s)
+        self.lost_engines: list[EngineRecord] = []
+        """Those that crashed."""
         self._frontend_s = frontend_s
         self._tokens = LastTokens(core, requests, seed)
         self._follow(core)
@@ -129,6 +132,7 @@ class Recorder:
             self.events.leave(seq, now, is_lost=True)
         for entry in pending:
             self.events.never_met(entry.request, now, is_lost=True, sent_s=entry.sent_s)
+        self.lost_engines.append(EngineRecord.of(self._core, now))
         self.events = EventLog(self._frontend_s, after=self.events)
         self._follow(core)
         self._tokens.begin_anew(core)

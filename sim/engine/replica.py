@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan
 
@@ -21,7 +20,7 @@ from policies.core.plan import Migrant, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Moment, Phase
 from sim.engine.copies import Copies
 from sim.engine.intake import Intake, Pending
 from sim.engine.load_counts import LoadCounts
@@ -30,26 +29,10 @@ from sim.engine.prices import ends_s
 from sim.engine.recorder import Recorder
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
-from sim.records.requests import RequestLog, Status
-from sim.records.run import EngineRecord
+from sim.engine.surroundings import Surroundings
+from sim.records.requests import Status
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What the replicas of a run share.
-
-    on_end is called with every sequence that ends. attach is called with every new replica, for what joins
-    it. leap=False runs iteration by iteration. seed: of the world's choices.
-    """
-
-    clock: Clock
-    requests: RequestLog
-    on_end: Callable[[Sequence], None]
-    attach: Callable[[Replica], None] = lambda replica: None
-    leap: bool = True
-    seed: int = 0
 
 
 class Replica(LoadCounts):
@@ -65,12 +48,10 @@ class Replica(LoadCounts):
         self.core = core = pool.core()
         self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.pool.block_size, core.pool.num_blocks)
-        self.lost_engines: list[EngineRecord] = []  # in crashes
         self.recorder = Recorder(index, core, around.requests, pool.frontend_s, around.seed)
         self.copies = Copies(pool.links(), self._load)
         self.intake = Intake(pool.plans_ahead, self._enter)
         self._clock = around.clock
-        self._requests = around.requests
         self._on_end = around.on_end
         self._max_leap = MAX_LEAP if around.leap else 1
         self._plan_phase = Phase.plan + index
@@ -84,7 +65,6 @@ class Replica(LoadCounts):
         self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
         self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
         self._tell = Listeners()
-        around.attach(self)
 
     def attach(self, attachment: Attachment) -> None:
         """Let an attachment know what happens here, behind those that were attached before."""
@@ -238,7 +218,7 @@ class Replica(LoadCounts):
     def _accept(self, request: Request, enter: Callable[[], Sequence]) -> None:
         """Expect a request from the gateway once the frontend has passed it on."""
         request_id, known_s = request.request_id, self._clock.now + self.pool.frontend_s
-        if isnan(self._requests.first_token_s[request_id]):
+        if isnan(self.recorder.requests.first_token_s[request_id]):
             self._count_queued(request_id, request.prompt.num_tokens)
         if request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self.step is not None
@@ -342,7 +322,7 @@ class Replica(LoadCounts):
         self.core.abort(request_id)
         self._leave(seq)
         if then is None:
-            self._requests.end(seq, Status.aborted, last_token_s, now)
+            self.recorder.requests.end(seq, Status.aborted, last_token_s, now)
             self._on_end(seq)
         else:
             self.later(now, Phase.arrive, then)
@@ -379,7 +359,6 @@ class Replica(LoadCounts):
         self._finish_until(now)
         lost = [seq for seq in self.core.unfinished if seq.request_id not in self._departures]
         pending, before = self.intake.entries(), self.core
-        self.lost_engines.append(EngineRecord.of(before, now))
         self.core = self.pool.core()
         self.core.num_iterations = self.core.pool.num_iterations = before.num_iterations
         self._take_transfers = self.core.transfers.take

@@ -12,7 +12,8 @@ from policies.scheduling.fcfs import Fcfs
 from sim.engine.clock import Clock, Phase
 from sim.engine.interrupt import Interrupt
 from sim.engine.pool import Pool
-from sim.engine.replica import Replica, Surroundings
+from sim.engine.replica import Replica
+from sim.engine.surroundings import Surroundings
 from sim.records.requests import RequestLog
 
 TICK_S = 0.125
