@@ -131,7 +131,7 @@ class WholeBatches:
         times_s: list[float] = (np.maximum(gpu_s, floor_s) + added_s).tolist()
         return times_s
 
-    def _batch(self, num_seqs: int) -> _DecodeBatch:
+    def _batch(self, num_seqs: Any) -> _DecodeBatch:
         replays = self._host.replays(num_seqs, 0)
         tokens = self._host.computed_tokens(int(num_seqs), replays)
         counted_s = self._tokens_s.of(tokens) + self._rows_s.of(int(num_seqs))
@@ -140,7 +140,7 @@ class WholeBatches:
         self._batches[num_seqs] = _DecodeBatch(counted_s, floor_s, added_s, straight)
         return self._batches[num_seqs]
 
-    def _bounds_beside_prefill(self, num_seqs: int) -> tuple[float, float]:
+    def _bounds_beside_prefill(self, num_seqs: Any) -> tuple[float, float]:
         """floor_s and added_s of an iteration with prompt chunks: no CUDA graph replays it."""
         self._prefill_bounds[num_seqs] = self._host.bounds(False, num_seqs)
         return self._prefill_bounds[num_seqs]

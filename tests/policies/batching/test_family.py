@@ -142,19 +142,26 @@ class Asked:
         self.policy.fill(view, step, now)
 
 
+class Watched:
+    """An engine, and for how long each of its plans holds."""
+
+    def __init__(self, core):
+        self.core, self.horizons = core, []
+
+    def __getattr__(self, name):
+        return getattr(self.core, name)
+
+    def plan(self, now):
+        plan = self.core.plan(now)
+        self.horizons.append(plan and (plan.horizon, plan.until_s, plan.num_decode_context_tokens))
+        return plan
+
+
 @pytest.mark.parametrize("name", [name for name in BY_NAME if hasattr(BY_NAME[name], "max_unasked_decodes")])
 @given(asked=requests, size=sizes, leap=st.booleans())
 def test_a_step_left_to_the_core_is_what_the_policy_decides(make_core, make_request, name, asked, size, leap):
     def fly_with(policy):
-        core, horizons = make_core(batching=policy, num_blocks=-(-64 // 4) + size[1], max_num_seqs=5), []
-        plan_step = core.plan
-
-        def plan(now):
-            plan = plan_step(now)
-            horizons.append(plan and (plan.horizon, plan.until_s, plan.num_decode_context_tokens))
-            return plan
-
-        core.plan = plan
-        return fly(core, make_request, asked, leap), horizons
+        core = Watched(make_core(batching=policy, num_blocks=-(-64 // 4) + size[1], max_num_seqs=5))
+        return fly(core, make_request, asked, leap), core.horizons
 
     assert fly_with(BY_NAME[name]) == fly_with(Asked(BY_NAME[name]))
