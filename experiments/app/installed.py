@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def version() -> str:
-    """Our own version."""
+    """The version of windtunnel, from the metadata of its distribution."""
     return importlib.metadata.version("windtunnel")
 
 

@@ -82,7 +82,7 @@ COLUMNS = {
     "us/hashed block": 16,
     "peak MiB": 9,
 }
-"""Of the table of cases: heading -> width."""
+"""The columns of the table of cases: heading -> width in characters."""
 
 NUM_TIMEOUTS = 100_000
 

@@ -260,7 +260,7 @@ class Roofline:
         return total * np.minimum(counts, 1)
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """Of one iteration that only decodes."""
+        """The wall time of one iteration that only decodes, in seconds."""
         if self._whole is not None:
             return self._whole.decode_seconds(num_seqs, context_tokens)
         counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)

@@ -55,7 +55,7 @@ class WholeBatches:
         self._prefill_bounds: dict[int, tuple[float, float]] = {}
 
     def prefill_seconds(self, shape: IterationShape) -> float:
-        """Of one iteration with prompt chunks."""
+        """The wall time of one iteration with prompt chunks, in seconds."""
         batch: Any = shape  # a device's share of the whole batch is the batch
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _ = batch
         gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
@@ -70,7 +70,7 @@ class WholeBatches:
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """Of one iteration that only decodes."""
+        """The wall time of one iteration that only decodes, in seconds."""
         counted_s, floor_s, added_s, _ = self._batches.get(num_seqs) or self._batch(num_seqs)
         gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
@@ -119,7 +119,7 @@ class WholeBatches:
         return ends_s
 
     def _leap_seconds(self, batch: _DecodeBatch, num_seqs: int, contexts: range) -> list[float]:
-        """Of each of some consecutive iterations that only decode."""
+        """The wall time of each of some consecutive iterations that only decode, in seconds."""
         counted_s, floor_s, added_s, _ = batch
         # No iteration takes longer than the last.
         if counted_s + self._decodes.seconds(num_seqs, contexts[-1]) <= floor_s:

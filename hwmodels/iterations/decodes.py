@@ -27,7 +27,7 @@ class Straight(NamedTuple):
     from_context: float
     """Tokens from which on it is so; infinite where it never is."""
     lines: list[tuple[float, float, float]]
-    """Of each operator: its calls, seconds, seconds a context token."""
+    """For each operator: its calls an iteration, its fixed seconds, and its seconds a context token."""
 
 
 class Decodes:

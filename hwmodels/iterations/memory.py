@@ -131,7 +131,7 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Demand:
-    """What a device has to hold, whatever the layout."""
+    """The settings on which the memory plan of a device depends, beside the layout."""
 
     model: ModelSpec
     budget_bytes: float

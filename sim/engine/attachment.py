@@ -1,10 +1,10 @@
 """What may join a replica: an attachment is told what happens there, and a replica without it pays nothing.
 
-class TokenCounter(Attachment):
-    def prefilled(self, seq: Sequence, now: float) -> None:
-        ...
+    class TokenCounter(Attachment):
+        def prefilled(self, seq: Sequence, now: float) -> None:
+            ...
 
-replica.attach(TokenCounter())
+`Replica.attach(TokenCounter())` lets it join; `sim.cluster.simulation` does so for what a run has.
 """
 
 from __future__ import annotations

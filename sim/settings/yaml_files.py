@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from hydra._internal.config_repository import ConfigRepository
@@ -23,6 +24,8 @@ def _fast_loader() -> type:
 
 
 _LOADER = _fast_loader()
+MAX_CHARACTERS = 10_000
+"""Longest file that libyaml parses: it nests calls in C, so deeper nesting than that ends the process."""
 
 
 class YamlRepository(ConfigRepository):
@@ -41,15 +44,26 @@ class YamlFolder(FileConfigSource):
     """A folder of config files."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """For a file that is no mapping in YAML, Hydra's own loader says what is wrong."""
+        """The content of a file. Hydra's own loader reads long ones, and says what is wrong with a bad one.
+
+        Raises YAMLError for a file that is no UTF-8 text, or nests its values deeper than Python can follow.
+        """
         file = Path(self.path, self._normalize_file_name(config_path))
         try:
             text = file.read_text(encoding="utf-8")
-            content = yaml.load(text, Loader=_LOADER)
+            content = yaml.load(text, Loader=_LOADER) if len(text) <= MAX_CHARACTERS else None
+        except UnicodeDecodeError as error:
+            raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
         except (OSError, yaml.YAMLError):
             content = None
-        if not isinstance(content, dict):
+        try:
+            if isinstance(content, dict):
+                return self._result(text, content)
             return super().load_config(config_path)
+        except RecursionError:
+            raise yaml.YAMLError(f"{file}: its values are nested too deeply; write them flatter") from None
+
+    def _result(self, text: str, content: dict[str, Any]) -> ConfigResult:
         return ConfigResult(
             config=OmegaConf.create(content),
             path=f"{self.scheme()}://{self.path}",

@@ -13,7 +13,7 @@ LIMITS = {
     "cpu": {"max_num_seqs": 32, "max_model_len": 1024, "max_num_batched_tokens": 1024, "budget_s": 45.0},
     "cuda": {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 8192, "budget_s": 300.0},
 }
-"""What is measured by default; tables go on in proportion beyond."""
+"""The sizes that are measured by default; beyond them a table goes on in proportion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +21,12 @@ class MeasureSettings:
     """Settings of `windtunnel calibrate device=...`."""
 
     device: str
-    """cpu or cuda."""
+    """The device that the engine runs on: cpu or cuda."""
     model: ModelSpec
     out: str = DEFAULT_OUT
     """A folder of the user's own configs."""
     name: str | None = None
-    """Of the machine, in hardware=; None: cpu, or that of the GPU."""
+    """The name of the machine, as in hardware=; None: cpu, or the name of the GPU."""
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
@@ -60,5 +60,5 @@ class MeasureSettings:
 
     @property
     def seconds(self) -> float:
-        """The budget."""
+        """The wall time that the measurements may take, in seconds."""
         return LIMITS[self.device]["budget_s"] if self.budget_s is None else self.budget_s

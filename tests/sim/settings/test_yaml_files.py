@@ -32,3 +32,23 @@ def test_a_key_given_twice_and_broken_yaml_are_refused(tmp_path, text):
     (tmp_path / "one.yaml").write_text(text)
     with pytest.raises(YAMLError):
         YamlFolder("test", f"file://{tmp_path}").load_config("one")
+
+
+@pytest.mark.parametrize("content", ["[" * 4_000 + "]" * 4_000, "[" * 200_000, "- " * 100_000])
+def test_values_nested_too_deeply_are_refused_and_do_not_end_the_process(tmp_path, content):
+    """libyaml nests calls in C: 200,000 brackets overflowed its stack."""
+    (tmp_path / "one.yaml").write_text(f"a: {content}\n")
+    with pytest.raises(YAMLError):
+        YamlFolder("test", f"file://{tmp_path}").load_config("one")
+
+
+def test_a_long_file_is_read_as_a_short_one(tmp_path):
+    (tmp_path / "one.yaml").write_text("a:\n" + "".join(f"- {n}e3\n" for n in range(5_000)))
+    found = YamlFolder("test", f"file://{tmp_path}").load_config("one")
+    assert found.config == OmegaConf.load(tmp_path / "one.yaml")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "one.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(YAMLError, match=r"one\.yaml: must be UTF-8 text"):
+        YamlFolder("test", f"file://{tmp_path}").load_config("one")
