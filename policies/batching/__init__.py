@@ -25,6 +25,17 @@ class DecodesUnasked(Protocol):
         """Up to so many sequences, if there are no others and all decode, step without a call of `fill`.
 
         Promised: `fill` would give each of them its next token, and would promise this for ever
-        (`decode_all`, `repeat`). `Scheduling.before_step` voids that: then `fill` is asked.
+        (`decode_all`, `repeat`). `Scheduling.before_step` voids that: then `fill` is asked. A subclass with
+        methods of its own, or a wrapper, has to declare the number again: see `declares_itself`.
         """
         ...
+
+
+def declares_itself(batching: DecodesUnasked) -> bool:
+    """Whether a policy declares its unasked decodes for its own methods, not for some that it replaces."""
+    for each in type(batching).__mro__:
+        if "max_unasked_decodes" in vars(each):
+            return True
+        if any(callable(value) and not name.startswith("__") for name, value in vars(each).items()):
+            return False
+    return "max_unasked_decodes" in getattr(batching, "__dict__", {})

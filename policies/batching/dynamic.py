@@ -36,6 +36,11 @@ class Dynamic(Static):
                 "batch, so none is held back; set batch_size above 1, or max_queue_delay_s=0"
             )
 
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Decodes that the budget allows: a batch that runs does not wait for company."""
+        return self.max_num_batched_tokens
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Wait while the engine is empty and the next batch has room and time left; else go on."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):

@@ -10,7 +10,7 @@ from math import inf
 
 from policies.adapters.residents import Residents
 from policies.adapters.serving import AdapterState
-from policies.batching import Batching, DecodesUnasked
+from policies.batching import Batching, DecodesUnasked, declares_itself
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.limits import Bounds, RejectedError, StopAfter
@@ -95,7 +95,7 @@ class Intake:
             self._state.on_end.append(self.scheduling.on_end)
         self._max_unasked = 0  # decodes up to which the batching policy need not be asked
         if isinstance(self.batching, DecodesUnasked) and not self._before_step:
-            self._max_unasked = self.batching.max_unasked_decodes
+            self._max_unasked = self.batching.max_unasked_decodes if declares_itself(self.batching) else 0
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling

@@ -165,3 +165,42 @@ def test_a_step_left_to_the_core_is_what_the_policy_decides(make_core, make_requ
         return fly(core, make_request, asked, leap), core.horizons
 
     assert fly_with(BY_NAME[name]) == fly_with(Asked(BY_NAME[name]))
+
+
+class Wrapping:
+    """A policy that passes everything on, `max_unasked_decodes` included, but counts its steps."""
+
+    def __init__(self, policy):
+        self.policy, self.num_steps = policy, 0
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def fill(self, view, step, now):
+        self.num_steps += 1
+        self.policy.fill(view, step, now)
+
+
+class Overriding(Chunked):
+    """A policy with a `fill` of its own and the declaration of another."""
+
+    __slots__ = ()
+    num_steps = 0
+
+    def fill(self, view, step, now):
+        type(self).num_steps += 1
+        Chunked.fill(self, view, step, now)
+
+
+@pytest.mark.parametrize("policy", [Wrapping(Chunked()), Overriding()], ids=["wrapper", "subclass"])
+def test_a_declaration_does_not_hold_for_a_fill_that_it_was_not_made_for(make_core, make_request, policy):
+    core = make_core(batching=policy)
+    core.add(make_request(0), 8)
+    now, before = 0.0, policy.num_steps
+    while (plan := core.plan(now)) is not None:
+        now += 1.0
+        core.commit(plan, StepOutcome(), now)
+    assert policy.num_steps - before == 8, "each of the eight tokens is a step that fill decides"
