@@ -284,15 +284,15 @@ class Engine:
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
         outcome = StepOutcome(num_iterations, running, self._parents)
         now = self.clock.now()
-        progress = self.core.commit(plan, outcome, now)
+        progress = _, finished = self.core.commit(plan, outcome, now)
         if self.observer is not None:
             self.observer.committed(outcome, progress, now)
         self._tell_late_ends()
         parents, self._parents = self._parents, {}
         if self._pending is not None:
-            self._pending.finished = progress.finished
+            self._pending.finished = finished
             return
-        for seq in progress.finished:
+        for seq in finished:
             self._finish(seq, "length")
         for request_id, going in parents.items():
             branched = self.core.find(request_id)

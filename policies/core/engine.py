@@ -160,7 +160,7 @@ class EngineCore(Intake):
                 self._state.finish(seq, seq.end_reason)
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
-        return Progress(prefilled, finished)
+        return prefilled, finished
 
     def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Decodes have got their tokens, some of them several, for their branches; returns those that end."""

@@ -236,8 +236,5 @@ class StepOutcome(NamedTuple):
     parents: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
-class Progress(NamedTuple):
-    """What a commit changed: sequences that left prefill with a token produced, and those that ended."""
-
-    prefilled: list[Sequence]
-    finished: list[Sequence]
+Progress = tuple[list[Sequence], list[Sequence]]
+"""What a commit changed: sequences that completed their prefill and got a token, and those that ended."""

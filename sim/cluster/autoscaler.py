@@ -8,7 +8,7 @@ from functools import partial
 from policies.scaling import Scaling
 from sim.cluster.fleet import Fleet, Member, State
 from sim.engine.busy_time import BusyTime
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 
 
 class Autoscaler:
@@ -122,7 +122,7 @@ class Autoscaler:
         self._num_askings += 1
         self._clock.at(self._num_askings * self._policy.interval_s, Phase.control, self._ask)
 
-    def _ask(self, moment: Moment) -> None:
+    def _ask(self, event: int) -> None:
         if not self._goes_on():
             return
         now = self._clock.now
@@ -157,7 +157,7 @@ class Autoscaler:
         self._on_start(member)
         return member
 
-    def _ready(self, member: Member, moment: Moment) -> None:
+    def _ready(self, member: Member, event: int) -> None:
         self._fleet.ready(member, self._clock.now)
 
 

@@ -28,7 +28,7 @@ from sim.cluster.fleet import Fleet
 from sim.cluster.routers import Hooks, Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.visit import Visit
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog, Status
 from sim.transfer.handovers import Handovers
@@ -356,11 +356,11 @@ class FrontDoor:
         self._on_end(visit.arrival.request)
         return False
 
-    def _ask_again(self, visit: Visit, attempt: int, moment: Moment) -> None:
+    def _ask_again(self, visit: Visit, attempt: int, event: int) -> None:
         if self._is_at(visit, attempt):
             self._ask(visit)
 
-    def _time_out(self, visit: Visit, attempt: int, moment: Moment) -> None:
+    def _time_out(self, visit: Visit, attempt: int, event: int) -> None:
         """A client has waited long enough for the answer to an attempt, or for its first token."""
         request_id = visit.arrival.request.request_id
         if not self._is_at(visit, attempt) or visit.is_given_up:
@@ -384,7 +384,7 @@ class FrontDoor:
         known = self._visits.get(visit.arrival.request.request_id)
         return known is visit and visit.attempt == attempt
 
-    def _give_up(self, visit: Visit, moment: Moment) -> None:
+    def _give_up(self, visit: Visit, event: int) -> None:
         """A client's patience is at its end."""
         request_id = visit.arrival.request.request_id
         if self._visits.get(request_id) is not visit:

@@ -12,7 +12,7 @@ from math import inf, prod
 
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.troubles import Troubles
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.records.trouble import Kind, Trouble
 
 _FATAL = (Kind.crash, Kind.host_out_of_memory)
@@ -59,7 +59,7 @@ class Incidents:
         if trouble is not None:
             self._clock.at(trouble.at_s, Phase.control, partial(self._begin, member, trouble, troubles))
 
-    def _begin(self, member: Member, trouble: Trouble, more: Iterator[Trouble], moment: Moment) -> None:
+    def _begin(self, member: Member, trouble: Trouble, more: Iterator[Trouble], event: int) -> None:
         if not self._goes_on() or member.state is State.gone:
             return  # nor do later ones: the clock would never stop
         if trouble.kind not in _FATAL or member.state is not State.starting:
@@ -70,7 +70,7 @@ class Incidents:
             self._clock.at(end_s, Phase.control, partial(self._end, member, trouble))
         self._expect(member, more)
 
-    def _end(self, member: Member, trouble: Trouble, moment: Moment) -> None:
+    def _end(self, member: Member, trouble: Trouble, event: int) -> None:
         self._under_way[trouble.replica].remove(trouble)
         self._apply(member)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.metrics.slo import Slo
 from sim.records.requests import RequestLog, Status
 from sim.records.run import Missed
@@ -57,7 +57,7 @@ class MissedWatch:
         self._num_looks += 1
         self._clock.at(self._num_looks * self._step_s, Phase.control, self._look)
 
-    def _look(self, moment: Moment) -> None:
+    def _look(self, event: int) -> None:
         if not self._goes_on():
             return
         missed = num_missed(self._requests, self._slo, self._clock.now)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.metrics.quantiles import student_t
 from sim.records.requests import RequestLog
 from sim.records.run import Overload
@@ -71,7 +71,7 @@ class OverloadWatch:
         at_s = FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS)
         self._clock.at(at_s, Phase.control, self._look)
 
-    def _look(self, moment: Moment) -> None:
+    def _look(self, event: int) -> None:
         if not self._goes_on():
             return
         self._counts.append(Count(self._clock.now, sum(self._requests.has_arrived), self._num_ended()))

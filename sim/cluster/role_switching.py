@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from policies.roles import ReplicaLoad, Roles
 from sim.cluster.fleet import Fleet, Member, State
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 
 
@@ -33,7 +33,7 @@ class RoleSwitching:
         if interval_s is not None:
             self._clock.at(self._clock.now + interval_s, Phase.control, self._look)
 
-    def _look(self, moment: Moment) -> None:
+    def _look(self, event: int) -> None:
         if not self._goes_on():
             return
         members = [

@@ -23,7 +23,7 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
 from sim.engine.cache_view import CacheView
-from sim.engine.clock import ARRIVE, Clock, Moment
+from sim.engine.clock import ARRIVE, Clock
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
@@ -268,7 +268,7 @@ class Simulation:
             self._num_ahead += 1
             self._clock.at(self._next.at_s, ARRIVE, self._on_arrival)
 
-    def _on_arrival(self, moment: Moment) -> None:
+    def _on_arrival(self, event: int) -> None:
         assert self._next is not None
         self._door.arrive(self._next)
         self._expect_next()

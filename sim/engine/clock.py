@@ -33,32 +33,27 @@ ARRIVE: Final = int(Phase.arrive)
 """A constant, as a member of an enum takes 50 ns to read through its class in Python 3.11."""
 
 
-class Moment:
-    """An event that is bound to happen, with one callback, which is called with the event itself."""
-
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[Moment], None]) -> None:
-        self.callback = callback
-
-
 class Clock(Environment):
-    """SimPy's environment plus `at`.
+    """SimPy's environment plus `at`. An event is a number, that of its place in the order of their making.
 
     SimPy schedules by delay, and now + (t - now) may miss t by a bit. Leaping must reach the very same
     times as stepping, so `at` puts the absolute time into SimPy's queue (its private names are used here
     and nowhere else). All events are made by `at`, so they and `run_some` need nothing of what SimPy does for
-    events that may fail, are waited for by several, or belong to processes.
+    events that may fail, are waited for by several, or belong to processes. An event cannot be taken back:
+    the callback compares its number with that of the event that counts.
     """
 
     now = 0.0
     """Simulated time; an attribute, as nothing is read more often."""
 
-    def at(self, time_s: float, priority: int, callback: Callable[[Moment], None]) -> Moment:
-        """Call `callback` at time_s >= now; smaller priorities go first, then those set earlier."""
-        moment = Moment(callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), moment))  # type: ignore[misc]
-        return moment
+    def at(self, time_s: float, priority: int, callback: Callable[[int], None]) -> int:
+        """Call `callback` with the event's number, which is returned, at time_s >= now.
+
+        Smaller priorities go first, then those set earlier.
+        """
+        event = next(self._eid)
+        heappush(self._queue, (time_s, priority, event, callback))  # type: ignore[misc]
+        return event
 
     def is_quiet(self) -> bool:
         """Whether nothing else is to happen at this instant."""
@@ -76,6 +71,6 @@ class Clock(Environment):
         for _ in range(max_events):
             if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:
                 return False
-            self.now, _, _, moment = heappop(queue)
-            moment.callback(moment)  # type: ignore[attr-defined]
+            self.now, _, event, callback = heappop(queue)
+            callback(event)  # type: ignore[operator]
         return True

@@ -20,7 +20,7 @@ from policies.core.plan import Migrant, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
-from sim.engine.clock import Moment, Phase
+from sim.engine.clock import Phase
 from sim.engine.copies import Copies
 from sim.engine.intake import Intake, Pending
 from sim.engine.load_counts import LoadCounts
@@ -58,7 +58,7 @@ class Replica(LoadCounts):
         self._slowdown = 1.0
         self.step: RunningStep | None = None
         """What it runs now."""
-        self._timer: Moment | None = None  # the one event that counts; a cut leaves its predecessor void
+        self._timer: int | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
@@ -72,9 +72,9 @@ class Replica(LoadCounts):
 
     # The main loop.
 
-    def _on_boundary(self, moment: Moment) -> None:
+    def _on_boundary(self, event: int) -> None:
         """A step has run: commit it, let go what was to go at its end, and plan the next."""
-        if moment is not self._timer:
+        if event != self._timer:
             return
         self._finish_step()
         if self._aborts or self._departures:
@@ -84,9 +84,9 @@ class Replica(LoadCounts):
         else:  # others act at this very instant: plan after them
             self._plan_at(self._clock.now)
 
-    def _on_plan(self, moment: Moment) -> None:
+    def _on_plan(self, event: int) -> None:
         """The time has come for a plan without a step before it."""
-        if moment is self._timer:
+        if event == self._timer:
             self._begin_step(self._clock.now)
 
     def _finish_step(self) -> None:
@@ -189,7 +189,7 @@ class Replica(LoadCounts):
         """Do something then, unless the engine crashes before."""
         life = self._life
 
-        def act(moment: Moment) -> None:
+        def act(event: int) -> None:
             if self._life == life:
                 action()
 

@@ -26,7 +26,7 @@ from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.routing import Routing, chosen
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.gateway import Gateway
@@ -230,7 +230,7 @@ class Handovers:
             handover.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._door.first_token(request_id)
 
-    def _on_begun(self, handover: Handover, moment: Moment) -> None:
+    def _on_begun(self, handover: Handover, event: int) -> None:
         if self._is_on(handover):
             self._choose(handover)
 

@@ -7,7 +7,7 @@ from functools import partial
 from policies.core.plan import StepPlan, Transfer
 from policies.core.sequence import SequenceState
 from sim.engine.attachment import Attachment
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 from sim.transfer.mirrors import Mirrors
@@ -21,7 +21,7 @@ class Mirrored(Attachment):
         self._mirrors = mirrors
         self._clock = clock
         self._step: RunningStep | None = None
-        self._timer: Moment | None = None  # the one that counts
+        self._timer: int | None = None  # the one that counts
         self._num_mirrored = 0  # iterations after the last of which KV was copied
         replica.copies.sources["mirror"] = self._fetch
 
@@ -50,9 +50,9 @@ class Mirrored(Attachment):
             phase = Phase.mirror + self._replica.index
             self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
 
-    def _copy(self, step: RunningStep, num_iterations: int, moment: Moment) -> None:
+    def _copy(self, step: RunningStep, num_iterations: int, event: int) -> None:
         """So many iterations of a step are over: copy what is new. In a leap the engine has not heard."""
-        if moment is not self._timer:
+        if event != self._timer:
             return
         num_ahead = num_iterations if self._step is step else 0
         self._num_mirrored = self._replica.core.num_iterations + num_ahead

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from sim.engine.clock import Clock, Moment, Phase
+from sim.engine.clock import Clock, Phase
 
 
 class Capacity:
@@ -126,7 +126,7 @@ class Flow:
         self._end_count: float | None = None  # while bytes are flowing: its route's count at its end
         self._is_cancelled = False
 
-    def _arrive(self, moment: Moment) -> None:
+    def _arrive(self, event: int) -> None:
         if not self._is_cancelled:
             self.on_done()
 
@@ -138,7 +138,7 @@ class Network:
         self._clock = clock
         self._numbers = count()
         self._active: dict[Route, None] = {}  # routes with flows under way
-        self._timer: Moment | None = None  # the one event that counts
+        self._timer: int | None = None  # the one event that counts
         self._timer_s = inf
 
     def send(self, route: Route, num_bytes: float, on_done: Callable[[], None]) -> Flow:
@@ -293,9 +293,9 @@ class Network:
             self._timer_s = max(next_s, self._clock.now)
             self._timer = self._clock.at(self._timer_s, Phase.arrive, self._on_timer)
 
-    def _on_timer(self, moment: Moment) -> None:
+    def _on_timer(self, event: int) -> None:
         """Flows end that were due now."""
-        if moment is not self._timer:
+        if event != self._timer:
             return
         self._timer = None
         now = self._clock.now

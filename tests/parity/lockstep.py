@@ -154,9 +154,9 @@ class OurEngine:
                 num_iterations, told = num_left, []
             if num_left == num_iterations:
                 told.append(seq)
-        progress = core.commit(plan, StepOutcome(num_iterations, tuple(told)), now + num_iterations - 1)
+        _, ended = core.commit(plan, StepOutcome(num_iterations, tuple(told)), now + num_iterations - 1)
         core.check_integrity()
-        finished = {seq.request_id: seq.finish_reason.name for seq in progress.finished}
+        finished = {seq.request_id: seq.finish_reason.name for seq in ended}
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
         steps[0] = steps[0]._replace(admitted=cached, preempted=preempted, num_free_planned=num_free_planned)
         steps[-1] = steps[-1]._replace(num_free_after=core.pool.num_free, finished=finished)

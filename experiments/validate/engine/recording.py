@@ -174,7 +174,8 @@ class Recorder:
         assert self._open is not None
         compute_s, num_left = self._compute_s(), self._core.num_unfinished
         self._steps.append(self._open._replace(end_s=now_s, compute_s=compute_s, num_left=num_left))
-        for seq in progress.finished:
+        _, finished = progress
+        for seq in finished:
             self._end(seq, Status.finished, now_s)
 
     def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:

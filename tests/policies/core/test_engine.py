@@ -92,8 +92,8 @@ def test_the_world_may_end_a_sequence(make_core, make_request, run_step):
     core = make_core()
     first, second = core.add(make_request(0)), core.add(make_request(1))
     run_step(core)
-    _, progress = run_step(core, num_iterations=5, ended=[second])
-    assert progress.finished == [second]
+    _, (_, finished) = run_step(core, num_iterations=5, ended=[second])
+    assert finished == [second]
     assert (second.finish_reason, second.num_output_tokens) == (FinishReason.stop, 6)
     assert first.num_output_tokens == 6
     assert list(core.unfinished) == [first]
@@ -103,8 +103,8 @@ def test_the_world_may_end_a_sequence(make_core, make_request, run_step):
 def test_a_sequence_that_ends_by_itself_and_by_the_world_ends_once(make_core, make_request, run_step):
     core = make_core()
     seq = core.add(make_request(0), stop_after=1)
-    _, progress = run_step(core, ended=[seq])
-    assert progress.finished == [seq]
+    _, (_, finished) = run_step(core, ended=[seq])
+    assert finished == [seq]
     core.check_integrity()
 
 

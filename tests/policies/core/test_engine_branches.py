@@ -43,8 +43,8 @@ def test_samples_end_one_by_one_and_free_what_only_they_held(make_core, make_req
     assert run_step(core)[0] == {0: 2}
     assert (seq.width, len(core.free_slots), core.pool.num_used) == (1, 7, 2)
     run_step(core)
-    _, progress = run_step(core)
-    assert progress.finished == [seq]
+    _, (_, finished) = run_step(core)
+    assert finished == [seq]
     assert seq.num_emitted_tokens == 1 + 4 + 2
 
 

@@ -140,10 +140,10 @@ def test_any_policy_conserves_blocks_and_tokens(make_core, make_request, seed, p
         assert plan.num_decode_context_tokens == sum(seq.num_known for seq in plan.decodes)
         ended = naive.run(plan.tokens_by_request)
         stopped = [seq for seq in plan.decodes if rng.random() < 0.05]
-        progress = core.commit(plan, StepOutcome(1, tuple(stopped)), 0.0)
-        assert {s.request_id for s in progress.finished} == set(ended) | {s.request_id for s in stopped}
-        assert len(set(progress.finished)) == len(progress.finished)
-        finished += len(progress.finished)
+        _, ended_now = core.commit(plan, StepOutcome(1, tuple(stopped)), 0.0)
+        assert {s.request_id for s in ended_now} == set(ended) | {s.request_id for s in stopped}
+        assert len(set(ended_now)) == len(ended_now)
+        finished += len(ended_now)
         core.check_integrity()
         check_decode_set(core, naive)
         for seq in core.unfinished:
