@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import plotly.graph_objects as go
 from omegaconf import OmegaConf
 
 from sim.metrics.dialects import DIALECTS, in_dialects
@@ -38,6 +37,9 @@ from sim.settings.hydra_errors import composed
 from sim.settings.override import Override
 from sim.settings.scenario import build_run, run
 from sim.setup.pool import PoolSettings
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 TIMELINE_REQUESTS = 10_000
 """As `output.timeline_requests` of `windtunnel simulate`."""
@@ -174,11 +176,11 @@ class Result:
 
     def plot_latencies(self) -> go.Figure:
         """CDFs of TTFT, TPOT, ITL and E2E with the SLO's limits."""
-        return latency_cdfs(self.run.records, self._measured, self._window, self.run.slo)
+        return latency_cdfs(self.run.records, self._measured, self._window, self.run.slo).figure()
 
     def plot_ttft(self) -> go.Figure:
         """TTFT against the prompt's length."""
-        return ttft_by_prompt_length(self._measured, self.run.slo)
+        return ttft_by_prompt_length(self._measured, self.run.slo).figure()
 
     def plot_slo(self) -> go.Figure:
         """The share within the SLO: of all, by time of arrival, by prompt length.
@@ -187,32 +189,32 @@ class Result:
         """
         if self.run.slo is None or self._measured.empty:
             raise ValueError("slo: none was given, or nothing was measured; choose one, such as slo='chat'")
-        return slo_attainment(self._measured, self._window, self.run.slo)
+        return slo_attainment(self._measured, self._window, self.run.slo).figure()
 
     def plot_timeline(self) -> go.Figure:
         """Requests, KV blocks, batches and token rates over time. Raises ValueError for a run of no time."""
-        figure = timeline(self.run.records, self._window)
-        if figure is None:
+        chart = timeline(self.run.records, self._window)
+        if chart is None:
             raise ValueError("the run took no time: there is nothing to draw")
-        return figure
+        return chart.figure()
 
     def plot_time_by_kind(self) -> go.Figure:
         """The replicas' time by kind of iteration and by what the hardware model says it went to."""
-        return time_by_kind(self.run.records, self._window, self._inside_s, self.run.models)
+        return time_by_kind(self.run.records, self._window, self._inside_s, self.run.models).figure()
 
     def plot_iterations(self) -> go.Figure:
         """How long iterations took, against the tokens in their batch."""
-        return iteration_times(self.run.records, self._inside_s)
+        return iteration_times(self.run.records, self._inside_s).figure()
 
     def plot_replicas(self) -> go.Figure:
         """Replicas that served, started and were down over time.
 
         Raises ValueError if all served all the time.
         """
-        figure = replicas_over_time(self.run.records)
-        if figure is None:
+        chart = replicas_over_time(self.run.records)
+        if chart is None:
             raise ValueError("all replicas served all the time: there is nothing to draw")
-        return figure
+        return chart.figure()
 
     def write(self, folder: str | Path, *, vllm_bench: bool = False, timeline: bool = False) -> None:
         """All that `windtunnel simulate` writes: summary.json, config.yaml, the tables, report.html.

@@ -31,8 +31,8 @@ def latency_figure(answer: Answer) -> go.Figure | None:
     measured = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
     if measured.empty:
         return None
-    figure = latency_cdfs(result.records, measured, window, result.slo)
-    return figure.update_layout(height=LATENCY_PX)
+    chart = latency_cdfs(result.records, measured, window, result.slo)
+    return chart.styled(height_px=LATENCY_PX).figure()
 
 
 def curve_figure(curve: Curve) -> go.Figure | None:

@@ -51,8 +51,8 @@ def redraw(folder: Path, settings: ReportSettings) -> list[Path]:
         written.append(folder / PAGE)
     pictures = [name for name in settings.format if name != "html"]
     if pictures:
-        figures = {section.title: section.figure for section in report_sections(**drawn)}
-        known = {title: figure for title, figure in figures.items() if figure is not None}
+        charts = {section.title: section.figure for section in report_sections(**drawn)}
+        known = {title: chart.figure() for title, chart in charts.items() if chart is not None}
         written += export(known, folder / "figures", pictures)
     return written
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
@@ -13,45 +12,45 @@ from sim.metrics.series import thinned
 from sim.metrics.utilisation import KINDS, iteration_kind, rented_s, seconds_by_kind
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
-from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, styled
+from sim.report.chart import Chart
+from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS
 
 MAX_POINTS_PER_KIND = 1200
 
 
 def time_by_kind(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
-) -> go.Figure:
+) -> Chart:
     """Stacked bars: the share of the replicas' time in each kind of iteration, by component, and idle."""
     seconds = seconds_by_kind(records, inside_s, models)
     replica_s = max(float(rented_s(records, window).sum()), 1e-12)
     components = dict.fromkeys(component for parts in seconds.values() for component in parts)
     rows = ["idle", *reversed(KINDS)]
-    figure = go.Figure()
+    chart = Chart()
     for component, colour in zip(components, COMPONENT_COLOURS, strict=False):
         share = [100 * seconds.get(kind, {}).get(component, 0.0) / replica_s for kind in rows]
-        figure.add_trace(go.Bar(y=rows, x=share, name=component, orientation="h", marker={"color": colour}))
+        chart.add("bar", y=rows, x=share, name=component, orientation="h", marker={"color": colour})
     idle_s = max(replica_s - float(inside_s.sum()), 0.0)
     idle = [100 * idle_s / replica_s, *(0.0 for _ in KINDS)]
-    figure.add_trace(go.Bar(y=rows, x=idle, name="idle", orientation="h", marker={"color": "#dde2ea"}))
-    figure.update_traces(hovertemplate="%{y}, %{fullData.name}: %{x:.2f} % of the time<extra></extra>")
-    figure.update_xaxes(title="% of the replicas' time")
-    return styled(figure, height_px=330, barmode="stack", legend_traceorder="normal")
+    chart.add("bar", y=rows, x=idle, name="idle", orientation="h", marker={"color": "#dde2ea"})
+    chart.update_traces(hovertemplate="%{y}, %{fullData.name}: %{x:.2f} % of the time<extra></extra>")
+    chart.x_axes(title="% of the replicas' time")
+    return chart.styled(height_px=330, legend={"traceorder": "normal"}, barmode="stack")
 
 
-def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> go.Figure:
+def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart:
     """Duration against tokens in the batch, a point an iteration (thinned, the longest always among them)."""
     iterations = records.iterations[inside_s > 0]
     tokens = (iterations["decode_seqs"] + iterations["prefill_tokens"]).to_numpy()
     duration_ms = iterations["duration_s"].to_numpy(dtype=np.float64) * 1e3
     kind = iteration_kind(iterations)
-    figure = go.Figure()
+    chart = Chart()
     for i, name in enumerate(KINDS):
         of_kind = np.flatnonzero(kind == i)
         shown = of_kind[thinned(duration_ms[of_kind], max_points=MAX_POINTS_PER_KIND)]
         marker = {"color": KIND_COLOURS.get(name, GREY), "size": 4, "opacity": 0.45}
-        points = go.Scatter(x=tokens[shown], y=duration_ms[shown], mode="markers", marker=marker, name=name)
-        figure.add_trace(points)
-    figure.update_traces(hovertemplate="%{x:,} tokens, %{y:.4g} ms")
-    figure.update_xaxes(type="log", title="tokens in the batch")
-    figure.update_yaxes(type="log", title="iteration, ms")
-    return styled(figure, height_px=330)
+        chart.add("scatter", x=tokens[shown], y=duration_ms[shown], mode="markers", marker=marker, name=name)
+    chart.update_traces(hovertemplate="%{x:,} tokens, %{y:.4g} ms")
+    chart.x_axes(type="log", title="tokens in the batch")
+    chart.y_axes(type="log", title="iteration, ms")
+    return chart.styled(height_px=330)

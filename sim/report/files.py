@@ -16,6 +16,7 @@ from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.report.config_text import config_yaml
+from sim.report.page import write_report
 from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
 from sim.report.vllm_bench import FILE as VLLM_BENCH
@@ -51,8 +52,6 @@ def write_result(
     if timeline:
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)
     if report:
-        from sim.report.page import write_report  # noqa: PLC0415 (plotly: only where it draws)
-
         write_report(
             folder / "report.html",
             records=result.records,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from sim.metrics.definitions import weighted_percentile
 from sim.metrics.series import cdf_points, octaves, thinned
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
-from sim.report.look import BLUE, LIMIT, ORANGE, RED, styled
+from sim.report.chart import Chart, panels
+from sim.report.look import BLUE, LIMIT, ORANGE, RED
 
 MAX_SCATTER_POINTS = 3000
 
 
-def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> go.Figure:
+def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
     """The share of requests (ITL: of gaps) that were at most so slow, for the four latencies."""
     inside = window.holds(records.gap_end_s)
     series = {
@@ -31,10 +30,11 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
         f"{label}, limit {limits_s[name] * 1e3:g} ms" if name in limits_s else label
         for name, (label, _) in series.items()
     ]
-    figure = make_subplots(2, 2, subplot_titles=titles, vertical_spacing=0.17)
-    for i, (name, (label, (values_s, share))) in enumerate(series.items()):
-        where = {"row": i // 2 + 1, "col": i % 2 + 1}
-        line = go.Scatter(
+    chart = panels(titles, num_columns=2, vertical_spacing=0.17)
+    for panel, (name, (label, (values_s, share))) in enumerate(series.items()):
+        chart.add(
+            "scatter",
+            panel,
             x=values_s * 1e3,
             y=share * 100,
             name=label,
@@ -42,35 +42,33 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
             line={"color": BLUE, "width": 2, "shape": "hv"},
             hovertemplate="%{y:.2f} % within %{x:,.4g} ms<extra></extra>",
         )
-        figure.add_trace(line, **where)
         if name in limits_s:
-            figure.add_vline(x=limits_s[name] * 1e3, line=LIMIT, **where)
-    figure.update_xaxes(type="log", title="ms")
-    figure.update_yaxes(title="% of requests", range=[0, 101])
-    figure.update_yaxes(title="% of gaps", row=2, col=1)
-    return styled(figure, height_px=600, showlegend=False)
+            chart.vertical_line(limits_s[name] * 1e3, LIMIT, panel)
+    chart.x_axes(type="log", title="ms")
+    chart.y_axes(title="% of requests", range=[0, 101])
+    chart.y_axes(2, title="% of gaps")
+    return chart.styled(height_px=600, showlegend=False)
 
 
-def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> go.Figure:
+def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
     """A point a request (thinned, the slowest always kept); lines: median and p99 by octave of length."""
     started = measured[measured["ttft_s"].notna()]
     lengths = started["prompt_tokens"].to_numpy(dtype=np.int64)
     ttft_ms = started["ttft_s"].to_numpy(dtype=np.float64) * 1e3
-    figure = go.Figure()
+    chart = Chart()
     shown = thinned(ttft_ms, max_points=MAX_SCATTER_POINTS)
     marker = {"color": BLUE, "size": 4, "opacity": 0.35}
-    points = go.Scatter(x=lengths[shown], y=ttft_ms[shown], mode="markers", marker=marker, name="request")
-    figure.add_trace(points)
+    chart.add("scatter", x=lengths[shown], y=ttft_ms[shown], mode="markers", marker=marker, name="request")
     lower, index = octaves(lengths)
     of_octave = [ttft_ms[index == i] for i in range(len(lower))]
     for q, label, colour in ((50, "median", ORANGE), (99, "p99", RED)):
         heights = [float(weighted_percentile(v, np.ones(len(v), np.int64), [q])[0]) for v in of_octave]
         # The middle of an octave, on a logarithmic axis, is sqrt(2) times its lower end.
         line = {"color": colour, "width": 2}
-        figure.add_trace(go.Scatter(x=lower * 2**0.5, y=heights, mode="lines+markers", line=line, name=label))
+        chart.add("scatter", x=lower * 2**0.5, y=heights, mode="lines+markers", line=line, name=label)
     if slo and "ttft" in slo.limits_s:
-        figure.add_hline(y=slo.limits_s["ttft"] * 1e3, line=LIMIT)
-    figure.update_traces(hovertemplate="%{x:,.0f} prompt tokens, %{y:,.4g} ms")
-    figure.update_xaxes(type="log", title="prompt tokens")
-    figure.update_yaxes(type="log", title="TTFT, ms")
-    return styled(figure, height_px=420)
+        chart.horizontal_line(slo.limits_s["ttft"] * 1e3, LIMIT)
+    chart.update_traces(hovertemplate="%{x:,.0f} prompt tokens, %{y:,.4g} ms")
+    chart.x_axes(type="log", title="prompt tokens")
+    chart.y_axes(type="log", title="TTFT, ms")
+    return chart.styled(height_px=420)

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.subplots import make_subplots
 
 from sim.metrics.series import mean_and_max_over_time, rate_over_time
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
-from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, styled, time_unit
+from sim.report.chart import Chart, panels
+from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, time_unit
 
 NUM_STATE_BUCKETS = 500
 NUM_RATE_BUCKETS = 200
@@ -31,7 +30,7 @@ class _State(NamedTuple):
     """Of all replicas, or of each."""
 
 
-def timeline(records: RunRecords, window: Window) -> go.Figure | None:
+def timeline(records: RunRecords, window: Window) -> Chart | None:
     """Seven panels over one time axis; None for a run of no duration. Trimmed time is shaded."""
     if not records.end_s > 0:
         return None
@@ -44,32 +43,30 @@ def timeline(records: RunRecords, window: Window) -> go.Figure | None:
     )
     rates = _rate_traces(records, divisor)
     titles = [*(state.title for state in states), *(f"{title}, all replicas" for title in rates)]
-    figure = make_subplots(len(titles), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.03)
-    for row, state in enumerate(states, start=1):
-        for trace in _state_traces(records, state, divisor, show_legend=row == 1):
-            figure.add_trace(trace, row, 1)
-    for row, traces in enumerate(rates.values(), start=len(states) + 1):
+    chart = panels(titles, share_x=True, vertical_spacing=0.03)
+    for panel, state in enumerate(states):
+        for trace in _state_traces(records, state, divisor, show_legend=panel == 0):
+            chart.add("scatter", panel, **trace)
+    for panel, traces in enumerate(rates.values(), start=len(states)):
         for trace in traces:
-            figure.add_trace(trace, row, 1)
+            chart.add("scatter", panel, **trace)
     for start_s, end_s in ((0.0, window.start_s), (window.end_s, records.end_s)):
         if end_s > start_s:
-            figure.add_vrect(
-                x0=start_s / divisor, x1=end_s / divisor, fillcolor="#2d3748", opacity=0.08, line_width=0
-            )
-    figure.update_xaxes(title=f"simulated {unit}", row=len(titles), col=1)
-    figure.update_xaxes(range=[0, records.end_s / divisor])
-    figure.update_yaxes(rangemode="tozero")
-    return styled(
-        figure,
+            shade = {"fillcolor": "#2d3748", "opacity": 0.08, "line": {"width": 0}}
+            chart.vertical_band(start_s / divisor, end_s / divisor, **shade)
+    chart.x_axes(len(titles) - 1, title=f"simulated {unit}")
+    chart.x_axes(range=[0, records.end_s / divisor])
+    chart.y_axes(rangemode="tozero")
+    return chart.styled(
         height_px=1230,
-        hovermode="x unified",
         legend={"orientation": "h", "y": -0.047, "yanchor": "top", "x": 0},
+        hovermode="x unified",
     )
 
 
 def _state_traces(
     records: RunRecords, state: _State, divisor: float, *, show_legend: bool
-) -> list[go.Scatter]:
+) -> list[dict[str, Any]]:
     edges_s = np.linspace(0.0, records.end_s, NUM_STATE_BUCKETS + 1)
     scales = np.broadcast_to(state.scale, records.num_replicas)
     curves = [
@@ -100,7 +97,7 @@ def _state_traces(
     return traces
 
 
-def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[go.Scatter]]:
+def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[dict[str, Any]]]:
     """Panels by title. Output has one of its own: prompts are many times longer than most answers."""
     edges_s = np.linspace(0.0, records.end_s, NUM_RATE_BUCKETS + 1)
     middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
@@ -114,7 +111,7 @@ def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[go.Scatt
     arrivals = rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s)
     finished = rate_over_time(finished_s, None, edges_s)
 
-    def line(name: str, rate: NDArray[np.float64], colour: str) -> go.Scatter:
+    def line(name: str, rate: NDArray[np.float64], colour: str) -> dict[str, Any]:
         return _line(middle, rate, name, {"color": colour, "width": 1.5})
 
     return {
@@ -138,8 +135,7 @@ def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:
 
 def _line(
     x: NDArray[np.float64], y: NDArray[np.float64], name: str, line: dict[str, Any], **more: Any
-) -> go.Scatter:
+) -> dict[str, Any]:
     # Seven digits are plenty for a screen, and halve the file.
-    return go.Scatter(
-        x=x.astype(np.float32), y=y.astype(np.float32), name=name, mode="lines", line=line, **more
-    )
+    points = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
+    return {**points, "name": name, "mode": "lines", "line": line, **more}

@@ -164,8 +164,8 @@ def test_each_of_two_replicas_has_its_lines_and_more_share_them(tmp_path):
 
 def test_output_and_input_tokens_have_axes_of_their_own():
     records = run_of(50)
-    figure = timeline(records, Window(0.0, records.end_s))
-    axis_of = {trace.name: trace.yaxis for trace in figure.data}
+    chart = timeline(records, Window(0.0, records.end_s))
+    axis_of = {trace["name"]: trace["yaxis"] for trace in chart.traces}
     panels = [axis_of[name] for name in ("output tokens", "input tokens", "arrivals")]
     assert len(set(panels)) == 3
     assert axis_of["arrivals"] == axis_of["finished"]

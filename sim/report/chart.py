@@ -1,0 +1,231 @@
+"""Figures of plotly.js as plain data, without plotly's Python classes.
+
+Those check every value and copy every part: they take as long as a short run, and their import as long again.
+The text is what they would write; `Chart.figure` makes one of them, for notebooks and pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.report.look import LOOK, TITLE_FONT
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_TYPES = {"int8": "i1", "int16": "i2", "int32": "i4", "float32": "f4", "float64": "f8"}
+"""Types of arrays that plotly.js reads from base64, and what it calls them."""
+
+_ESCAPED = {"<": r"\u003c", ">": r"\u003e", "/": r"\u002f"}
+"""In a script of a page no text may look like the end of that script."""
+
+_DIV = (
+    '<div style="height:{height}px; width:100%;">                            <div id="{id}" '
+    'class="plotly-graph-div" style="height:100%; width:100%;"></div>            <script>                '
+    "window.PLOTLYENV=window.PLOTLYENV || {{}};                                "
+    'if (document.getElementById("{id}")) {{                    Plotly.newPlot(                        '
+    '"{id}",                        {data},                        {layout},                        '
+    "{config}                    )                }};            </script>        </div>"
+)
+
+
+class Chart:
+    """A figure: traces in one panel, or in a grid of them.
+
+    Panels are counted in rows from the top left, from 0. Settings are those of plotly.js.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[dict[str, Any]] = []
+        self.layout: dict[str, Any] = {"template": LOOK}
+        self._is_grid = False
+        self._num_panels = 1
+
+    def add(self, kind: str, panel: int = 0, **settings: Any) -> None:
+        """A trace of a kind such as scatter or bar; settings that are None are left out."""
+        trace = {**_in_order(settings), "type": kind}
+        if self._is_grid:
+            trace |= {"xaxis": _axis("x", panel), "yaxis": _axis("y", panel)}
+        self.traces.append(trace)
+
+    def update_traces(self, **settings: Any) -> None:
+        for trace in self.traces:
+            trace.update(settings)
+
+    def x_axes(self, *panels: int, **settings: Any) -> None:
+        """Set something of the x axes of these panels; none named: of all."""
+        self._update_axes("x", panels, settings)
+
+    def y_axes(self, *panels: int, **settings: Any) -> None:
+        self._update_axes("y", panels, settings)
+
+    def vertical_line(self, x: float, line: Mapping[str, Any], panel: int = 0) -> None:
+        """Through a panel from its bottom to its top."""
+        ends = {"x0": x, "x1": x, "xref": _axis("x", panel), "y0": 0, "y1": 1}
+        self._add_shape({"line": line, "type": "line", **ends, "yref": f"{_axis('y', panel)} domain"})
+
+    def horizontal_line(self, y: float, line: Mapping[str, Any], *panels: int) -> None:
+        """Through these panels from left to right; none named: through all."""
+        for panel in panels or range(self._num_panels):
+            ends = {"x0": 0, "x1": 1, "xref": f"{_axis('x', panel)} domain", "y0": y, "y1": y}
+            self._add_shape({"line": line, "type": "line", **ends, "yref": _axis("y", panel)})
+
+    def vertical_band(self, x0: float, x1: float, **settings: Any) -> None:
+        """Through all panels from bottom to top."""
+        for panel in range(self._num_panels):
+            ends = {"x0": x0, "x1": x1, "xref": _axis("x", panel), "y0": 0, "y1": 1}
+            shape = {**settings, "type": "rect", **ends, "yref": f"{_axis('y', panel)} domain"}
+            self._add_shape(_in_order(shape))
+
+    def styled(self, *, height_px: int, legend: Mapping[str, Any] | None = None, **layout: Any) -> Self:
+        """The chart with its height and further settings of the layout."""
+        self.layout |= {} if legend is None else {"legend": legend}
+        self.layout |= {"height": height_px, **layout}
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        """What plotly.js takes, as JSON has it."""
+        return {"data": _plain(self.traces), "layout": _plain(self.layout)}
+
+    def figure(self) -> go.Figure:
+        """The same as an object of plotly's."""
+        import plotly.graph_objects as go  # noqa: PLC0415 (a quarter of a second that a report does without)
+
+        return go.Figure({"data": self.traces, "layout": self.layout})
+
+    def html(self, config: Mapping[str, Any]) -> str:
+        """A part of a page that has the code of `plotly_js`."""
+        spec = self.spec()
+        return _DIV.format(
+            id=uuid.uuid4(),
+            height=self.layout["height"],
+            data=_written(spec["data"]),
+            layout=_written(spec["layout"]),
+            config=json.dumps(config),
+        )
+
+    def _update_axes(self, letter: str, panels: Sequence[int], settings: dict[str, Any]) -> None:
+        if isinstance(settings.get("title"), str):
+            settings = {**settings, "title": {"text": settings["title"]}}
+        for panel in panels or range(self._num_panels):
+            self.layout.setdefault(_axis(f"{letter}axis", panel), {}).update(settings)
+
+    def _add_shape(self, shape: dict[str, Any]) -> None:
+        self.layout.setdefault("shapes", []).append(shape)
+
+
+def panels(
+    titles: Sequence[str],
+    *,
+    num_columns: int = 1,
+    column_widths: Sequence[float] | None = None,
+    vertical_spacing: float = 0.0,
+    share_x: bool = False,
+    share_y: bool = False,
+) -> Chart:
+    """An empty chart with a panel for each title.
+
+    column_widths: in shares. vertical_spacing: between rows, as a share of the height. share_x: a column has
+    one x axis, whose numbers stand at its bottom; share_y: a row has one y axis, whose numbers stand at its
+    left.
+    """
+    chart = Chart()
+    chart._is_grid, chart._num_panels = True, len(titles)
+    domains = list(_domains(len(titles) // num_columns, num_columns, column_widths, vertical_spacing))
+    for panel, (x, y) in enumerate(domains):
+        chart.layout[_axis("xaxis", panel)] = {"anchor": _axis("y", panel), "domain": x}
+        chart.layout[_axis("yaxis", panel)] = {"anchor": _axis("x", panel), "domain": y}
+    for panel in range(len(titles)):
+        bottom = len(titles) - num_columns + panel % num_columns
+        left = panel - panel % num_columns
+        if share_x and panel != bottom:
+            chart.x_axes(panel, matches=_axis("x", bottom), showticklabels=False)
+        if share_y and panel != left:
+            chart.y_axes(panel, matches=_axis("y", left), showticklabels=False)
+    place = {"xanchor": "center", "xref": "paper", "yanchor": "bottom", "yref": "paper"}
+    chart.layout["annotations"] = [
+        _in_order(
+            {"font": TITLE_FONT, "showarrow": False, "text": title, "x": sum(x) / 2.0, "y": y[1], **place}
+        )
+        for title, (x, y) in zip(titles, domains, strict=True)
+    ]
+    return chart
+
+
+def plotly_js() -> bytes:
+    """The code of plotly.js, which a page needs once: the file that plotly brings along."""
+    spec = importlib.util.find_spec("plotly")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+
+
+def _domains(
+    num_rows: int, num_columns: int, column_widths: Sequence[float] | None, vertical_spacing: float
+) -> Iterator[tuple[list[float], list[float]]]:
+    """Where panels begin and end on the paper, x and y; the first row is the highest."""
+    horizontal_spacing = 0.2 / num_columns
+    room = 1.0 - horizontal_spacing * (num_columns - 1)
+    shares = column_widths or [1.0] * num_columns
+    widths = [room * (share / float(sum(shares))) for share in shares]
+    heights = [(1.0 - vertical_spacing * (num_rows - 1)) / num_rows] * num_rows
+    for row in reversed(range(num_rows)):
+        bottom = sum(heights[:row]) + row * vertical_spacing
+        for column, width in enumerate(widths):
+            left = sum(widths[:column]) + column * horizontal_spacing
+            yield [left, min(left + width, 1.0)], [bottom, min(bottom + heights[row], 1.0)]
+
+
+def _axis(letter: str, panel: int) -> str:
+    """plotly.js counts x, x2, x3."""
+    return f"{letter}{panel + 1}" if panel else letter
+
+
+def _in_order(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, as plotly's classes have them; without what is None."""
+    return {
+        key: _in_order(value) if isinstance(value, Mapping) else value
+        for key, value in sorted(settings.items())
+        if value is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: null for what is no finite number, base64 for arrays."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _array(values: NDArray[Any]) -> Any:
+    """Whole numbers in the smallest type that holds them."""
+    if not values.size:
+        return []
+    if values.dtype == np.int64:
+        limits = (np.iinfo(kind) for kind in (np.int8, np.int16, np.int32))
+        fitting = (one.dtype for one in limits if one.min <= values.min() and values.max() <= one.max)
+        values = values.astype(next(fitting, values.dtype))
+    name = _TYPES.get(str(values.dtype))
+    if name is None or values.ndim > 1:
+        return _plain(values.tolist())
+    return {"dtype": name, "bdata": base64.b64encode(values.tobytes()).decode("ascii")}
+
+
+def _written(spec: Any) -> str:
+    text = json.dumps(spec, separators=(",", ":"))
+    for character, written in _ESCAPED.items():
+        text = text.replace(character, written)
+    return text
