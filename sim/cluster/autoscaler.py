@@ -7,6 +7,7 @@ from functools import partial
 
 from policies.scaling import Scaling
 from sim.cluster.fleet import Fleet, Member, State
+from sim.cluster.pool_counts import PoolCount
 from sim.engine.busy_time import BusyTime
 from sim.engine.clock import Clock, Phase
 
@@ -14,8 +15,8 @@ from sim.engine.clock import Clock, Phase
 class Autoscaler:
     """Of one pool; it is a `policies.scaling.PoolView`.
 
-    busy_times: of all replicas, by index. cold_start_s: from the order of a replica until it takes requests;
-    it is paid for from the order on.
+    counts: of its pool. busy_times: of all replicas, by index. cold_start_s: from the order of a replica
+    until it takes requests; it is paid for from the order on.
     on_start is told of every replica that was ordered. goes_on: whether the run does.
     """
 
@@ -27,6 +28,7 @@ class Autoscaler:
         cold_start_s: float,
         clock: Clock,
         fleet: Fleet,
+        counts: PoolCount,
         busy_times: Mapping[int, BusyTime],
         on_start: Callable[[Member], None],
         goes_on: Callable[[], bool],
@@ -36,6 +38,7 @@ class Autoscaler:
         self.cold_start_s = cold_start_s
         self._clock = clock
         self._fleet = fleet
+        self._counts = counts
         self._busy_times = busy_times
         self._on_start = on_start
         self._goes_on = goes_on
@@ -97,19 +100,19 @@ class Autoscaler:
 
     @property
     def num_arrivals(self) -> int:
-        return self._fleet.counts[self._pool_index].num_sent
+        return self._counts.num_sent
 
     @property
     def num_arrived_tokens(self) -> int:
-        return self._fleet.counts[self._pool_index].num_sent_tokens
+        return self._counts.num_sent_tokens
 
     @property
     def num_ended(self) -> int:
-        return self._fleet.counts[self._pool_index].num_ended
+        return self._counts.num_ended
 
     @property
     def num_met(self) -> int:
-        return self._fleet.counts[self._pool_index].num_met
+        return self._counts.num_met
 
     def _members(self, *states: State) -> list[Member]:
         return self._fleet.of_pool(self._pool_index, *states)

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from policies.core.request import Request
 from policies.core.sequence import Sequence
+from sim.cluster.routers import Routers
+from sim.cluster.visit import Visit
 from sim.engine.attachment import Attachment
+from sim.engine.clock import Clock
+from sim.engine.replica import Replica
 
 
-class FirstTokens(Attachment):
+class FirstTokens:
+    """Who is told when a request has got its first token.
+
+    tell_admission: the admission policy's hook. is_waited_for: whether clients wait for nothing else. visits:
+    requests under way, by id.
+    """
+
+    def __init__(
+        self,
+        routers: Routers,
+        tell_admission: Callable[[Request, float], None] | None,
+        *,
+        is_waited_for: bool,
+        visits: Mapping[int, Visit],
+        clock: Clock,
+    ) -> None:
+        self._routers = routers
+        self._tell_admission = tell_admission
+        self._is_wanted = is_waited_for or tell_admission is not None or routers.see_first_tokens
+        self._visits = visits
+        self._clock = clock
+        self._of_replica: dict[int, FirstTokensOfReplica] = {}
+
+    def watch(self, replica: Replica) -> None:
+        """Let a replica tell of first tokens, if they are wanted."""
+        if self._is_wanted:
+            watched = self._of_replica[replica.index] = FirstTokensOfReplica(self.tell)
+            replica.attach(watched)
+
+    def resumes(self, request_id: int, replica: Replica) -> None:
+        """A request goes on in a replica where another one that crashed had got."""
+        if replica.index in self._of_replica:
+            self._of_replica[replica.index].resumes(request_id)
+
+    def tell(self, request_id: int) -> None:
+        """A request has got its first token, from whichever replica."""
+        visit = self._visits[request_id]
+        request, now = visit.arrival.request, self._clock.now
+        tell_router = self._routers[request.model].on_first_token
+        if tell_router is not None:
+            tell_router(request, now)
+        if self._tell_admission is not None and not visit.has_token:
+            self._tell_admission(request, now)
+        visit.has_token = True
+
+
+class FirstTokensOfReplica(Attachment):
     """Calls on_first_token(request_id) with every first token that a replica produces for an attempt."""
 
     def __init__(self, on_first_token: Callable[[int], None]) -> None:

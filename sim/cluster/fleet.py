@@ -59,14 +59,12 @@ class Member:
         self.is_reached = True  # else its link is down: it goes on with what it has
 
 
-class PoolCounts:
-    """What a pool was sent, of the whole run."""
+class ServingModel(dict[str | None, list[Replica]]):
+    """Replicas that take requests, by the model that they serve; None: all."""
 
-    __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
-
-    def __init__(self) -> None:
-        self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
-        self.num_ended = self.num_met = 0  # of these; and met the SLO
+    def __missing__(self, model: str | None) -> list[Replica]:
+        replicas = self[model] = [replica for replica in self[None] if replica.pool.serves == model]
+        return replicas
 
 
 class Fleet:
@@ -100,9 +98,9 @@ class Fleet:
         self.prefilling: list[Replica] = []
         self.decoding: list[Replica] = []
         self.decoding_all: list[Replica] = []
-        self.counts = [PoolCounts() for _ in pools]
         self._there: list[list[Member]] = [[] for _ in pools]  # by pool, all but those that have gone
-        self._by_model: dict[str, list[Replica]] = {}
+        self.serving_model = ServingModel()
+        """Of `serving`, those that serve a model."""
         self.on_gone: Callable[[Member], None] | None = None
         self._around = around
         self._attach = attach
@@ -118,14 +116,6 @@ class Fleet:
     def replicas(self) -> list[Replica]:
         """All that there ever were, by index."""
         return [member.replica for member in self.members]
-
-    def of_model(self, model: str | None) -> list[Replica]:
-        """Of `serving`, those that serve a model; None: all."""
-        if model is None:
-            return self.serving
-        if model not in self._by_model:
-            self._by_model[model] = [replica for replica in self.serving if replica.pool.serves == model]
-        return self._by_model[model]
 
     def is_growing(self, model: str | None) -> bool:
         """Whether a replica (None: of any model) is on its way to taking requests."""
@@ -193,19 +183,9 @@ class Fleet:
             self._list_serving()
             self._leave_if_done(member, now)
 
-    def sent(self, replica: Replica, num_tokens: int) -> None:
-        """A request goes to a replica."""
-        counts = self.counts[self.members[replica.index].pool_index]
-        counts.num_sent += 1
-        counts.num_sent_tokens += num_tokens
-
-    def ended(self, replica: Replica, is_good: bool, now: float) -> None:
-        """A request has ended on a replica; is_good: within the SLO."""
-        member = self.members[replica.index]
-        counts = self.counts[member.pool_index]
-        counts.num_ended += 1
-        counts.num_met += is_good
-        self._leave_if_done(member, now)
+    def leave_if_done(self, replica: Replica, now: float) -> None:
+        """A request has ended on a replica: it goes, if it was only waiting for that."""
+        self._leave_if_done(self.members[replica.index], now)
 
     def _leave_if_done(self, member: Member, now: float) -> None:
         if member.state is State.draining and not member.replica.num_outstanding:
@@ -307,7 +287,7 @@ class Fleet:
     def _list_serving(self) -> None:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
         self.serving = [replica for replica in replicas if replica.pool.role != "decode"]
-        self._by_model = {}
+        self.serving_model = ServingModel({None: self.serving})
         prefilling = [replica for replica in replicas if replica.pool.role == "prefill"]
         self.prefilling = prefilling or self.serving
         self.decoding = [replica for replica in replicas if replica.pool.role == "decode"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import NamedTuple
 
 from policies.core.request import Request
-from policies.routing import Routing
+from policies.routing import ReplicaView, Routing
+from sim.cluster.lengths import Lengths
 
 
 class Hooks(NamedTuple):
@@ -23,32 +25,35 @@ class Hooks(NamedTuple):
 
 
 class Router(NamedTuple):
-    """A routing policy, and what it wants to be told."""
+    """A routing policy, how it is asked, and what it wants to be told."""
 
     policy: Routing
-    tell: Hooks
-    needs_length: bool
-    """Whether it asks for how long an answer is expected to be."""
+    choose: Callable[[Request, Sequence[ReplicaView], float], int]
+    on_first_token: Callable[[Request, float], None] | None
+    on_end: Callable[[Request, float], None] | None
 
 
-class Routers:
-    """Copies of one policy by model; requests that name no model share the policy itself."""
+class Routers(dict[str | None, Router]):
+    """Copies of one policy by model; requests that name no model share the policy itself.
 
-    def __init__(self, routing: Routing) -> None:
+    lengths: tells a policy that needs it how long answers are expected to be.
+    """
+
+    def __init__(self, routing: Routing, lengths: Lengths | None) -> None:
+        super().__init__()
         self._routing = routing
-        self._by_model: dict[str | None, Router] = {}
+        self._lengths = lengths
 
     @property
     def see_first_tokens(self) -> bool:
         """Whether the policy wants to know of them."""
         return Hooks.of(self._routing).first_token is not None
 
-    def of_model(self, model: str | None) -> Router:
-        """The router of a model's requests."""
-        router = self._by_model.get(model)
-        if router is None:
-            policy = self._routing if model is None else deepcopy(self._routing)
-            router = self._by_model[model] = Router(
-                policy, Hooks.of(policy), getattr(policy, "needs_predictor", False)
-            )
+    def __missing__(self, model: str | None) -> Router:
+        policy = self._routing if model is None else deepcopy(self._routing)
+        choose = policy.choose
+        if getattr(policy, "needs_predictor", False):
+            assert self._lengths is not None
+            choose = partial(self._lengths.choose, policy)
+        router = self[model] = Router(policy, choose, *Hooks.of(policy))
         return router

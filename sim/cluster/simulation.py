@@ -14,7 +14,7 @@ from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.fleet import Fleet
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
 from sim.cluster.incidents import Incidents
 from sim.cluster.missed import MissedWatch
 from sim.cluster.overload import OverloadWatch
@@ -36,10 +36,7 @@ from sim.records.events import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
-from sim.transfer.handovers import Handovers
-from sim.transfer.interconnect import Interconnect
 from sim.transfer.mirrored import Mirrored
-from sim.transfer.mirrors import Mirrors
 from sim.workload.base import Arrival, Source
 
 EVENTS_BETWEEN_REPORTS = 4096
@@ -83,38 +80,38 @@ class Simulation:
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
-        hands_over = any(pool.role != "mixed" for pool in pools)
-        self._door = FrontDoor(
+        self._gateway = gateway = Gateway(
+            pools,
             cluster,
             clock=self._clock,
             requests=self._requests,
-            on_end=self._follow_up,
             patience_s=source.patience_s,
-            counts_met=any(pool.scaling is not None for pool in pools),
+            on_end=self._follow_up,
         )
-        self._interconnect = self._attach_transfers(cluster, hands_over=hands_over)
-        self.fleet = self._door.fleet = Fleet(
+        self.door = gateway.door
+        self.fleet = Fleet(
             pools,
             Surroundings(
                 clock=self._clock,
                 requests=self._requests,
-                on_end=self._door.end,
+                on_end=self.door.end,
                 leap=sim.leap,
                 seed=cluster.seed,
             ),
-            self._door.fleet_changed,
+            self.door.fleet_changed,
             attach=self._attaching(pools, cluster, on_plan),
-            interconnect=self._interconnect,
-            mirrors=self._door.mirrors,
+            interconnect=gateway.interconnect,
+            mirrors=gateway.resends.mirrors,
         )
-        if hands_over:
+        gateway.join(self.fleet)
+        if gateway.resends.handovers is not None:
             RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
         self._incidents = Incidents(
             cluster.troubles,
             clock=self._clock,
             fleet=self.fleet,
             seed=cluster.seed,
-            on_lost=self._door.lost,
+            on_lost=self._gateway.resends.lost,
             goes_on=self._goes_on,
         )
         self._overload = self._watch_overload() if sim.stop_overloaded else None
@@ -122,25 +119,6 @@ class Simulation:
         if sim.stop_missed and cluster.slo is not None:
             self._missed = self._watch_missed(cluster.slo)
         self._start_autoscalers(pools)
-
-    def _attach_transfers(self, cluster: ClusterSettings, *, hands_over: bool) -> Interconnect | None:
-        """Give the gateway what moves KV between replicas; returns the network, if there is any to move."""
-        every_tokens = cluster.recovery.every_tokens
-        if not hands_over and every_tokens is None:
-            return None
-        interconnect = Interconnect(cluster.network, self._clock)
-        if every_tokens is not None:
-            self._door.mirrors = Mirrors(every_tokens, self._door, interconnect)
-        if hands_over:
-            self._door.handovers = Handovers(
-                settings=cluster.handover,
-                routing=cluster.decode_routing,
-                clock=self._clock,
-                requests=self._requests,
-                door=self._door,
-                interconnect=interconnect,
-            )
-        return interconnect
 
     def _attaching(
         self,
@@ -152,7 +130,7 @@ class Simulation:
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
-        if self._door.handovers is not None:
+        if self._gateway.resends.handovers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
@@ -177,10 +155,10 @@ class Simulation:
         """Let join a new replica what this run has."""
         if replica.core.residents is not None:
             replica.attach(AdapterLoads(replica, self._clock))
-        if self._door.mirrors is not None:
-            replica.attach(Mirrored(replica, self._door.mirrors, self._clock))
-        if self._door.handovers is not None:
-            self._door.handovers.attach(replica)
+        if self._gateway.resends.mirrors is not None:
+            replica.attach(Mirrored(replica, self._gateway.resends.mirrors, self._clock))
+        if self._gateway.resends.handovers is not None:
+            self._gateway.resends.handovers.attach(replica)
         if on_plan is not None:
             replica.attach(PlanListener(on_plan))
         if scales:
@@ -192,7 +170,7 @@ class Simulation:
         if reads_caches:
             replica.cache_view = view = CacheView(replica, self._clock)
             replica.attach(view)
-        self._door.attach(replica)
+        self._gateway.first_tokens.watch(replica)
 
     def _watch_overload(self) -> OverloadWatch:
         """End the run once the backlog grows without bound."""
@@ -226,6 +204,7 @@ class Simulation:
                     cold_start_s=pool.cold_start_s,
                     clock=self._clock,
                     fleet=self.fleet,
+                    counts=self._gateway.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
                     on_start=self._incidents.joins,
                     goes_on=self._goes_on,
@@ -256,7 +235,7 @@ class Simulation:
         end_s = stopped_s if self._num_ahead else self._last_end_s
         for replica in self.fleet.replicas:
             replica.stop(end_s)
-        self._door.stop(end_s)
+        self.door.stop(end_s)
         if report:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupt.noted)
@@ -270,7 +249,7 @@ class Simulation:
 
     def _on_arrival(self, event: int) -> None:
         assert self._next is not None
-        self._door.arrive(self._next)
+        self.door.arrive(self._next)
         self._expect_next()
 
     def _follow_up(self, request: Request) -> None:
@@ -282,7 +261,7 @@ class Simulation:
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:
             self._num_ahead += 1
-            self._clock.at(arrival.at_s, ARRIVE, lambda event: self._door.arrive(arrival))
+            self._clock.at(arrival.at_s, ARRIVE, lambda event: self.door.arrive(arrival))
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
@@ -322,11 +301,11 @@ class Simulation:
             num_resends=self._requests.num_resends,
             recovery=self._recovered(),
             failures=dict(self._requests.failures),
-            links=() if self._interconnect is None else self._interconnect.records(end_s),
+            links=() if self._gateway.interconnect is None else self._gateway.interconnect.records(end_s),
         )
 
     def _recovered(self) -> RecoveryRecord:
-        log, mirrors = self._requests, self._door.mirrors
+        log, mirrors = self._requests, self._gateway.resends.mirrors
         record = RecoveryRecord(log.num_resumed, log.num_recomputed_tokens)
         if mirrors is None:
             return record

@@ -45,8 +45,8 @@ class RequestLog:
         self.prompt_tokens = array("q")
         self.pinned_tokens = array("q")
         self.samples = array("i")
-        self._tenants: dict[str, int] = {}
-        self._models: dict[str, int] = {}
+        self._tenants = {"": 0}
+        self._models = {"": 0}
         self.replica = array("i")
         self.status = array("b")
         self.reason: dict[int, str] = {}
@@ -98,12 +98,10 @@ class RequestLog:
         self.has_arrived[request_id] = True
         if session_id is not None:
             self.session_id[request_id] = session_id
-        tenant = self._tenants.setdefault(request.tenant, len(self._tenants))
-        if tenant:
-            self.tenant[request_id] = tenant
-        model = self._models.setdefault(request.model or "", len(self._models))
-        if model:
-            self.model[request_id] = model
+        if request.tenant:
+            self.tenant[request_id] = self._tenants.setdefault(request.tenant, len(self._tenants))
+        if request.model:
+            self.model[request_id] = self._models.setdefault(request.model, len(self._models))
         if request.priority:
             self.priority[request_id] = request.priority
         self.arrival_s[request_id] = request.arrival_s
@@ -111,7 +109,8 @@ class RequestLog:
         self.prompt_tokens[request_id] = prompt.num_tokens
         if prompt.num_pinned:
             self.pinned_tokens[request_id] = prompt.num_pinned
-        self.samples[request_id] = 1 if request.branching is None else request.branching.width
+        if request.branching is not None:
+            self.samples[request_id] = request.branching.width
 
     def _append_empty_rows(self, num_rows: int) -> None:
         self.has_arrived.extend(bytes(num_rows))
@@ -135,7 +134,6 @@ class RequestLog:
             self.priority,
             self.prompt_tokens,
             self.pinned_tokens,
-            self.samples,
             self.status,
             self.output_tokens,
             self.longest_tokens,
@@ -143,10 +141,11 @@ class RequestLog:
             self.cached_tokens,
             self.prefill_iterations,
             self.attempts,
-            self.tries,
             self.lost_tokens,
         ):
             counts.extend([0] * num_rows)  # status: unfinished
+        for counts in (self.samples, self.tries):
+            counts.extend([1] * num_rows)
 
     def first_token(self, request_id: int, now: float) -> None:
         """The first token of a request that another replica goes on with reaches its client."""

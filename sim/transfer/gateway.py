@@ -1,4 +1,4 @@
-"""What the transfer of KV asks of the gateway in front of the replicas, `sim.cluster.front_door`."""
+"""What the transfer of KV asks of the gateway in front of the replicas, `sim.cluster.transfer_gateway`."""
 
 from __future__ import annotations
 

@@ -74,6 +74,11 @@ class Retries:
             raise ValueError(f"timeout_until={self.timeout_until}: must be one of answer, first_token")
         self._balance = self.retry_burst
 
+    @property
+    def waits_for_token(self) -> bool:
+        """Whether a client that has a token waits for the rest, however long."""
+        return self.timeout_s is not None and self.timeout_until == "first_token"
+
     def first_sent(self) -> None:
         """A request was sent for the first time: it pays into the budget."""
         if self.retry_budget is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, count, repeat
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 
 CHUNK = 4096  # rows turned into Python numbers at once: a run of 1e6 requests never holds 1e6 objects
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, its prompt tokens) -> content of the prompt
 
@@ -54,28 +58,48 @@ class TableSource:
         self._samples_NW = samples_NW
 
     def arrivals(self) -> Iterator[Arrival]:
-        for start in range(0, len(self._arrival_s), CHUNK):
-            rows = slice(start, start + CHUNK)
-            columns = (self._arrival_s, self._prompt_tokens, self._output_tokens, self._priorities)
-            table = zip(*(column[rows].tolist() for column in columns), strict=True)
-            for row, (arrival_s, num_tokens, num_output_tokens, priority) in enumerate(table, start):
-                prompt = Prompt(num_tokens, self._segments(row, num_tokens) if self._segments else ())
-                max_tokens = num_output_tokens if self._max_tokens == "exact" else self._max_tokens
-                deadline_s = due_s(arrival_s, priority, self._deadlines_s) if self._deadlines_s else None
-                request = Request(
-                    row,
-                    arrival_s,
-                    prompt,
-                    max_tokens,
-                    priority,
-                    deadline_s=deadline_s,
-                    branching=self._branching,
-                )
-                yield Arrival(request, num_output_tokens, self._samples(row))
+        starts = range(0, len(self._arrival_s), CHUNK)
+        return chain.from_iterable(map(self._arrivals_from, starts))
 
-    def _samples(self, row: int) -> tuple[int, ...]:
-        """Output tokens of each sample of a row; empty where they end together, or there is one."""
-        return () if self._samples_NW is None else tuple(self._samples_NW[row].tolist())
+    def _arrivals_from(self, start: int) -> Iterator[Arrival]:
+        """Those of the chunk of rows that begins at `start`."""
+        columns = (self._arrival_s, self._prompt_tokens, self._output_tokens, self._priorities)
+        arrival_s, prompt_tokens, output_tokens, priorities = (
+            column[start : start + CHUNK].tolist() for column in columns
+        )
+        prompts = rows_of(Prompt, prompt_tokens, self._contents(start, prompt_tokens), repeat(0))
+        requests = rows_of(
+            Request,
+            count(start),
+            arrival_s,
+            prompts,
+            output_tokens if self._max_tokens == "exact" else repeat(self._max_tokens),
+            priorities,
+            repeat(""),
+            repeat(None),
+            self._deadlines(arrival_s, priorities),
+            repeat(None),
+            repeat(self._branching),
+            repeat(None),
+            repeat(None),
+        )
+        return rows_of(Arrival, requests, output_tokens, self._samples(start), repeat(None))
+
+    def _contents(self, start: int, prompt_tokens: list[int]) -> Iterable[tuple[Segment, ...]]:
+        """The segments of each prompt of a chunk."""
+        return repeat(()) if self._segments is None else map(self._segments, count(start), prompt_tokens)
+
+    def _deadlines(self, arrival_s: list[float], priorities: list[int]) -> Iterable[float | None]:
+        """When the answer to each request of a chunk is due."""
+        if not self._deadlines_s:
+            return repeat(None)
+        return map(due_s, arrival_s, priorities, repeat(self._deadlines_s))
+
+    def _samples(self, start: int) -> Iterable[tuple[int, ...]]:
+        """Output tokens of each sample of a chunk's requests; empty where these end together."""
+        if self._samples_NW is None:
+            return repeat(())
+        return map(tuple, self._samples_NW[start : start + CHUNK].tolist())
 
     def follow_up(self, request: Request, now: float, num_output_tokens: int) -> Arrival | None:
         return None
@@ -85,3 +109,11 @@ def due_s(arrival_s: float, priority: int, deadlines_s: tuple[float | None, ...]
     """When a request's answer is due: deadlines_s[priority] after its arrival; None: no such time."""
     deadline_s = deadlines_s[priority] if deadlines_s else None
     return None if deadline_s is None else arrival_s + deadline_s
+
+
+def rows_of(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
+    """Named tuples of the rows of a table, up to the end of its shortest column; one column for each field.
+
+    They are made without a call of Python code for each.
+    """
+    return map(partial(tuple.__new__, kind), zip(*columns, strict=False))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
+from sim.cluster.door_attachment import DoorAttachment
 from sim.cluster.fleet import State
 from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.summary import check_conservation
@@ -61,11 +62,14 @@ def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
 
 
-def check_what_is_sent(simulation):
-    """Assert, whenever a request is sent, that its replica serves and that no request is at two places."""
-    fleet, send = simulation.fleet, simulation.fleet.sent
+class SentWatch(DoorAttachment):
+    """Asserts, whenever a request is sent, that its replica serves and that no request is at two places."""
 
-    def sent(replica, num_tokens):
+    def __init__(self, fleet):
+        self._fleet = fleet
+
+    def sent(self, replica, request):
+        fleet = self._fleet
         member = fleet.members[replica.index]
         assert member.state is State.serving
         assert member.is_reached
@@ -75,9 +79,10 @@ def check_what_is_sent(simulation):
         for other in fleet.replicas:
             num_pending = len(other.intake.entries())
             assert other.num_outstanding == len(in_engines[other.index]) + num_pending
-        send(replica, num_tokens)
 
-    fleet.sent = sent
+
+def check_what_is_sent(simulation):
+    simulation.door.attach(SentWatch(simulation.fleet))
 
 
 @given(data=st.data())

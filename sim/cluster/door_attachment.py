@@ -1,0 +1,88 @@
+"""What may join the gateway: an attachment is told what happens to requests there, and may decide.
+
+A run attaches what it has: clients without patience, an admission policy, prefill pools, crashes. A gateway
+without any of these chooses a replica for every request, and does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.admission import Refusal
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+from sim.cluster.visit import Visit
+from sim.engine.replica import Replica
+
+
+class DoorAttachment:
+    """The events of a gateway. A method that a subclass does not override is never called."""
+
+    def asks(self, visit: Visit) -> None:
+        """A client is about to send its request, perhaps again."""
+
+    def arrived(self, visit: Visit) -> None:
+        """A request has come for the first time: it is under way now, or is over already."""
+
+    def refusal(self, visit: Visit, serving: list[Replica], now: float) -> Refusal | None:
+        """Why a request is not let in; None: it is, as far as this attachment is concerned."""
+        return None
+
+    def candidates(self, serving: list[Replica]) -> list[Replica]:
+        """Of the replicas that serve a request, those that the router may choose from."""
+        return serving
+
+    def sent(self, replica: Replica, request: Request) -> None:
+        """The router has chosen a replica for a request."""
+
+    def check(self, replica: Replica, request: Request, num_known: int) -> None:
+        """Raise RejectedError for a request of so many known tokens that could not be served from there."""
+
+    def resumes(self, visit: Visit, replica: Replica, request: Request) -> bool:
+        """Whether the replica was given the request as one that goes on; else it begins there."""
+        return False
+
+    def ends(self, visit: Visit, replica: Replica, seq: Sequence) -> bool:
+        """A replica is done with a request; whether that was no answer, and the attachment deals with it."""
+        return False
+
+    def failing(self, visit: Visit) -> None:
+        """An attempt of a client is about to fail."""
+
+    def comes_again(self, visit: Visit, retry_after_s: float | None) -> bool:
+        """An attempt has failed; whether its client will send the request again."""
+        return False
+
+    def aborts(self, request_id: int) -> None:
+        """A replica is about to be told to drop a request."""
+
+    def left(self, visit: Visit, now: float) -> None:
+        """An attempt is over, whether it was answered or not."""
+
+    def fleet_changed(self) -> None:
+        """A replica takes requests from now on, or one that was on its way will not come."""
+
+
+class DoorListeners:
+    """The functions that a gateway calls, by event."""
+
+    def __init__(self) -> None:
+        self.asks: tuple[Callable[[Visit], None], ...] = ()
+        self.arrived: tuple[Callable[[Visit], None], ...] = ()
+        self.refusal: tuple[Callable[[Visit, list[Replica], float], Refusal | None], ...] = ()
+        self.candidates: tuple[Callable[[list[Replica]], list[Replica]], ...] = ()
+        self.sent: tuple[Callable[[Replica, Request], None], ...] = ()
+        self.check: tuple[Callable[[Replica, Request, int], None], ...] = ()
+        self.resumes: tuple[Callable[[Visit, Replica, Request], bool], ...] = ()
+        self.ends: tuple[Callable[[Visit, Replica, Sequence], bool], ...] = ()
+        self.failing: tuple[Callable[[Visit], None], ...] = ()
+        self.comes_again: tuple[Callable[[Visit, float | None], bool], ...] = ()
+        self.aborts: tuple[Callable[[int], None], ...] = ()
+        self.left: tuple[Callable[[Visit, float], None], ...] = ()
+        self.fleet_changed: tuple[Callable[[], None], ...] = ()
+
+    def add(self, attachment: DoorAttachment) -> None:
+        """Call an attachment, behind those that were added before."""
+        for event, called in list(vars(self).items()):
+            if getattr(type(attachment), event) is not getattr(DoorAttachment, event):
+                setattr(self, event, (*called, getattr(attachment, event)))

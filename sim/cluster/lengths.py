@@ -1,0 +1,40 @@
+"""How long answers are expected to be, told to routers that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.core.request import Request
+from policies.prediction import LengthPredictor
+from policies.routing import ReplicaView, Routing
+from sim.cluster.door_attachment import DoorAttachment
+from sim.cluster.visit import Visit
+from sim.records.requests import FINISHED, RequestLog
+
+
+class Lengths(DoorAttachment):
+    """Predictions for the requests under way, from a predictor that learns from those that are answered.
+
+    visits: requests under way, by id.
+    """
+
+    def __init__(self, predictor: LengthPredictor, visits: Mapping[int, Visit], requests: RequestLog) -> None:
+        self._predictor = predictor
+        self._visits = visits
+        self._requests = requests
+
+    def tell(self, routing: Routing, request: Request) -> None:
+        """Tell a router how long an answer is expected to be."""
+        predictor = self._predictor
+        truth = self._visits[request.request_id].arrival.num_output_tokens if predictor.needs_truth else None
+        routing.on_predicted(request, predictor.predict(request, truth))  # type: ignore[attr-defined]
+
+    def choose(self, routing: Routing, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """The choice of a router, which is told before."""
+        self.tell(routing, request)
+        return routing.choose(request, replicas, now)
+
+    def left(self, visit: Visit, now: float) -> None:
+        request = visit.arrival.request
+        if self._requests.status[request.request_id] == FINISHED:
+            self._predictor.observe(request, self._requests.output_tokens[request.request_id])

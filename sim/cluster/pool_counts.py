@@ -1,0 +1,51 @@
+"""What pools were sent and what became of it, for autoscalers; and the end of replicas that are drained."""
+
+from __future__ import annotations
+
+from policies.core.request import Request
+from policies.core.sequence import Sequence
+from sim.cluster.door_attachment import DoorAttachment
+from sim.cluster.fleet import Fleet
+from sim.cluster.visit import Visit
+from sim.engine.clock import Clock
+from sim.engine.replica import Replica
+from sim.metrics.slo import Slo
+from sim.records.requests import RequestLog
+
+
+class PoolCount:
+    """What a pool was sent, of the whole run."""
+
+    __slots__ = ("num_ended", "num_met", "num_sent", "num_sent_tokens")
+
+    def __init__(self) -> None:
+        self.num_sent = self.num_sent_tokens = 0  # requests, and tokens of their prompts
+        self.num_ended = self.num_met = 0  # of these; and met the SLO
+
+
+class PoolCounts(DoorAttachment):
+    """Attached where pools grow and shrink. slo: None where no policy asks how many answers met it."""
+
+    def __init__(self, fleet: Fleet, slo: Slo | None, requests: RequestLog, clock: Clock) -> None:
+        self.of_pool = [PoolCount() for _ in fleet.pools]
+        self._fleet = fleet
+        self._slo = slo
+        self._requests = requests
+        self._clock = clock
+
+    def sent(self, replica: Replica, request: Request) -> None:
+        counts = self.of_pool[self._fleet.members[replica.index].pool_index]
+        counts.num_sent += 1
+        counts.num_sent_tokens += request.prompt.num_tokens
+
+    def ends(self, visit: Visit, replica: Replica, seq: Sequence) -> bool:
+        is_met = self._slo is None or self._slo.is_met(self._requests, seq.request_id)
+        self.ended(replica, is_met and not visit.is_timed_out)
+        return False
+
+    def ended(self, replica: Replica, is_met: bool) -> None:
+        """A request has ended on a replica; is_met: within the SLO."""
+        counts = self.of_pool[self._fleet.members[replica.index].pool_index]
+        counts.num_ended += 1
+        counts.num_met += is_met
+        self._fleet.leave_if_done(replica, self._clock.now)

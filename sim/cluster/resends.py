@@ -1,0 +1,119 @@
+"""What the gateway does with the requests that a crash has lost; see `sim.cluster.recovery`."""
+
+from __future__ import annotations
+
+from policies.core.limits import RejectedError
+from policies.core.plan import Migrant
+from policies.core.request import Request
+from sim.cluster.door_attachment import DoorAttachment
+from sim.cluster.first_tokens import FirstTokens
+from sim.cluster.front_door import FrontDoor
+from sim.cluster.recovery import Recovery
+from sim.cluster.visit import Visit
+from sim.engine.replica import Replica
+from sim.records.requests import RequestLog
+from sim.transfer.handovers import Handovers
+from sim.transfer.mirrors import Mirrors
+
+
+class Resends(DoorAttachment):
+    """Sends lost requests again, at most max_resends times each; then their clients have to.
+
+    handovers, mirrors: if the run has them.
+    """
+
+    def __init__(
+        self,
+        door: FrontDoor,
+        *,
+        max_resends: int,
+        recovery: Recovery,
+        requests: RequestLog,
+        first_tokens: FirstTokens,
+    ) -> None:
+        self.handovers: Handovers | None = None  # set where these are made, which may begin requests again
+        self.mirrors: Mirrors | None = None
+        self._door = door
+        self._max_resends = max_resends
+        self._recovery = recovery
+        self._requests = requests
+        self._first_tokens = first_tokens
+
+    def lost(self, request_id: int) -> None:
+        """A crash has lost a request: the service sends it again, or its client has to."""
+        visit = self._door.visits[request_id]
+        if visit.has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
+            self.begin_again(request_id)
+
+    def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
+        """No replica has a request any more: it goes on behind the tokens that went out, or from scratch.
+
+        is_resend: a crash of its replica is why, not one of a mirror that it was to have KV from.
+        """
+        visit = self._door.visits[request_id]
+        self._door.take_back(visit)
+        self._requests.forget_handover(request_id)
+        is_sent = not visit.has_left and (not is_resend or visit.num_resends < self._max_resends)
+        several = visit.arrival.request.branching is not None
+        visit.goes_on = is_sent and self._recovery.keeps_tokens and not several
+        if not visit.goes_on:
+            self._requests.lose(request_id, in_crash=True)
+        if visit.is_given_up:
+            self._door.abandon(visit)
+        elif visit.is_timed_out:
+            self._door.fail(visit, "timed out")
+        elif is_sent:
+            visit.num_resends += is_resend
+            self._requests.num_resends += is_resend
+            self._door.go_on(visit)
+        else:
+            self._door.fail(visit, "its replica crashed")
+
+    def resumes(self, visit: Visit, replica: Replica, request: Request) -> bool:
+        migrant = self._migrant(visit, replica, request) if visit.goes_on else None
+        if migrant is None:
+            return False
+        replica.resume(migrant, visit.stop_after)
+        self._requests.num_resumed += 1
+        self._first_tokens.resumes(request.request_id, replica)
+        if migrant.num_computed:
+            assert self.mirrors is not None
+            self.mirrors.expect(request.request_id, replica)
+        return True
+
+    def failing(self, visit: Visit) -> None:
+        if visit.goes_on:
+            self._begin_from_scratch(visit)
+
+    def left(self, visit: Visit, now: float) -> None:
+        request_id = visit.arrival.request.request_id
+        if self.mirrors is not None:
+            self.mirrors.ended(request_id)
+        self._requests.lost_kv.pop(request_id, None)
+
+    def _migrant(self, visit: Visit, replica: Replica, request: Request) -> Migrant | None:
+        """With what a request goes on in a replica; None: it begins there, for want of anything, or of room.
+
+        At least two tokens are left to compute, so that it gets its next one as prompts do.
+        """
+        request_id, arrival = request.request_id, visit.arrival
+        num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
+        num_left = 0 if self.mirrors is None else self.mirrors.num_left(request_id)
+        num_computed = max(0, min(num_left, num_known - 2))
+        if num_known == request.prompt.num_tokens and not num_computed:
+            return None
+        try:
+            replica.core.check_migrant(request, num_known, arrival.num_output_tokens)
+            self._door.check(replica, request, num_known)
+        except RejectedError:
+            self._begin_from_scratch(visit)
+            return None
+        return Migrant(request, num_known, num_computed)
+
+    def _begin_from_scratch(self, visit: Visit) -> None:
+        """Nothing is kept of a request that was to go on."""
+        request_id = visit.arrival.request.request_id
+        visit.goes_on = False
+        self._requests.lose(request_id, in_crash=True)
+        if self.mirrors is not None:
+            self.mirrors.ended(request_id)

@@ -1,0 +1,107 @@
+"""The gateway as the transfers of KV between replicas see it: see `sim.transfer.gateway`."""
+
+from __future__ import annotations
+
+from math import inf
+
+from policies.core.limits import StopAfter
+from policies.core.request import Request
+from policies.routing import Routing
+from sim.cluster.door_attachment import DoorAttachment
+from sim.cluster.first_tokens import FirstTokens
+from sim.cluster.fleet import Fleet
+from sim.cluster.front_door import FrontDoor
+from sim.cluster.lengths import Lengths
+from sim.cluster.pool_counts import PoolCounts
+from sim.cluster.resends import Resends
+from sim.cluster.visit import Visit
+from sim.engine.replica import Replica
+from sim.records.requests import RequestLog
+from sim.transfer.handovers import Handovers
+
+
+class TransferGateway:
+    """Knows where each request is, and notes where it goes on."""
+
+    def __init__(
+        self,
+        door: FrontDoor,
+        resends: Resends,
+        *,
+        first_tokens: FirstTokens,
+        lengths: Lengths | None,
+        requests: RequestLog,
+    ) -> None:
+        self.pool_counts: PoolCounts  # set where the fleet is made, which is given the transfers
+        self.begin_again = resends.begin_again
+        self.first_token = first_tokens.tell
+        self._door = door
+        self._lengths = lengths
+        self._requests = requests
+
+    @property
+    def fleet(self) -> Fleet:
+        """All replicas."""
+        return self._door.fleet
+
+    def stop_after(self, request_id: int) -> StopAfter:
+        """Output tokens after which a request ends."""
+        return self._door.visits[request_id].stop_after
+
+    def num_sends(self, request_id: int) -> int:
+        """How often the router has chosen a replica for a request."""
+        return self._requests.attempts[request_id]
+
+    def tell_length(self, routing: Routing, request: Request) -> None:
+        """Tell a router how long an answer is expected to be."""
+        assert self._lengths is not None
+        self._lengths.tell(routing, request)
+
+    def moved(self, request: Request, replica: Replica) -> None:
+        """A request goes on in another replica."""
+        self._door.visits[request.request_id].replica = replica
+        self.pool_counts.sent(replica, request)
+
+    def stays(self, request_id: int, replica: Replica) -> None:
+        """A request is back where it was: no other replica has it."""
+        self._door.visits[request_id].replica = replica
+
+    def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
+        """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
+
+        num_sends: as it was when the request was handed over from there.
+        """
+        visit = self._door.visits.get(request.request_id)
+        if visit is not None and self.num_sends(request.request_id) == num_sends:
+            self._door.tell_router(visit)  # else it was told when that was over
+        self.pool_counts.ended(replica, True)
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """An attempt has failed because the decode replica cannot go on with it."""
+        visit = self._door.visits[request.request_id]
+        self._door.take_back(visit)
+        self._door.fail(visit, reason, inf)
+
+
+class PrefillPools(DoorAttachment):
+    """Prompts go to prefill pools first, and to mixed replicas when these have enough queued."""
+
+    def __init__(self, handovers: Handovers, door: FrontDoor) -> None:
+        self._handovers = handovers
+        self._door = door
+
+    def candidates(self, serving: list[Replica]) -> list[Replica]:
+        return self._door.fleet.for_prompt(self._handovers.overflow_tokens)
+
+    def check(self, replica: Replica, request: Request, num_known: int) -> None:
+        if replica.pool.role == "prefill":
+            self._handovers.check(request, num_known)
+
+    def aborts(self, request_id: int) -> None:
+        self._handovers.withdraw(request_id)
+
+    def left(self, visit: Visit, now: float) -> None:
+        self._handovers.ended(visit.arrival.request, now)
+
+    def fleet_changed(self) -> None:
+        self._handovers.ready()
