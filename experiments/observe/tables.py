@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records.iterations import IterationLog
+from sim.records.iterations import IterationLog, expanded
 from sim.records.requests import RequestLog
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 
@@ -32,7 +32,7 @@ def records_of(replies: Sequence[Reply], end_s: float, *, interrupted: bool = Fa
         gap_s.append(np.diff(token_s))
         gap_end_s.append(token_s[1:])
     gaps_s = np.concatenate(gap_s)
-    iterations, _ = IterationLog(0, BLOCK_TOKENS).expand()
+    iterations, _ = expanded([IterationLog(0, BLOCK_TOKENS)])
     return RunRecords(
         requests=log.table().merge(_seen(replies), on="request_id", validate="one_to_one"),
         iterations=pd.DataFrame(iterations),

@@ -1,7 +1,7 @@
-"""One row an iteration, and every gap between two tokens: a log of plain columns for each replica.
+"""One row an iteration, and every gap between two tokens: a log of packed rows for each replica.
 
-A leap is one row of the log. `expand` turns rows into one row an iteration, the same whether the run leapt or
-stepped.
+A leap is one row of the log. `expanded` turns rows into one row an iteration, the same whether the run leapt
+or stepped.
 """
 
 from __future__ import annotations
@@ -9,25 +9,76 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
+from sim.records.kept import Kept
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
 """Of an iterations table where adapters are served: different ones, and the fields of AdapterBatch."""
 
+ROW = np.dtype(
+    [
+        ("start_s", "f8"),
+        ("emitted_s", "f8"),  # when the decoding sequences had produced their tokens before this row
+        ("decode_context_tokens", "i8"),
+        ("kv_tokens_used", "i8"),
+        ("clock", "u4"),  # of the decode set
+        ("num_iterations", "u4"),
+        ("num_apart", "u4"),  # decoding sequences for which emitted_s is not true: add_gap notes their gaps
+        ("num_widening", "u4"),  # decoding sequences that attend to a token more, and hold it, each iteration
+        ("decode_seqs", "u4"),
+        ("running", "u4"),
+        ("kv_blocks_used", "u4"),
+        ("more", "u4"),  # QUEUED, CHUNKS, or their sum: which rows of its own there are to it
+    ]
+)
+"""A leap without prompt chunks, or one iteration."""
+QUEUE_ROW = np.dtype([("waiting", "i4"), ("preempted", "i4"), ("waits_for_memory", "i4")])
+CHUNKS_ROW = np.dtype(
+    [
+        ("prefill_seqs", "i4"),
+        ("prefill_tokens", "i4"),
+        ("prefill_pairs", "i8"),
+        ("prefill_context_tokens", "i8"),
+        ("sampled_seqs", "i4"),
+    ]
+)
+QUEUED: Final = 1
+CHUNKS: Final = 2
+_PACK: Final = Struct("=2d2q8I").pack
+_PACK_QUEUE: Final = Struct("=3i").pack
+_PACK_CHUNKS: Final = Struct("=2i2qi").pack
+_PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
+
+
+class _TimePackers(dict[int, Callable[..., bytes]]):
+    """By their number: what makes bytes of times, in half the time in which an array takes them."""
+
+    def __missing__(self, num_times: int) -> Callable[..., bytes]:
+        self[num_times] = pack = Struct(f"={num_times}d").pack
+        return pack
+
+
+_PACK_TIMES: Final = _TimePackers()
+
 
 class Step(Protocol):
-    """Iterations of one plan that have ended: what the log needs to know of them."""
+    """Iterations of one plan that have ended: what the log needs to know of them.
+
+    shape: of the first iteration, if the plan has prompt chunks.
+    """
 
     plan: StepPlan
+    shape: IterationShape | None
     start_s: float
     ends_s: list[float]
     num_iterations: int
@@ -49,15 +100,6 @@ class IterationLog:
         "waits_for_memory",  # 1: the first of the waiting found no room for its KV
         *COUNTED,
     )
-    ROW: ClassVar[tuple[str, ...]] = (
-        "num_iterations",
-        "start_s",
-        "emitted_s",  # when the decoding sequences had produced their tokens before this row
-        "num_apart",  # decoding sequences for which that is not so: their gaps are noted by add_gap
-        "block_phase",  # clock of the decode set modulo the block size
-        "num_widening",  # decoding sequences that attend to a token more, and hold it, iteration by iteration
-        *COUNTS,
-    )
     TOKENS: ClassVar[tuple[str, ...]] = (
         "kv_tokens_used",
         "decode_context_tokens",
@@ -65,17 +107,21 @@ class IterationLog:
         "prefill_context_tokens",
     )
     """COUNTS that may exceed 32 bits."""
-    _pack: ClassVar[Callable[..., bytes]] = Struct(f"{len(ROW)}d").pack
 
     def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
         self.replica = replica
         self.serves_adapters = serves_adapters
         self.block_size = block_size
         self._rows = bytearray()
-        self._ends_s = array("d")
-        self._blocks_due = array("I")  # for each row of several iterations: block_size numbers, by phase
+        self._ends_s = bytearray()  # of all iterations
+        self._blocks_due = bytearray()  # for each row of several iterations: block_size numbers, by phase
+        self._queues = bytearray()
+        self._chunks = bytearray()
+        self._adapters = bytearray()  # for each row the numbers of AdapterUse, where adapters are served
+        self._kept = Kept(
+            self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters
+        )
         self._gaps = array("d")  # request id, start, end
-        self._adapters = array("q")  # for each row the numbers of AdapterUse, where adapters are served
 
     def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:
         """One sequence's gap between two tokens, which came at since_s and end_s."""
@@ -83,149 +129,186 @@ class IterationLog:
 
     def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter iterations that are about to be committed; the core is as the plan has left it."""
-        plan, num_iterations, ends_s, decodes = step.plan, step.num_iterations, step.ends_s, core.decodes
-        self._ends_s.extend(ends_s if num_iterations == len(ends_s) else ends_s[:num_iterations])
+        plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
+        if num_iterations != len(ends_s):
+            ends_s = ends_s[:num_iterations]
+        self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         if self.serves_adapters:
-            use = plan.adapters or NO_USE
-            self._adapters.extend(use * num_iterations if plan.chunks else use)
+            use = _PACK_USE(*(plan.adapters or NO_USE))
+            self._adapters += use * num_iterations if plan.chunks else use
         if plan.chunks:
             self._add_chunks(step, core, emitted_s, num_apart)
             return
-        num_running, pool = len(core.running), core.pool
+        decodes, pool, num_widening = core.decodes, core.pool, plan.num_widening
+        num_running = len(core.running)
         num_held = decodes.num_context_tokens if decodes.size == num_running else core.num_tokens_held
-        self._rows += self._pack(
-            num_iterations,
+        more = 0
+        if plan.waits_for is not None or plan.preempted:
+            self._add_queue(plan, 0 if plan.waits_for is None else core.num_waiting)
+            more = QUEUED
+        self._rows += _PACK(
             step.start_s,
             emitted_s,
-            num_apart,
-            decodes.clock % self.block_size,
-            plan.num_widening,
-            num_running,
-            core.num_waiting if plan.waits_for is not None else 0,
-            pool.num_blocks - pool.num_free,
-            num_held + plan.num_widening + plan.num_copied_tokens,
-            len(plan.preempted),
-            plan.waits_for is Cause.memory,
-            plan.num_decodes,
             plan.num_decode_context_tokens,
-            *(0, 0, 0, 0),
+            num_held + num_widening + plan.num_copied_tokens,
+            decodes.clock,
+            num_iterations,
+            num_apart,
+            num_widening,
             plan.num_decodes,
+            num_running,
+            pool.num_blocks - pool.num_free,
+            more,
         )
         if num_iterations > 1:
-            self._blocks_due.extend(decodes.blocks_due_by_phase)
+            self._blocks_due += decodes.blocks_due_by_phase
+
+    def _add_queue(self, plan: StepPlan, num_waiting: int) -> None:
+        self._queues += _PACK_QUEUE(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
     def _add_chunks(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
-        plan, start_s, shape = step.plan, step.start_s, step.shape_of_iteration(0)
-        num_running, num_waiting = len(core.running), core.num_waiting
-        num_blocks_used, num_tokens_held = core.pool.num_used, core.num_tokens_held
-        num_new = shape.prefill_tokens + plan.num_widening + plan.num_copied_tokens
+        plan, start_s, shape, pool = step.plan, step.start_s, step.shape, core.pool
+        assert shape is not None
+        num_running, num_waiting, num_widening = len(core.running), core.num_waiting, plan.num_widening
+        num_held: Num = core.num_tokens_held
+        num_blocks_used = pool.num_blocks - pool.num_free
+        num_new = shape.prefill_tokens + num_widening + plan.num_copied_tokens
+        is_queued = num_waiting or plan.preempted or plan.waits_for is not None
         for index in range(step.num_iterations):
             if index:
                 shape = step.shape_of_iteration(index)
-            self._rows += self._pack(
-                1,
+            if is_queued:
+                self._add_queue(plan, num_waiting)
+            num_held += num_new
+            self._rows += _PACK(
                 start_s,
                 emitted_s,
-                num_apart,
+                shape[1],
+                num_held,
                 0,
-                plan.num_widening,
+                1,
+                num_apart,
+                num_widening,
+                shape[0],
                 num_running,
-                num_waiting,
                 num_blocks_used + (core.blocks_of_repeats(plan, index) if index else 0),
-                num_tokens_held + (index + 1) * num_new,
-                len(plan.preempted),
-                plan.waits_for is Cause.memory,
-                *shape[:-1],
+                CHUNKS + QUEUED if is_queued else CHUNKS,
             )
+            self._chunks += _PACK_CHUNKS(*shape[2:7])
             start_s = emitted_s = step.ends_s[index]
             num_apart = 0
+        if len(self._rows) >= self._kept.limit:
+            self._kept.move()
 
     @property
     def num_iterations(self) -> int:
-        """Rows of what `expand` returns."""
-        return len(self._ends_s)
+        """Rows that `expand` fills."""
+        return self._kept.num_bytes(self._ends_s) // 8
 
     @property
     def max_gaps(self) -> int:
-        """No more gaps than that does it return."""
-        return len(self._ends_s) + len(self._gaps) // 3
+        """No more gaps than that does `expand` enter."""
+        return self.num_iterations + len(self._gaps) // 3
 
     @classmethod
     def dtypes(cls, *, serves_adapters: bool) -> dict[str, str]:
-        """By name, of the columns that `expand` returns."""
+        """By name, of the columns of the table."""
         return {
             **{"replica": "i4", "iteration": "i4", "start_s": "f8", "duration_s": "f8"},
             **{name: "i8" if name in cls.TOKENS else "i4" for name in cls.COUNTS},
             **dict.fromkeys(ADAPTER_COLUMNS if serves_adapters else (), "i8"),
         }
 
-    def expand(self) -> tuple[dict[str, NDArray[Any]], Gaps]:
-        """One value an iteration by column, and all gaps between tokens."""
-        table = np.frombuffer(self._rows).reshape(-1, len(self.ROW))
-        row = dict(zip(self.ROW, table.T, strict=True))
-        num = row["num_iterations"].astype(np.int64)
+    def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
+        """Fill columns, zeros until now, with a value an iteration, and enter the gaps; returns their number.
+
+        The log is given up, as it is as large as the table.
+        """
+        rows, ends_s = self._kept.take(self._rows, ROW), self._kept.take(self._ends_s, np.float64)
+        num = rows["num_iterations"].astype(np.int64)
         first = np.cumsum(num) - num  # index of each row's first iteration
-        step = np.arange(num.sum()) - np.repeat(first, num)  # index of an iteration in its row
-
-        def by_iteration(name: str) -> NDArray[np.int64]:
-            return np.repeat(row[name].astype(np.int64), num)
-
-        ends_s = np.frombuffer(self._ends_s)
-        start_s = np.roll(ends_s, 1)
-        start_s[first] = row["start_s"]
-        before_s = np.roll(ends_s, 1)
-        before_s[first] = row["emitted_s"]
-        columns: dict[str, NDArray[Any]] = {
-            "replica": np.full(len(step), self.replica, np.int32),
-            "iteration": np.arange(len(step), dtype=np.int32),
-            "start_s": start_s,
-            "duration_s": ends_s - start_s,
-        }
-        grown = step * by_iteration("num_widening")
-        grown_by = {
-            "decode_context_tokens": grown,
-            "kv_tokens_used": grown,
-            "kv_blocks_used": self._grown_blocks(row, num),
-        }
-        for name in self.COUNTS:
-            column = by_iteration(name)
-            if name in grown_by:
-                column += grown_by[name]
-            columns[name] = column if name in self.TOKENS else column.astype(np.int32)
+        start_s = columns["start_s"]
+        start_s[1:] = ends_s[:-1]
+        start_s[first] = rows["start_s"]
+        np.subtract(ends_s, start_s, out=columns["duration_s"])
+        columns["replica"][:] = self.replica
+        columns["iteration"][:] = np.arange(len(ends_s))
+        for name in ("decode_seqs", "running", "kv_blocks_used", "kv_tokens_used", "decode_context_tokens"):
+            columns[name][:] = np.repeat(rows[name], num)
+        columns["sampled_seqs"][:] = columns["decode_seqs"]
+        grown = np.arange(len(ends_s)) - np.repeat(first, num)  # index of an iteration in its row
+        grown *= np.repeat(rows["num_widening"], num)
+        columns["kv_tokens_used"] += grown
+        columns["decode_context_tokens"] += grown
+        self._grow_blocks(columns["kv_blocks_used"], rows, num, first)
+        self._fill_queues(columns, rows, num)
+        chunks, at = self._kept.take(self._chunks, CHUNKS_ROW), first[rows["more"] & CHUNKS > 0]
+        for name in CHUNKS_ROW.names or ():
+            columns[name][at] = chunks[name]
         if self.serves_adapters:
-            used = np.frombuffer(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
+            used = self._kept.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
-                columns[name] = np.repeat(column, num)
-        count = columns["decode_seqs"].astype(np.int64)
-        count[first] -= row["num_apart"].astype(np.int64)
-        decodes = count > 0
-        _, since_s, single_s = self.own_gaps().T
-        gaps = Gaps(
-            np.concatenate([(ends_s - before_s)[decodes], single_s - since_s]),
-            np.concatenate([count[decodes], np.ones(len(single_s), np.int64)]),
-            np.concatenate([ends_s[decodes], single_s]),
-        )
-        return columns, gaps
+                columns[name][:] = np.repeat(column, num)
+        return self._enter_gaps(gaps, ends_s, columns["decode_seqs"], rows, first)
 
     def own_gaps(self) -> NDArray[np.float64]:
         """Those of add_gap, [n, 3]: request id, start, end."""
         return np.frombuffer(self._gaps).reshape(-1, 3)
 
-    def _grown_blocks(self, row: dict[str, NDArray[np.float64]], num: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Blocks taken since the first iteration of each iteration's row."""
+    def _grow_blocks(
+        self,
+        blocks: NDArray[np.int32],
+        rows: NDArray[np.void],
+        num: NDArray[np.int64],
+        first: NDArray[np.int64],
+    ) -> None:
+        """Add those taken since the first iteration of each iteration's row."""
         leaps = np.flatnonzero(num > 1)
-        due_by_leap = np.frombuffer(self._blocks_due, np.uint32).reshape(-1, self.block_size)
+        due_by_leap = self._kept.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]
-        leap = np.repeat(np.arange(len(leaps)), size)
-        step = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-        phase = np.repeat(row["block_phase"][leaps].astype(np.int64), size) + step
-        due = np.where(step > 0, due_by_leap[leap, phase % self.block_size], 0)
-        total = np.cumsum(due)
-        before = np.repeat(total[np.cumsum(size) - size], size)  # due is 0 at each leap's first iteration
-        grown = np.zeros(num.sum(), np.int64)
-        grown[np.repeat(num > 1, num)] = total - before
-        return grown
+        begin = np.cumsum(size) - size
+        step = np.arange(size.sum()) - np.repeat(begin, size)
+        phase = (np.repeat(rows["clock"][leaps], size) + step) % self.block_size
+        due = due_by_leap[np.repeat(np.arange(len(leaps)), size), phase]
+        due[begin] = 0
+        total = np.cumsum(due, dtype=np.int64)
+        total -= np.repeat(total[begin], size)
+        blocks[step + np.repeat(first[leaps], size)] += total.astype(np.int32)
+
+    def _fill_queues(
+        self, columns: dict[str, NDArray[Any]], rows: NDArray[np.void], num: NDArray[np.int64]
+    ) -> None:
+        """Enter what the rows say that have a queue, or preempted somebody."""
+        queues = self._kept.take(self._queues, QUEUE_ROW)
+        is_queued = rows["more"] & QUEUED > 0
+        for name in QUEUE_ROW.names or ():
+            if queues[name].any():  # else the column's memory stays untouched
+                values = np.zeros(len(rows), np.int32)
+                values[is_queued] = queues[name]
+                columns[name][:] = np.repeat(values, num)
+
+    def _enter_gaps(
+        self,
+        gaps: Gaps,
+        ends_s: NDArray[np.float64],
+        decode_seqs: NDArray[np.int32],
+        rows: NDArray[np.void],
+        first: NDArray[np.int64],
+    ) -> int:
+        before_s = np.roll(ends_s, 1)
+        before_s[first] = rows["emitted_s"]
+        count = decode_seqs.astype(np.int64)
+        count[first] -= rows["num_apart"]
+        decodes = count > 0
+        _, since_s, single_s = self.own_gaps().T
+        num_shared = int(np.count_nonzero(decodes))
+        num_gaps = num_shared + len(single_s)
+        shared, single = slice(num_shared), slice(num_shared, num_gaps)
+        gaps.gap_s[shared], gaps.gap_s[single] = (ends_s - before_s)[decodes], single_s - since_s
+        gaps.gap_count[shared], gaps.gap_count[single] = count[decodes], 1
+        gaps.gap_end_s[shared], gaps.gap_end_s[single] = ends_s[decodes], single_s
+        return num_gaps
 
 
 def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
@@ -244,26 +327,23 @@ def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
 
 
 def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
-    """`expand` of all replicas, one behind the other; 0 where an engine has no such thing, as adapters.
+    """One value an iteration by column, and all gaps between tokens, of all replicas one behind the other.
 
-    The logs are taken from the list one after the other: together they are as large as the table.
+    0 where an engine has no such thing, as adapters. The logs are taken from the list one after the other.
     """
     num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
     dtypes = IterationLog.dtypes(serves_adapters=any(log.serves_adapters for log in logs))
-    columns: dict[str, NDArray[Any]] = {name: np.empty(num_rows, dtype) for name, dtype in dtypes.items()}
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
     gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
     row = num_gaps = 0
     logs.reverse()
     while logs:
         log = logs.pop()
-        own_columns, own_gaps = log.expand()
-        for name, column in columns.items():
-            column[row : row + log.num_iterations] = own_columns.get(name, 0)
-        for values, own_values in zip(gaps, own_gaps, strict=True):
-            values[num_gaps : num_gaps + len(own_values)] = own_values
-        row += log.num_iterations
-        num_gaps += len(own_gaps.gap_s)
-    return columns, Gaps(gaps.gap_s[:num_gaps], gaps.gap_count[:num_gaps], gaps.gap_end_s[:num_gaps])
+        end = row + log.num_iterations
+        own = {name: column[row:end] for name, column in columns.items()}
+        num_gaps += log.expand(own, gaps.part(num_gaps, max_gaps))
+        row = end
+    return columns, gaps.part(0, num_gaps)
 
 
 class Gaps(NamedTuple):
@@ -272,3 +352,7 @@ class Gaps(NamedTuple):
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.int64]
     gap_end_s: NDArray[np.float64]
+
+    def part(self, first: int, end: int) -> Gaps:
+        """Those from `first` to end - 1, in the same memory."""
+        return Gaps(self.gap_s[first:end], self.gap_count[first:end], self.gap_end_s[first:end])

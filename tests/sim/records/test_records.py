@@ -133,7 +133,7 @@ def test_the_logs_of_all_replicas_make_one_table_and_are_taken_from_their_list()
     logs[0].add_gap(7, 0.75, 1.0)
     logs[1].add_gap(8, 1.5, 2.0)
     logs[1].add_gap(7, 2.25, 3.0)
-    own_columns, _ = IterationLog(0, 16).expand()
+    own_columns, _ = expanded([IterationLog(0, 16)])
     columns, gaps = expanded(logs)
     assert logs == []
     assert {name: column.dtype for name, column in columns.items()} == {
