@@ -47,8 +47,10 @@ from experiments.conformance.promises import (
     overtaken_within,
     predicts_within_limits,
     same_again,
+    unasked_equals_asked,
 )
 from experiments.conformance.words import in_words
+from policies.batching import DecodesUnasked
 from sim.settings.build import build
 
 NUM_WORLDS = 100
@@ -57,7 +59,7 @@ NUM_WORLDS = 100
 _EVERY: tuple[Promise, ...] = (leap_equals_step, same_again, everybody_ends)
 _IN_ENGINE = (*_EVERY, no_leaked_blocks, budget_respected, blind_to_the_truth)
 PROMISES: Mapping[str, tuple[Promise, ...]] = {
-    "batching": _IN_ENGINE,
+    "batching": (*_IN_ENGINE, unasked_equals_asked),
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
@@ -164,6 +166,8 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
     worlds = draw_worlds_with(family, policy, fixed)
     if not getattr(policy, "serves_alone", True):
         del promises[everybody_ends.__name__]
+    if family == "batching" and not isinstance(policy, DecodesUnasked):
+        del promises[unasked_equals_asked.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]
     in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
     bound = getattr(policy, "starvation_bound", None)

@@ -13,6 +13,8 @@ from experiments.conformance.diary import Decision
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Flown, Traffic, World
 from policies.core.request import Request
+from policies.core.step import StepBuilder
+from policies.core.view import StepView
 from policies.routing import ReplicaView
 
 
@@ -56,6 +58,34 @@ def budget_respected(world: World) -> None:
             assert num_tokens <= limit, (
                 f"iteration {decision.iteration} has {num_tokens} tokens, max_num_batched_tokens is {limit}"
             )
+
+
+class AskedAlways:
+    """A batching policy that is asked for every step, as `fill` without a declaration of its own is."""
+
+    def __init__(self, batching: Any) -> None:
+        self._batching = batching
+
+    def __repr__(self) -> str:
+        return repr(self._batching)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while a copy is being made, which has nothing yet
+            raise AttributeError(name)
+        return getattr(self._batching, name)
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Let the policy decide."""
+        self._batching.fill(view, step, now)
+
+
+def unasked_equals_asked(world: World) -> None:
+    """A step that `max_unasked_decodes` leaves to the engine is the step that `fill` would have decided."""
+    unasked = world.fly(leap=False)
+    asked = replace(world, batching=AskedAlways(world.batching)).fly(leap=False)
+    for one, other in zip(unasked.cores, asked.cores, strict=True):
+        _assert_equal_decisions(one.decisions, other.decisions, "left to the engine", "asked of the policy")
+    assert_same_records(unasked.records, asked.records)
 
 
 def blind_to_the_truth(world: World) -> None:

@@ -31,6 +31,20 @@ class DecodesUnasked(Protocol):
         ...
 
 
+def max_unasked_of(batching: Batching) -> int:
+    """Up to how many decodes a policy need not be asked; 0 without a declaration that holds for its `fill`.
+
+    Raises ValueError for a declaration that is no whole number >= 0.
+    """
+    if not isinstance(batching, DecodesUnasked) or not declares_itself(batching):
+        return 0
+    limit: object = batching.max_unasked_decodes
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        name = type(batching).__name__
+        raise ValueError(f"{name}.max_unasked_decodes={limit!r}: must be a whole number >= 0")
+    return limit
+
+
 def declares_itself(batching: DecodesUnasked) -> bool:
     """Whether a policy declares its unasked decodes for its own methods, not for some that it replaces."""
     for each in type(batching).__mro__:

@@ -10,7 +10,7 @@ from math import inf
 
 from policies.adapters.residents import Residents
 from policies.adapters.serving import AdapterState
-from policies.batching import Batching, DecodesUnasked, declares_itself
+from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.limits import Bounds, RejectedError, StopAfter
@@ -93,9 +93,8 @@ class Intake:
             self._state.on_end.append(self._observe)
         if overrides(self.scheduling, "on_end"):
             self._state.on_end.append(self.scheduling.on_end)
-        self._max_unasked = 0  # decodes up to which the batching policy need not be asked
-        if isinstance(self.batching, DecodesUnasked) and not self._before_step:
-            self._max_unasked = self.batching.max_unasked_decodes if declares_itself(self.batching) else 0
+        # Decodes up to which the batching policy need not be asked.
+        self._max_unasked = 0 if self._before_step else max_unasked_of(self.batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling

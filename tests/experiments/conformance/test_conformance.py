@@ -110,6 +110,17 @@ class Forgetful(Filling):
         step.repeat()
 
 
+class Overconfident(Filling):
+    """Declares that all that decode go on, and preempts one now and then."""
+
+    max_unasked_decodes = 64
+
+    def fill(self, view, step, now):
+        if view.num_iterations % 4 == 3 and view.decoding:
+            step.preempt(view.decoding[-1])
+        super().fill(view, step, now)
+
+
 class Greedy(Filling):
     def fill(self, view, step, now):
         super().fill(view, replace_budget(step), now)
@@ -292,6 +303,7 @@ BROKEN = [
     (Dicing(), "same_again"),
     (Looking(), "same_again"),
     (Forgetful(), "leap_equals_step"),
+    (Overconfident(), "unasked_equals_asked"),
     (Greedy(), "budget_respected"),
     (Starving(), "everybody_ends"),
     (Leaking(), "no_leaked_blocks"),

@@ -209,3 +209,12 @@ def test_a_policy_is_not_asked_about_steps_that_it_leaves_to_the_core(make_core,
     run_step(core)
     run_step(core)
     assert asked == [[], [A, B], [A, B, C]]
+
+
+@pytest.mark.parametrize("limit", [-1, 2.5, "8", None, True])
+def test_a_declaration_that_is_no_number_of_sequences_is_refused(make_core, limit):
+    class Mistaken(Chunked):
+        max_unasked_decodes = limit
+
+    with pytest.raises(ValueError, match=r"Mistaken\.max_unasked_decodes=.*: must be a whole number >= 0"):
+        make_core(batching=Mistaken())
