@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import tokens_in_own_name
 from policies.core.engine import EngineCore
-from policies.core.limits import Bounds
 from policies.core.plan import Progress, StepOutcome, StepPlan
-from policies.core.request import Request
 from policies.core.sequence import Sequence
 
 MAX_PLANS = 20_000
@@ -42,10 +40,9 @@ class DiaryCore(EngineCore):
         self._has_had_slot: set[Sequence] = set()
         self._num_plans = 0
 
-    def add(self, request: Request, stop_after: Any = None, bounds: Bounds | None = None) -> Sequence:
-        seq = super().add(request, stop_after, bounds)
-        self.arrival_s[request.request_id] = request.arrival_s
-        return seq
+    def enter(self, seq: Sequence) -> Sequence:
+        self.arrival_s[seq.request_id] = seq.request.arrival_s
+        return super().enter(seq)
 
     def plan(self, now: float) -> StepPlan | None:
         plan = super().plan(now)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from policies.caching.branches import Branches
 from policies.caching.pool import BlockPool
 from policies.core.growth import PAGED
-from policies.core.limits import Bounds, StopAfter
+from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Branching
 from policies.core.sequence import DECODING, PAUSED, PREFILLING, Sequence, SequenceState
@@ -56,9 +56,9 @@ class BranchSet:
         """Tokens whose KV the members store."""
         return sum(seq.num_held for seq in self)
 
-    def enter(self, seq: Sequence, branching: Branching, bounds: Bounds, stop_after: StopAfter) -> None:
-        """A sequence that will branch waits for the first time."""
-        limit = bounds.max_known - seq.num_prompt_tokens
+    def prepare(self, seq: Sequence, branching: Branching, stop_after: StopAfter) -> None:
+        """Note what is known beforehand of a sequence that will branch."""
+        limit = seq.max_num_tokens - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
         seq.branch_ends = tuple(min(limit, num_tokens) for num_tokens in stop_after)

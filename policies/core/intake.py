@@ -56,6 +56,7 @@ class Intake:
             name = type(scheduling).__name__
             raise ValueError(f"{name} needs predicted output lengths: choose a predictor")
         self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
+        self._needs_truth = self.predictor is not None and self.predictor.needs_truth
         self.pool = pool
         self.residents = residents
         self.max_model_len = max_model_len
@@ -208,28 +209,40 @@ class Intake:
         """The sequence of a request that has not ended here."""
         return self._sequences.get(request_id)
 
-    def add(self, request: Request, stop_after: StopAfter = None, bounds: Bounds | None = None) -> Sequence:
+    def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
         """Take a request in.
 
         stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
         oracle does, an engine does not); of one with branches, for all or for each. It bounds
-        horizons and ends the sequence; policies never see it. bounds: what `bounds_of` has said of both, if
-        it was asked before.
+        horizons and ends the sequence; policies never see it.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
-        if request.request_id in self._sequences:
-            raise ValueError(f"request_id={request.request_id}: is being served already")
-        if bounds is None:
-            bounds = self._state.bounds_of(request, stop_after)
-        predicted = None if self.predictor is None else self._predict(request, stop_after, bounds)
-        end_known, end_reason, max_known = bounds
-        seq = Sequence(request, self.decodes, end_known, end_reason, max_known, predicted)
+        return self.enter(self.sequence_of(request, stop_after))
+
+    def sequence_of(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+        """A sequence for a request, which this engine will take in later, by `enter`; as for `add`."""
+        end_known, end_reason, max_known = self._state.bounds_of(request, stop_after)
+        seq = Sequence(request, self.decodes, end_known, end_reason, max_known)
         if request.branching is not None:
-            self.branched.enter(seq, request.branching, bounds, stop_after)
+            self.branched.prepare(seq, request.branching, stop_after)
+        if self._needs_truth and stop_after is None:
+            name = type(self.predictor).__name__
+            raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
+        return seq
+
+    def enter(self, seq: Sequence) -> Sequence:
+        """Take in the sequence of a request. Raises ValueError on a known request id."""
+        request_id = seq.request_id
+        if request_id in self._sequences:
+            raise ValueError(f"request_id={request_id}: is being served already")
+        if self.predictor is not None:
+            truth = seq.end_known - seq.num_prompt_tokens if self._needs_truth else None
+            seq.predicted = self.predictor.predict(seq.request, truth)
+        if seq.request.branching is not None:
             self.may_branch = True
         state = self._state
         seq.rank = state.rank(seq)
-        self._sequences[request.request_id] = seq
+        self._sequences[request_id] = seq
         state.enqueue(seq)
         return seq
 
@@ -287,7 +300,8 @@ class Intake:
     def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
         """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
         self._state.limits.check_resident(num_known)
-        if num_known >= self.bounds_of(request, stop_after).end_known:
+        end_known, _, _ = self.bounds_of(request, stop_after)
+        if num_known >= end_known:
             raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
@@ -309,17 +323,6 @@ class Intake:
         """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         self._state.check_integrity()
-
-    def _predict(self, request: Request, stop_after: StopAfter, bounds: Bounds) -> int:
-        """What the length predictor expects of a request."""
-        predictor = self.predictor
-        assert predictor is not None
-        if not predictor.needs_truth:
-            return predictor.predict(request, None)
-        if stop_after is None:
-            name = type(predictor).__name__
-            raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
-        return predictor.predict(request, bounds.end_known - request.prompt.num_tokens)
 
     def _observe(self, seq: Sequence) -> None:
         """The length predictor learns from an answer that is complete."""

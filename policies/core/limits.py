@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.caching.pool import BlockPool
 from policies.core.request import Branching, Request
@@ -19,12 +19,9 @@ class RejectedError(ValueError):
     """A request that this engine can never serve; the message says why."""
 
 
-class Bounds(NamedTuple):
-    """Known tokens at which a request ends."""
-
-    end_known: int  # as far as the caller knows
-    end_reason: FinishReason
-    max_known: int  # at the latest, as far as anybody may know
+Bounds = tuple[int, FinishReason, int]
+"""Known tokens at which a request ends, as far as the caller knows, why it ends there, and those at which it
+ends at the latest, as far as anybody may know."""
 
 
 class Limits:
@@ -58,13 +55,12 @@ class Limits:
             if request.branching is None:
                 raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")
             stop_after = max(stop_after)
+        end_known, end_reason = max_known, LENGTH
         if stop_after is not None and num_prompt + stop_after <= max_known:
-            bounds = Bounds(num_prompt + stop_after, STOP, max_known)
-        else:
-            bounds = Bounds(max_known, LENGTH, max_known)
-        if bounds.end_known <= num_prompt:
-            raise RejectedError(f"{bounds.end_known - num_prompt} output tokens asked for: must be >= 1")
-        return bounds
+            end_known, end_reason = num_prompt + stop_after, STOP
+        if end_known <= num_prompt:
+            raise RejectedError(f"{end_known - num_prompt} output tokens asked for: must be >= 1")
+        return end_known, end_reason, max_known
 
     def check_resident(self, num_tokens: int) -> None:
         """Raise RejectedError if a sequence of so many known tokens finds no room even alone."""

@@ -109,7 +109,6 @@ class Sequence:
         end_known: int,
         end_reason: FinishReason,
         max_num_tokens: int,
-        predicted: int | None = None,
     ) -> None:
         self.request = request  # what the client asked for
         self.request_id = request.request_id
@@ -120,7 +119,7 @@ class Sequence:
         self.end_known = end_known  # known tokens at which it ends; policies never see it
         self.end_reason = end_reason  # why it will end there
         self.max_num_tokens = max_num_tokens  # at which client, model or KV cache end it at the latest
-        self.predicted = predicted  # output tokens, by the engine's length predictor
+        self.predicted: int | None = None  # output tokens, by the engine's length predictor
         self.finish_reason: FinishReason | None = None  # why it has ended
         # While it runs.
         self.slot: int | None = None  # its row in the engine's arrays

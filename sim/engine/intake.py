@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.engine.running_step import RunningStep
+
+Enter = Callable[[Any], Sequence]
+"""Gives a request to the engine, called with what stands for it: a sequence or a migrant."""
 
 
 class Pending(NamedTuple):
@@ -30,10 +34,13 @@ class Pending(NamedTuple):
     """When it reaches the engine."""
     number: int
     request: Request
-    enter: Callable[[], Sequence]
-    """Gives it to the engine."""
-    sent_s: float | None = None
+    enter: Enter
+    what: Any
+    sent_s: float | None
     """When another replica handed it over; None: it came from the gateway."""
+
+
+_NEW_PENDING: Final[Callable[..., Pending]] = partial(tuple.__new__, Pending)  # without a call of Python code
 
 
 class Intake:
@@ -55,12 +62,12 @@ class Intake:
         self._num_sent = 0
 
     def add(
-        self, known_s: float, request: Request, enter: Callable[[], Sequence], sent_s: float | None = None
+        self, known_s: float, request: Request, enter: Enter, what: Any, sent_s: float | None = None
     ) -> None:
-        """Expect a request at known_s."""
+        """Expect a request at known_s, when enter(what) gives it to the engine. sent_s: see `Pending`."""
         self._num_sent += 1
         pending = self._pending
-        entry = Pending(known_s, self._num_sent, request, enter, sent_s)
+        entry = _NEW_PENDING((known_s, self._num_sent, request, enter, what, sent_s))
         if known_s >= self.next_s and known_s < pending[-1].known_s:
             insort(pending, entry, lo=self._first)
         elif known_s < self.next_s:

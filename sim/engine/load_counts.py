@@ -54,13 +54,8 @@ class LoadCounts:
         """
         return self.cache_view.num_cached(request)
 
-    def _count(self, num_tokens: int) -> None:
-        """A request of so many prompt tokens was sent here."""
-        self.num_outstanding += 1
-        self.num_outstanding_tokens += num_tokens
-
     def _count_queued(self, request_id: int, num_tokens: int) -> None:
-        """It has no token of its answer yet."""
+        """A request was sent here that has no token of its answer yet."""
         self._queued[request_id] = num_tokens
         self.num_queued_tokens += num_tokens
 

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
 from math import inf, isnan
+from typing import Any
 
 from policies.core.limits import StopAfter
 from policies.core.plan import Migrant, StepPlan
@@ -22,7 +23,7 @@ from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.copies import Copies
-from sim.engine.intake import Intake, Pending
+from sim.engine.intake import Enter, Intake, Pending
 from sim.engine.load_counts import LoadCounts
 from sim.engine.pool import Pool
 from sim.engine.prices import ends_s
@@ -199,42 +200,46 @@ class Replica(LoadCounts):
 
     def submit(self, request: Request, stop_after: StopAfter) -> None:
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
-        bounds = self.core.bounds_of(request, stop_after)
-        self._accept(request, partial(self.core.add, request, stop_after, bounds))
+        core = self.core
+        seq = core.sequence_of(request, stop_after)
+        self._count_queued(request.request_id, request.prompt.num_tokens)
+        self._expect(request, self._known_s(request), core.enter, seq)
 
     def resume(self, migrant: Migrant, stop_after: StopAfter) -> None:
         """Take in a request that goes on where a replica that crashed had got.
 
         `EngineCore.check_migrant` allows it. What it has computed is in another host's memory.
         """
-        self._accept(migrant.request, partial(self.core.adopt, migrant, stop_after, "mirror"))
+        request = migrant.request
+        if isnan(self.recorder.requests.first_token_s[request.request_id]):
+            self._count_queued(request.request_id, request.prompt.num_tokens)
+        enter = partial(self.core.adopt, stop_after=stop_after, tier="mirror")
+        self._expect(request, self._known_s(request), enter, migrant)
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter) -> None:
         """Take in a sequence that another replica has handed over. Raises RejectedError."""
         self.core.check_migrant(migrant.request, migrant.num_known, stop_after)
         now = self._clock.now
-        self._expect(migrant.request, now, partial(self.core.adopt, migrant, stop_after), now)
+        self._expect(migrant.request, now, partial(self.core.adopt, stop_after=stop_after), migrant, now)
 
-    def _accept(self, request: Request, enter: Callable[[], Sequence]) -> None:
-        """Expect a request from the gateway once the frontend has passed it on."""
-        request_id, known_s = request.request_id, self._clock.now + self.pool.frontend_s
-        if isnan(self.recorder.requests.first_token_s[request_id]):
-            self._count_queued(request_id, request.prompt.num_tokens)
-        if request_id in self._departures:  # its last attempt has not left: it comes back behind it
+    def _known_s(self, request: Request) -> float:
+        """When the frontend will have passed a request on that comes from the gateway now."""
+        if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self.step is not None
-            known_s = self.step.boundary_s(self._clock.now)
-        self._expect(request, known_s, enter)
+            return self.step.boundary_s(self._clock.now)
+        return self._clock.now + self.pool.frontend_s
 
     def _expect(
-        self, request: Request, known_s: float, enter: Callable[[], Sequence], sent_s: float | None = None
+        self, request: Request, known_s: float, enter: Enter, what: Any, sent_s: float | None = None
     ) -> None:
-        """Let a request reach the engine at known_s."""
-        self._count(request.prompt.num_tokens)
+        """Let a request reach the engine at known_s, by enter(what)."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += request.prompt.num_tokens
         for tell in self._tell.sent:
             tell(request)
         intake, step = self.intake, self.step
         is_next = known_s < intake.next_s
-        intake.add(known_s, request, enter, sent_s)
+        intake.add(known_s, request, enter, what, sent_s)
         if not is_next:
             return
         if step is not None:
@@ -245,7 +250,7 @@ class Replica(LoadCounts):
 
     def _enter(self, entry: Pending) -> None:
         """Give a pending request to the engine."""
-        seq = entry.enter()
+        seq = entry.enter(entry.what)
         self.recorder.events.enter(seq, entry.sent_s)
         for tell in self._tell.entered:
             tell(seq)
