@@ -64,9 +64,11 @@ class FrontDoor:
 
     def arrive(self, arrival: Arrival) -> None:
         """A request comes for the first time: open its record, and ask for it to be let in."""
-        request = arrival.request
-        self._requests.arrive(request)
-        visit = self.visits[request.request_id] = Visit(arrival, self._clock.now)
+        request, requests = arrival.request, self._requests
+        request_id = request.request_id
+        requests.arrive(request)
+        requests.tries[request_id] = 1
+        visit = self.visits[request_id] = Visit(arrival, self._clock.now)
         self.ask(visit)
         for tell in self._tell.arrived:
             tell(visit)

@@ -141,11 +141,11 @@ class RequestLog:
             self.cached_tokens,
             self.prefill_iterations,
             self.attempts,
+            self.tries,
             self.lost_tokens,
         ):
             counts.extend([0] * num_rows)  # status: unfinished
-        for counts in (self.samples, self.tries):
-            counts.extend([1] * num_rows)
+        self.samples.extend([1] * num_rows)
 
     def first_token(self, request_id: int, now: float) -> None:
         """The first token of a request that another replica goes on with reaches its client."""
