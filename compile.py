@@ -24,7 +24,7 @@ MODULES = (
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "running_step", "load_counts")),
     *(f"sim/engine/{name}.py" for name in ("clock", "prices", "shape", "last_tokens")),
     "sim/cluster/front_door.py",
-    *(f"sim/records/{name}.py" for name in ("events", "iterations", "requests")),
+    *(f"sim/records/{name}.py" for name in ("events", "event_rows", "iterations", "requests")),
 )
 LEFT_OUT = ("__init__.py", "sequence_view.py", "waiting.py")
 """What policies see of a sequence is only declared. The queue asks whether a tuple is the same object, and

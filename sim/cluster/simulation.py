@@ -32,7 +32,7 @@ from sim.engine.replica import Replica
 from sim.engine.signals import Signals
 from sim.engine.surroundings import Surroundings
 from sim.metrics.slo import Slo
-from sim.records.events import logged_events, waits_by_request
+from sim.records.event_rows import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
@@ -268,7 +268,7 @@ class Simulation:
         logs = [replica.recorder.take_iterations() for replica in replicas]
         own_gaps = own_gaps_table(logs)
         columns, gaps = expanded(logs)
-        events = logged_events([replica.recorder.events for replica in replicas])
+        events = logged_events([replica.recorder.events.rows for replica in replicas])
         requests = self._requests.table()
         for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
             requests[name] = waited_s

@@ -20,7 +20,7 @@ from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape,
 from sim.metrics.result import RunResult
 from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
-from sim.records.events import WAITS
+from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
 
 SAMPLES = 24

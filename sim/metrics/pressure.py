@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.window import Window
-from sim.records.events import TIERS, WAITS, Event
+from sim.records.event_rows import TIERS, WAITS, Event
 from sim.records.run import RunRecords
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sim.metrics.definitions import describe
-from sim.records.events import TIERS, Event
+from sim.records.event_rows import TIERS, Event
 from sim.records.run import RunRecords
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sim.records.events import TIERS, WAIT_COLUMNS, Event
+from sim.records.event_rows import TIERS, WAIT_COLUMNS, Event
 from sim.records.run import RunRecords
 
 

@@ -38,13 +38,15 @@ ROW = np.dtype(
         ("decode_seqs", "u4"),
         ("running", "u4"),
         ("kv_blocks_used", "u4"),
-        ("more", "u4"),  # QUEUED, CHUNKS, or their sum: which rows of its own there are to it
+        ("more", "u4"),  # QUEUED, CHUNKS, or their sum: it has a row there, too, or one for each iteration
     ]
 )
-"""A leap without prompt chunks, or one iteration."""
+"""The iterations of a plan. What is said of tokens and blocks is true of the first."""
 QUEUE_ROW = np.dtype([("waiting", "i4"), ("preempted", "i4"), ("waits_for_memory", "i4")])
 CHUNKS_ROW = np.dtype(
     [
+        ("kv_tokens_used", "i8"),
+        ("kv_blocks_used", "i4"),
         ("prefill_seqs", "i4"),
         ("prefill_tokens", "i4"),
         ("prefill_pairs", "i8"),
@@ -56,7 +58,7 @@ QUEUED: Final = 1
 CHUNKS: Final = 2
 _PACK: Final = Struct("=2d2q8I").pack
 _PACK_QUEUE: Final = Struct("=3i").pack
-_PACK_CHUNKS: Final = Struct("=2i2qi").pack
+_PACK_CHUNKS: Final = Struct("=q3i2qi").pack
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
 
 
@@ -130,74 +132,61 @@ class IterationLog:
     def add(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
         """Enter iterations that are about to be committed; the core is as the plan has left it."""
         plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
+        decodes, pool = core.decodes, core.pool
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
         self._ends_s += _PACK_TIMES[num_iterations](*ends_s)
         if self.serves_adapters:
-            use = _PACK_USE(*(plan.adapters or NO_USE))
-            self._adapters += use * num_iterations if plan.chunks else use
-        if plan.chunks:
-            self._add_chunks(step, core, emitted_s, num_apart)
-            return
-        decodes, pool, num_widening = core.decodes, core.pool, plan.num_widening
-        num_running = len(core.running)
-        num_held = decodes.num_context_tokens if decodes.size == num_running else core.num_tokens_held
-        more = 0
-        if plan.waits_for is not None or plan.preempted:
-            self._add_queue(plan, 0 if plan.waits_for is None else core.num_waiting)
-            more = QUEUED
+            self._adapters += _PACK_USE(*(plan.adapters or NO_USE))
+        num_running, num_widening = len(core.running), plan.num_widening
+        if decodes.size == num_running:
+            num_held = decodes.num_context_tokens + num_widening
+        else:
+            num_held = core.num_tokens_held + num_widening + plan.num_copied_tokens
+        num_blocks_used = pool.num_blocks - pool.num_free
+        more = CHUNKS if plan.chunks else 0
+        if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
+            self._add_queue(plan, core)
+            more += QUEUED
         self._rows += _PACK(
             step.start_s,
             emitted_s,
             plan.num_decode_context_tokens,
-            num_held + num_widening + plan.num_copied_tokens,
+            num_held,
             decodes.clock,
             num_iterations,
             num_apart,
             num_widening,
             plan.num_decodes,
             num_running,
-            pool.num_blocks - pool.num_free,
+            num_blocks_used,
             more,
         )
-        if num_iterations > 1:
+        if plan.chunks:
+            self._add_chunks(step, core, num_held, num_blocks_used)
+        elif num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
 
-    def _add_queue(self, plan: StepPlan, num_waiting: int) -> None:
+    def _add_queue(self, plan: StepPlan, core: EngineCore) -> None:
+        """The plan leaves somebody waiting, or has preempted somebody."""
+        num_waiting = core.num_waiting if plan.chunks or plan.waits_for is not None else 0
         self._queues += _PACK_QUEUE(num_waiting, len(plan.preempted), plan.waits_for is Cause.memory)
 
-    def _add_chunks(self, step: Step, core: EngineCore, emitted_s: float, num_apart: int) -> None:
-        """What prompt chunks cost is not linear in the iteration: each iteration has its row."""
-        plan, start_s, shape, pool = step.plan, step.start_s, step.shape, core.pool
+    def _add_chunks(self, step: Step, core: EngineCore, num_held: Num, num_blocks_used: int) -> None:
+        """What prompt chunks cost is not linear in the iteration: each iteration has a row.
+
+        num_held: without what the chunks compute.
+        """
+        shape = step.shape
         assert shape is not None
-        num_running, num_waiting, num_widening = len(core.running), core.num_waiting, plan.num_widening
-        num_held: Num = core.num_tokens_held
-        num_blocks_used = pool.num_blocks - pool.num_free
-        num_new = shape.prefill_tokens + num_widening + plan.num_copied_tokens
-        is_queued = num_waiting or plan.preempted or plan.waits_for is not None
-        for index in range(step.num_iterations):
-            if index:
-                shape = step.shape_of_iteration(index)
-            if is_queued:
-                self._add_queue(plan, num_waiting)
-            num_held += num_new
-            self._rows += _PACK(
-                start_s,
-                emitted_s,
-                shape[1],
-                num_held,
-                0,
-                1,
-                num_apart,
-                num_widening,
-                shape[0],
-                num_running,
-                num_blocks_used + (core.blocks_of_repeats(plan, index) if index else 0),
-                CHUNKS + QUEUED if is_queued else CHUNKS,
-            )
-            self._chunks += _PACK_CHUNKS(*shape[2:7])
-            start_s = emitted_s = step.ends_s[index]
-            num_apart = 0
+        num_held += shape.prefill_tokens
+        self._chunks += _PACK_CHUNKS(num_held, num_blocks_used, *shape[2:7])
+        if step.num_iterations > 1:
+            num_new = shape.prefill_tokens + step.plan.num_widening + step.plan.num_copied_tokens
+            for index in range(1, step.num_iterations):
+                blocks = num_blocks_used + core.blocks_of_repeats(step.plan, index)
+                chunks = step.shape_of_iteration(index)[2:7]
+                self._chunks += _PACK_CHUNKS(num_held + index * num_new, blocks, *chunks)
         if len(self._rows) >= self._kept.limit:
             self._kept.move()
 
@@ -243,7 +232,8 @@ class IterationLog:
         columns["decode_context_tokens"] += grown
         self._grow_blocks(columns["kv_blocks_used"], rows, num, first)
         self._fill_queues(columns, rows, num)
-        chunks, at = self._kept.take(self._chunks, CHUNKS_ROW), first[rows["more"] & CHUNKS > 0]
+        chunks = self._kept.take(self._chunks, CHUNKS_ROW)
+        at = np.flatnonzero(np.repeat(rows["more"] & CHUNKS > 0, num))
         for name in CHUNKS_ROW.names or ():
             columns[name][at] = chunks[name]
         if self.serves_adapters:
@@ -264,7 +254,7 @@ class IterationLog:
         first: NDArray[np.int64],
     ) -> None:
         """Add those taken since the first iteration of each iteration's row."""
-        leaps = np.flatnonzero(num > 1)
+        leaps = np.flatnonzero((num > 1) & (rows["more"] & CHUNKS == 0))
         due_by_leap = self._kept.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]
         begin = np.cumsum(size) - size

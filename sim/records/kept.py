@@ -20,23 +20,26 @@ class Kept:
     """What stood in buffers that somebody writes to, as memory maps, in the order of its writing.
 
     limit: bytes of the first buffer at which it is time to `move` again. It grows with what is kept: the maps
-    of a long run are few, too.
+    of a long run are few, too. num_moved: bytes of that buffer that are in maps.
     """
 
     def __init__(self, *buffers: bytearray) -> None:
         self.limit = NUM_BYTES
+        self.num_moved = 0
+        self._first = buffers[0]
         self._parts: dict[int, tuple[bytearray, list[mmap]]] = {
             id(buffer): (buffer, []) for buffer in buffers
         }
 
     def move(self) -> None:
         """Empty the buffers."""
+        self.num_moved += len(self._first)
+        self.limit = max(NUM_BYTES, self.num_moved // 8)
         for buffer, maps in self._parts.values():
             if buffer:
                 maps.append(mmap(-1, len(buffer)))
                 maps[-1][:] = buffer
                 buffer.clear()
-        self.limit = max(NUM_BYTES, self.num_bytes(next(iter(self._parts.values()))[0]) // 8)
 
     def num_bytes(self, buffer: bytearray) -> int:
         """All that were ever written to one of the buffers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from sim.records.events import WAIT_COLUMNS, WAITS
+from sim.records.event_rows import WAIT_COLUMNS, WAITS
 
 QUEUED = ("waiting", "preempted")
 """Phases in which a request stands in the queue."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from policies.adapters.residents import AdapterCounts
 from policies.core.engine import EngineCore
-from sim.records.events import logged_events
+from sim.records.event_rows import logged_events
 from sim.records.iterations import own_gaps_table
 from sim.records.trouble import Trouble
 
@@ -119,7 +119,7 @@ class RunRecords:
     there ever were. unfilled: where KV is reserved ahead, `BlockPool.unfilled` of all replicas, [n, 4]:
     replica, first iteration, iteration behind the last, token places; else None.
     interrupted: the run was stopped by hand at end_s. overload, missed: why it was ended early there,
-    if it was. events: `sim.records.events.logged_events`.
+    if it was. events: `sim.records.event_rows.logged_events`.
     own_gaps: between two tokens of one request where these did not come at two iterations with decodes, one
     behind the other, of one replica: request_id, replica, since_s, end_s. All others do, see `token_times`.
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.

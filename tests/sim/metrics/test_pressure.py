@@ -8,7 +8,7 @@ import pytest
 
 from sim.metrics.pressure import cache_use, preemption_use, waiting_use
 from sim.metrics.window import Window
-from sim.records.events import WAIT_COLUMNS, Event, logged_events
+from sim.records.event_rows import WAIT_COLUMNS, Event, logged_events
 
 WHOLE = Window(0.0, 10.0)
 

@@ -15,8 +15,8 @@ from policies.core.engine import EngineCore
 from policies.core.plan import Cause
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.links import Links
+from sim.records.event_rows import WAIT_COLUMNS, WAITS
 from sim.records.event_table import events_table
-from sim.records.events import WAIT_COLUMNS, WAITS
 
 TICK_S = 0.125
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.cluster.troubles import Scripted, Troubles
+from sim.records.event_rows import WAIT_COLUMNS
 from sim.records.event_table import events_table
-from sim.records.events import WAIT_COLUMNS
 from sim.records.lives import lives, phases
 from sim.records.trouble import Kind
 from sim.workload.retries import Retries

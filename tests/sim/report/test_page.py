@@ -14,7 +14,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.records.events import WAITS
+from sim.records.event_rows import WAITS
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.page import write_report
 from sim.report.timeline import timeline
