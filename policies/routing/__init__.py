@@ -19,6 +19,9 @@ class ReplicaView(Protocol):
 
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
+    A policy that looks at the first or the second of all replicas asks `policies.routing.loads.counts_of`,
+    which need not ask hundreds of them one by one.
+
     The rest is what the engine says of itself, once an iteration, and as old as the service's signals are
     (`signal_age_s`). Requests that were sent and are not in it yet are known, too:
 

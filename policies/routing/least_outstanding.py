@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from policies.core.request import Request
 from policies.routing import COUNTS, ReplicaView, check_count
+from policies.routing.loads import counts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,5 +26,4 @@ class LeastOutstanding:
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """The replica with the least that has not ended, at this instant."""
-        counts = list(map(attrgetter(COUNTS[self.count]), replicas))
-        return counts.index(min(counts))
+        return int(counts_of(replicas, COUNTS[self.count]).argmin())

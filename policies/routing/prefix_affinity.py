@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from policies.caching.content import prompt_runs
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
+from policies.routing.loads import counts_of
 from policies.routing.prefix_tree import PrefixTree
-
-_num_outstanding = attrgetter("num_outstanding")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,12 +65,14 @@ class PrefixAffinity:
     def _chosen(
         self, tree: PrefixTree, runs: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
     ) -> int:
-        counts = list(map(_num_outstanding, replicas))
-        most, fewest = max(counts), min(counts)
+        counts = counts_of(replicas, "num_outstanding")
+        least = int(counts.argmin())
+        most, fewest = int(counts[counts.argmax()]), int(counts[least])
         if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
-            return counts.index(fewest)
+            return least
         match = tree.match(runs)
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
             return self._places[match.replica]  # to be marked as used with what is inserted
         tree.use(match)
-        return self._places[min(tree.num_tokens, key=tree.num_tokens.__getitem__)]
+        sizes = list(tree.num_tokens.values())
+        return self._places[list(tree.num_tokens)[sizes.index(min(sizes))]]

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from math import inf
 
 from policies.core.request import Request
+from sim.cluster.loads import Loads
 from sim.engine.pool import Pool
 from sim.engine.replica import Replica
 from sim.engine.surroundings import Surroundings
@@ -102,6 +103,7 @@ class Fleet:
         self.serving_model = ServingModel()
         """Of `serving`, those that serve a model."""
         self.on_gone: Callable[[Member], None] | None = None
+        self._loads = Loads()
         self._around = around
         self._attach = attach
         self._interconnect = interconnect
@@ -261,6 +263,7 @@ class Fleet:
         pool = self.pools[pool_index]
         replica = Replica(len(self.members), pool, self._around)
         self._attach(replica)
+        self._loads.add(replica)
         interconnect = self._interconnect
         if interconnect is not None:
             if pool.device is None:
@@ -286,12 +289,13 @@ class Fleet:
 
     def _list_serving(self) -> None:
         replicas = [m.replica for m in self.members if m.state is State.serving and m.is_reached]
-        self.serving = [replica for replica in replicas if replica.pool.role != "decode"]
+        listed = self._loads.listed
+        self.serving = listed([replica for replica in replicas if replica.pool.role != "decode"])
         self.serving_model = ServingModel({None: self.serving})
-        prefilling = [replica for replica in replicas if replica.pool.role == "prefill"]
+        prefilling = listed([replica for replica in replicas if replica.pool.role == "prefill"])
         self.prefilling = prefilling or self.serving
-        self.decoding = [replica for replica in replicas if replica.pool.role == "decode"]
-        self.decoding_all = [replica for replica in replicas if replica.pool.role != "prefill"]
+        self.decoding = listed([replica for replica in replicas if replica.pool.role == "decode"])
+        self.decoding_all = listed([replica for replica in replicas if replica.pool.role != "prefill"])
 
 
 def _record(member: Member, end_s: float) -> ReplicaRecord:

@@ -1,0 +1,27 @@
+"""What all replicas have outstanding, at once: for routers that look for the least loaded of hundreds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.routing import ReplicaView
+
+
+class Counted(Protocol):
+    """Replicas whose counts are kept side by side, so that they need not be asked one by one."""
+
+    def counts(self, name: str) -> NDArray[np.int64]:
+        """What `counts_of` gives; not to be changed, and of this instant only."""
+        ...
+
+
+def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
+    """num_outstanding or num_outstanding_tokens, the name says which, of each of the replicas."""
+    if hasattr(replicas, "counts"):
+        return cast(Counted, replicas).counts(name)
+    return np.fromiter(map(attrgetter(name), replicas), np.int64, len(replicas))

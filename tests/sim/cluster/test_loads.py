@@ -1,0 +1,37 @@
+"""Counts of many replicas, kept side by side, are those that the replicas have."""
+
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing import COUNTS
+from policies.routing.loads import counts_of
+from sim.cluster import loads
+from tests.worlds.clusters import draw_clusters
+
+
+@dataclass(frozen=True)
+class CheckedLeast:
+    """Least outstanding, by counts that it compares with what each replica says."""
+
+    def choose(self, request, replicas, now):
+        assert isinstance(replicas, loads.CountedReplicas)
+        for name in COUNTS.values():
+            counts = counts_of(replicas, name)
+            assert counts.tolist() == [getattr(replica, name) for replica in replicas]
+        return int(counts.argmin())
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    return draw_clusters()
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
+    with patch.object(loads, "FEW", 0):
+        replace(data.draw(clusters), routing=CheckedLeast()).fly()
