@@ -1,9 +1,11 @@
 """Config files read by libyaml are what OmegaConf reads."""
 
 import pytest
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.yaml_files import YamlFolder
 
@@ -52,3 +54,21 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "one.yaml").write_bytes(b"a: \xff\n")
     with pytest.raises(YAMLError, match=r"one\.yaml: must be UTF-8 text"):
         YamlFolder("test", f"file://{tmp_path}").load_config("one")
+
+
+def test_a_process_that_composes_again_sees_what_a_file_says_now(tmp_path):
+    (tmp_path / "own.yaml").write_text("defaults:\n- part: a\n- _self_\nx: 1\n")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part/a.yaml").write_text("y: {z: 2}\n")
+    source = ConfigSource(config_name="own", dirs=[tmp_path])
+    for _ in range(3):  # read, remembered, remembered
+        cfg = source.compose([])
+        assert cfg == {"part": {"y": {"z": 2}}, "x": 1}
+        cfg.part.y.z = 7  # a config is its owner's
+    (tmp_path / "part/a.yaml").write_text("y: {z: 3}\n")
+    assert source.compose([]).part.y.z == 3
+    (tmp_path / "part/a.yaml").write_text("y: {z: 2}\n")
+    assert source.compose([]).part.y.z == 2
+    (tmp_path / "part/a.yaml").unlink()
+    with pytest.raises(MissingConfigException):
+        source.compose([])
