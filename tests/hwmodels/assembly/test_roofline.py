@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
@@ -315,12 +315,14 @@ figures = st.sampled_from(["memory", "peak", "bandwidth_bytes_per_s", "latency_s
 
 @few
 @given(counts=alike, figure=figures, factor=st.floats(1, 10))
+@example(counts=(40, 165, 2, 710, 0), figure="bandwidth_bytes_per_s", factor=1.6)
 def test_a_better_device_is_never_slower(kind, make_shape, counts, figure, factor):
     device, shape = kind["device"], shape_of(make_shape, counts)
     slow, fast = (
         Roofline(**{**kind, "device": d}, host=NO_HOST) for d in (device, better(device, figure, factor))
     )
-    assert fast.seconds(shape) <= slow.seconds(shape)
+    # In a pipeline the time between stages is added and taken off again: the last bit may go up.
+    assert fast.seconds(shape) <= slow.seconds(shape) * (1 + 1e-12)
 
 
 def better(device, figure, factor):
