@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
+from operator import itemgetter
 
 from policies.core.request import Request, Segment
 
@@ -30,6 +31,9 @@ MANY = 8192
 """New pieces after which it is time to look which places are in use: about 2 MB of memory."""
 
 
+_num_tokens = itemgetter(1)
+"""Of a segment."""
+
 Stretch = tuple[int, int]
 """(place, end): blocks of a sequence that end at one place, up to the sequence's block end. A plain tuple."""
 
@@ -41,13 +45,14 @@ def prompt_runs(request: Request) -> list[Segment]:
     """
     if request.adapter is not None:
         return _cut(request)
-    prompt = request.prompt
-    num_left = prompt.num_tokens
-    for _, num_tokens in prompt.segments:
-        num_left -= num_tokens
-        if not num_tokens or num_left < 0:
+    num_prompt_tokens, segments, _ = request.prompt
+    runs = list(segments)
+    num_left = num_prompt_tokens
+    if runs:
+        _, num_tokens = zip(*runs, strict=True)
+        num_left -= sum(num_tokens)
+        if num_left < 0 or not all(num_tokens):
             return _cut(request)
-    runs = list(prompt.segments)
     if num_left:
         runs.append(Segment(_own_content(request), num_left))
     return runs
@@ -108,7 +113,7 @@ class Chain:
     def __init__(self, place: int, pieces: list[Segment]) -> None:
         self.place = place
         self.body = pieces[:-1]
-        self.num_body_tokens = sum([num_tokens for _, num_tokens in self.body])
+        self.num_body_tokens = sum(map(_num_tokens, self.body))
         self.last_id = pieces[-1].content_id
 
     def follow(self, runs: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
@@ -233,8 +238,11 @@ class Places:
         """Of the run `first` and those behind it that have names."""
         end = first + 1
         if not self._is_by_piece:
-            while end < len(runs) and runs[end][0] >= 0:
-                end += 1
+            end = len(runs)
+            for index in range(max(first + 1, end - 2), end):  # only the last two may have none
+                if runs[index][0] < 0:
+                    end = index
+                    break
         chain = Chain(self._num_given, runs[first:end])
         self._num_given += 1
         self._num_pieces += end - first

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
-from policies.caching.content import Places
+from policies.caching.content import ENDLESS, Places
 from policies.caching.pins import Pins
 from policies.caching.pool import BlockPool
 from policies.caching.runs import Held, Run, Runs
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 
+MANY_DUE = 512
+"""Blocks whose eviction may be put off for long, so that most runs then go whole."""
+
 
 class PrefixPool(BlockPool):
     """A block pool whose blocks have contents, counted and moved in runs.
 
-        num_blocks = fresh (free, no content) + runs that nobody holds (free, LRU) + runs held + tails held
+        num_blocks = blank (free, no content) + runs that nobody holds (free, LRU) + runs held + tails held
 
     Costs per request grow with the named pieces of its prompt, not with its blocks.
     """
+
+    _counts_own: ClassVar[bool] = True
+    """Whether contents that only one request can name are counted, and not told in runs."""
 
     def __init__(
         self,
@@ -33,7 +40,7 @@ class PrefixPool(BlockPool):
         self._pins = Pins(pin_s=pin_s, max_blocks=max_pinned, block_size=block_size)
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
-        self._num_fresh = num_blocks
+        self._num_kept = 0  # free blocks that have contents, which nobody is about to evict
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
@@ -42,7 +49,7 @@ class PrefixPool(BlockPool):
 
     @property
     def num_blank(self) -> int:
-        return self._num_fresh
+        return self.num_free - self._num_kept
 
     def peek(self, request: Request) -> int:
         path = self._places.known_path(request)
@@ -60,8 +67,11 @@ class PrefixPool(BlockPool):
     def admit(self, seq: Sequence, num_cached: int) -> None:
         held = seq.kv or self._new_held(seq)
         if num_cached:
-            self.num_free -= self._runs.hold_found(held, seq.request_id)
-        held.found = ()
+            num_blocks = self._runs.hold_found(held, seq.request_id)
+            self.num_free -= num_blocks
+            self._num_kept -= num_blocks
+        elif held.path[0][1] == ENDLESS:
+            held.is_own = self._counts_own and self._runs.lacks(held.path[0][0])
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         block_size = self.block_size
@@ -73,53 +83,59 @@ class PrefixPool(BlockPool):
 
     def take(self, num_blocks: int) -> None:
         """Blocks for new contents: those without any first, then those that became free first."""
-        assert num_blocks <= self.num_free
-        self.num_free -= num_blocks
-        num_fresh = self._num_fresh - num_blocks
-        if num_fresh >= 0:
-            self._num_fresh = num_fresh
-            return
-        self._num_fresh = 0
-        self.num_evicted -= num_fresh
-        self._runs.num_due -= num_fresh
+        self.num_free = num_free = self.num_free - num_blocks
+        if num_free < self._num_kept:
+            self._evict(self._num_kept - num_free)
+
+    def _evict(self, num_blocks: int) -> None:
+        """So many blocks lose their contents, once somebody looks at a place that has contents."""
+        assert self.num_free >= 0
+        self._num_kept = self.num_free
+        self.num_evicted += num_blocks
+        self._runs.num_due += num_blocks
         if self._num_ids_made:  # whose blocks they are is seen
             self._runs.evict_due()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         held: Held = seq.kv
-        num_full = (num_tokens - num_planned) // self.block_size
-        self._offer(seq, num_full)
-        num_withdrawn = held.num_keyed - num_full
-        if num_withdrawn > 0:  # offered for tokens that will not be computed
+        block_size = self.block_size
+        num_full = (num_tokens - num_planned) // block_size
+        if num_full > held.num_keyed:
+            self._offer(seq, num_full)
+        elif num_full < held.num_keyed:  # offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
-        num_tail = -(-num_tokens // self.block_size) - held.num_keyed
-        assert num_tail >= max(0, num_withdrawn)
-        self.num_free += num_tail
-        self._num_fresh += num_tail
-        if seq.request.prompt.num_pinned and seq.stored_computed > seq.num_found:  # it has used what it found
-            num_pinned = min(seq.request.prompt.num_pinned // self.block_size, held.num_keyed)
-            self._runs.make_run(held, seq.request_id)
-            if self._pins.keep(self._runs, held, num_pinned, self.now):
-                self.expires_s = self._pins.expires_s
-        self.num_free += self._runs.let_go(held, seq.request_id)
+        num_tail = -(-num_tokens // block_size) - held.num_keyed
+        assert num_tail >= 0
+        if self._pins.max_blocks:
+            self._pin(seq, held)
+        num_kept = self._runs.let_go(held, seq.request_id)
+        self._num_kept += num_kept
+        self.num_free += num_kept + num_tail
         if held.tail_ids:
             self._free_ids.extend(reversed(held.tail_ids))
         seq.kv = None
-        if self._runs.num_due:
+        if self._runs.num_due > MANY_DUE:
             self._runs.evict_whole()
         if self._places.is_crowded:
             self._places.forget(self._used_places())
 
+    def _pin(self, seq: Sequence, held: Held) -> None:
+        """Keep the prefix that a client pays for, if its sequence has used what it found."""
+        num_pinned = seq.request.prompt.num_pinned
+        if num_pinned and seq.stored_computed > seq.num_found:
+            self._runs.make_run(held, seq.request_id)
+            if self._pins.keep(
+                self._runs, held, min(num_pinned // self.block_size, held.num_keyed), self.now
+            ):
+                self.expires_s = self._pins.expires_s
+
     def sharers(self, seq: Sequence) -> Iterable[int]:
         return self._runs.owners_behind(seq.kv, seq.stored_computed // self.block_size) - {seq.request_id}
-
-    def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
-        super().give_back(num_blocks, ids)
-        self._num_fresh += num_blocks
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         held: Held = seq.kv
         self._runs.make_run(held, seq.request_id)
+        held.is_own = False
         ids: list[int] = []
         for run in held.runs:
             if not run.ids:
@@ -131,7 +147,9 @@ class PrefixPool(BlockPool):
 
     def expire(self) -> None:
         while (pin := self._pins.pop_expired(self.now)) is not None:
-            self.num_free += self._runs.let_go(pin.held, pin.number)
+            num_blocks = self._runs.let_go(pin.held, pin.number)
+            self.num_free += num_blocks
+            self._num_kept += num_blocks
         self.expires_s = self._pins.expires_s
 
     @property
@@ -159,7 +177,7 @@ class PrefixPool(BlockPool):
             owned.update(mine.runs)
         self._pins.check_integrity()
         num_free, num_held = self._runs.check_integrity(owned)
-        assert self._num_fresh + num_free == self.num_free
+        assert num_free == self._num_kept
         num_accounted = self.num_free + num_held + num_own + num_tail + self.num_apart
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
@@ -174,7 +192,7 @@ class PrefixPool(BlockPool):
         num_new = num_full - held.num_keyed
         if num_new <= 0:
             return
-        if held.num_own and num_full <= held.path[-1][1]:  # it goes on with these
+        if held.is_own or (held.num_own and num_full <= held.path[-1][1]):  # it goes on with these
             held.num_own += num_new
             held.num_keyed = num_full
             return

@@ -51,12 +51,13 @@ class Run:
 class Held:
     """What a sequence holds, from its first block on: runs, own blocks, blocks that have no content yet."""
 
-    __slots__ = ("found", "num_keyed", "num_own", "path", "runs", "tail_ids")
+    __slots__ = ("found", "is_own", "num_keyed", "num_own", "path", "runs", "tail_ids")
 
     def __init__(self, path: list[Stretch]) -> None:
         self.path = path
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: by the last look
         self.runs: list[Run] = []
+        self.is_own = False  # all its blocks will be such as num_own counts
         self.num_own = 0  # blocks of the path's last place that are in no run: only its request can name them
         self.num_keyed = 0  # blocks with contents: those in runs, and its own
         self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
@@ -97,6 +98,10 @@ class Runs:
         """Where there are contents."""
         self.evict_due()
         return self._at.keys() | self._copies.keys()
+
+    def lacks(self, place: int) -> bool:
+        """Whether nothing is there that only one request can name."""
+        return place >= OWN_PLACES and place not in self._at and place not in self._free
 
     def find(self, path: list[Stretch], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
         """The runs that a path begins with, and how many blocks of each may be used: limit in all."""
@@ -201,6 +206,7 @@ class Runs:
             run.owners[owner] = held
             held.runs.append(run)
             held.num_own = 0
+            held.is_own = False
             self._at[place] = [run]
 
     def owners_behind(self, held: Held, num_blocks: int) -> set[int]:
@@ -244,7 +250,8 @@ class Runs:
 
     def evict_due(self) -> None:
         """Carry out what was put off: the run that became free first goes first, its tail before its head."""
-        self.evict_whole()
+        if self.num_due:
+            self.evict_whole()
         if not self.num_due:
             return
         number, run = next(iter(self._free.items()))
@@ -256,16 +263,17 @@ class Runs:
 
     def evict_whole(self) -> None:
         """Carry out those of the evictions that were put off which take whole runs."""
-        free = self._free
-        while self.num_due:
+        free, num_due = self._free, self.num_due
+        while num_due:
             number, run = next(iter(free.items()))
             num_blocks = run if isinstance(run, int) else run.num_blocks
-            if num_blocks > self.num_due:
-                return
-            self.num_due -= num_blocks
+            if num_blocks > num_due:
+                break
+            num_due -= num_blocks
             if not isinstance(run, int):
                 self._evict(run, num_blocks)
             del free[number]
+        self.num_due = num_due
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
         """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""

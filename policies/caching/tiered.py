@@ -86,6 +86,8 @@ class Tiered(Caching):
 class TieredPool(PrefixPool):
     """A prefix pool that writes down what it evicts, or computes, and finds it again."""
 
+    _counts_own = False
+
     def __init__(
         self,
         num_blocks: int,
@@ -121,10 +123,10 @@ class TieredPool(PrefixPool):
 
         Of the latter the next run's only: who has used them up asks again.
         """
-        if not self._tiers or self._writes_through or self._num_fresh == self.num_free:
+        if not self._tiers or self._writes_through or not self._num_kept:
             return self.num_free
         run = self._runs.next_free
-        return self._num_fresh + run.end - max(run.first, self._tiers[0].reach_back(run.place, run.end))
+        return self.num_blank + run.end - max(run.first, self._tiers[0].reach_back(run.place, run.end))
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
         block_size = self.block_size

@@ -49,7 +49,8 @@ class MooncakeJsonl(Trace):
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         full, rest = divmod(num_tokens, self.tokens_per_hash)
-        whole = tuple(map(Segment, content_ids[:full], repeat(self.tokens_per_hash)))
+        pieces = zip(content_ids[:full], repeat(self.tokens_per_hash))
+        whole = tuple(map(tuple.__new__, repeat(Segment), pieces))
         return whole + tuple(Segment(content_id, rest) for content_id in content_ids[full : full + 1] if rest)
 
     def _checked(self, line: int, text: str, row: Any) -> TraceRow:

@@ -266,12 +266,12 @@ def test_content_that_is_below_already_is_quiet():
     core = make_engine(num_blocks=9, host_blocks=100)
     serve(core, 0, 0)
     serve(core, 1, 1)
-    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 1)  # A and B are nowhere else
+    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 1)  # A and B are nowhere else
     serve(core, 2, 2)
-    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 1)  # A went down; B and C are nowhere else
+    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 1)  # A went down; B and C are nowhere else
     serve(core, 3, 0)  # B goes down, A comes back
     serve(core, 4, 2)  # found: C is used after A, and A is next
-    assert (core.pool._num_fresh, core.pool.num_quiet) == (1, 5)
+    assert (core.pool.num_blank, core.pool.num_quiet) == (1, 5)
 
 
 def test_decodes_that_evict_what_is_below_already_leap():
