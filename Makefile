@@ -39,7 +39,7 @@ types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
 layers: .venv/installed-test ## who may import whom
 	.venv/bin/lint-imports
 
-bench: .venv/installed ## CPU time and memory of the simulator
+bench: .venv/installed ## CPU time and memory of the simulator, of starts, studies and the dashboard
 	$(PY) -m experiments.bench.sim $(ARGS)
 
 # A compiled module is imported in place of its source: after an edit, `make compiled` again, or `make pure`.

@@ -1,9 +1,10 @@
 """How fast the simulator is: `python -m experiments.bench.sim [case ...]` (or `make bench`).
 
-Prints what the commands take to start, then CPU time and peak memory of each case, each in a process of its
-own. Counted: making the traffic, simulating, and the tables of requests, iterations and gaps in memory. Not
-counted: imports, figures, files, report. Machines differ and are noisy, so SimPy's own loop of bare timeouts
-is timed beside every repetition: `timeouts/request` is the cost of a request in such timeouts (median).
+Prints what the commands take to start, CPU time and peak memory of each case, each in a process of its own,
+and what studies and an answer of the dashboard take. Counted of a case: making the traffic, simulating, and
+the tables of requests, iterations and gaps in memory. Not counted: imports, figures, files, report. Machines
+differ and are noisy, so SimPy's own loop of bare timeouts is timed beside every repetition:
+`timeouts/request` is the cost of a request in such timeouts (median).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +20,7 @@ from statistics import median
 
 import simpy
 
+from experiments.bench.commands import DASHBOARD, STUDIES, time_dashboard, time_starts, time_study
 from sim.records.run import RunRecords
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -66,14 +67,6 @@ CASES = {
     "l16": ("the same, 16 replicas, least outstanding", poisson(20_000, 16, "least_outstanding")),
     "l256": ("the same, 256 replicas, least outstanding", poisson(51_200, 256, "least_outstanding")),
 }
-STARTS = {
-    "windtunnel --help": ("--help",),
-    "windtunnel simulate --help": ("simulate", "--help"),
-    "windtunnel list": ("list",),
-    "a misspelt key": ("simulate", "workload.nume_requests=10"),
-    "ten requests, no report": ("simulate", "workload.num_requests=10", "output.report=false"),
-    "ten requests": ("simulate", "workload.num_requests=10"),
-}
 COLUMNS = {
     "CPU s": 7,
     "us/request": 11,
@@ -88,11 +81,13 @@ NUM_TIMEOUTS = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Time the start and the cases named on the command line, or all."""
+    """Time what is named on the command line, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench.sim", description=__doc__)
-    names = ["start", *CASES]
+    names = ["start", *CASES, *STUDIES, DASHBOARD]
     parser.add_argument("cases", nargs="*", choices=[*names, []], help="all if none is named")
-    parser.add_argument("--repeat", type=int, default=3, help="repetitions; the fastest counts")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="repetitions, of which the fastest counts; studies run once"
+    )
     parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="a folder with the traces")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -101,30 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     wanted = options.cases or names
     if "start" in wanted:
-        _time_starts(options.repeat)
-    print("".join(f"{heading:>{width}}" for heading, width in COLUMNS.items()) + "  case", flush=True)
-    for case in wanted:
-        if case in CASES:
-            command = [sys.executable, "-m", "experiments.bench.sim", case, "--in-process"]
-            subprocess.run([*command, f"--repeat={options.repeat}", f"--traces={options.traces}"], check=True)
-
-
-def _time_starts(repeat: int) -> None:
-    """Print a line a command: CPU seconds of its process."""
-    windtunnel = [sys.executable, "-c", "import sys; from experiments.app.cli import main; sys.exit(main())"]
-    for name, words in STARTS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            here = [f"hydra.run.dir={folder}"] if words[-1] != "--help" and words[0] == "simulate" else []
-            best_s = min(_child_s([*windtunnel, *words, *here]) for _ in range(repeat))
-        print(f"{best_s:7.2f} CPU s  {name}", flush=True)
-
-
-def _child_s(command: Sequence[str]) -> float:
-    """CPU seconds of a process, which may fail."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        time_starts(options.repeat)
+    cases = [case for case in wanted if case in CASES]
+    if cases:
+        print("".join(f"{heading:>{width}}" for heading, width in COLUMNS.items()) + "  case", flush=True)
+    for case in cases:
+        command = [sys.executable, "-m", "experiments.bench.sim", case, "--in-process"]
+        subprocess.run([*command, f"--repeat={options.repeat}", f"--traces={options.traces}"], check=True)
+    for study in STUDIES:
+        if study in wanted:
+            time_study(study)
+    if DASHBOARD in wanted:
+        time_dashboard(options.repeat)
 
 
 def _measure(case: str, repeat: int, traces: Path) -> None:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from experiments.bench import commands
 from experiments.bench import sim as bench_sim
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,19 @@ def test_a_missing_trace_is_not_measured(tmp_path, capsys):
 
 
 def test_prints_what_a_command_takes_to_start(monkeypatch, capsys):
-    monkeypatch.setattr(bench_sim, "STARTS", {"the overview": ("--help",)})
+    monkeypatch.setattr(commands, "STARTS", {"the overview": ("--help",)})
     bench_sim.main(["start", "--repeat=1"])
     assert re.match(r" +\d+\.\d\d CPU s  the overview\n", capsys.readouterr().out)
+
+
+def test_prints_what_a_study_takes(monkeypatch, capsys):
+    words = ("sweep", "workload.num_requests=2", "seed=0,1", "sweep.report=false")
+    monkeypatch.setitem(bench_sim.STUDIES, "sweep", ("two runs", words))
+    bench_sim.main(["sweep"])
+    assert re.fullmatch(r" +\d+\.\d\d CPU s +\d+\.\d\d s  sweep: two runs\n", capsys.readouterr().out)
+
+
+def test_prints_what_an_answer_of_the_dashboard_takes(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "TURNED", {"an answer": {"engine": "tgi"}})
+    bench_sim.main(["dashboard", "--repeat=1"])
+    assert re.fullmatch(r" +\d+\.\d\d CPU s +\d+\.\d\d s  an answer\n", capsys.readouterr().out)
