@@ -49,8 +49,9 @@ class Limits:
         if request.branching is not None:
             self._check_branching(request.branching, stop_after)
             max_known = min(max_known, self._room_for(request.branching, num_prompt, room))
-        if request.max_tokens is not None and num_prompt + request.max_tokens < max_known:
-            max_known = num_prompt + request.max_tokens
+        max_tokens = request.max_tokens
+        if max_tokens is not None and num_prompt + max_tokens < max_known:
+            max_known = num_prompt + max_tokens
         if isinstance(stop_after, tuple):
             if request.branching is None:
                 raise ValueError(f"stop_after={stop_after}: must be one number, the request has no branches")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.admission import Refusal
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.cluster.visit import Visit
@@ -24,22 +23,18 @@ class DoorAttachment:
     def arrived(self, visit: Visit) -> None:
         """A request has come for the first time: it is under way now, or is over already."""
 
-    def refusal(self, visit: Visit, serving: list[Replica], now: float) -> Refusal | None:
-        """Why a request is not let in; None: it is, as far as this attachment is concerned."""
-        return None
+    def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica] | None:
+        """Of the replicas that serve a request, those that the router may choose from.
 
-    def candidates(self, serving: list[Replica]) -> list[Replica]:
-        """Of the replicas that serve a request, those that the router may choose from."""
+        None: the attachment has not let the request in, and has told the gateway that it failed.
+        """
         return serving
 
-    def sent(self, replica: Replica, request: Request) -> None:
-        """The router has chosen a replica for a request."""
+    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
+        """The router has chosen a replica; whether the attachment has given it the request itself.
 
-    def check(self, replica: Replica, request: Request, num_known: int) -> None:
-        """Raise RejectedError for a request of so many known tokens that could not be served from there."""
-
-    def resumes(self, visit: Visit, replica: Replica, request: Request) -> bool:
-        """Whether the replica was given the request as one that goes on; else it begins there."""
+        Raises RejectedError for a request that could not be served from there.
+        """
         return False
 
     def ends(self, visit: Visit, replica: Replica, seq: Sequence) -> bool:
@@ -69,11 +64,8 @@ class DoorListeners:
     def __init__(self) -> None:
         self.asks: tuple[Callable[[Visit], None], ...] = ()
         self.arrived: tuple[Callable[[Visit], None], ...] = ()
-        self.refusal: tuple[Callable[[Visit, list[Replica], float], Refusal | None], ...] = ()
-        self.candidates: tuple[Callable[[list[Replica]], list[Replica]], ...] = ()
-        self.sent: tuple[Callable[[Replica, Request], None], ...] = ()
-        self.check: tuple[Callable[[Replica, Request, int], None], ...] = ()
-        self.resumes: tuple[Callable[[Visit, Replica, Request], bool], ...] = ()
+        self.candidates: tuple[Callable[[Visit, list[Replica], float], list[Replica] | None], ...] = ()
+        self.sends: tuple[Callable[[Visit, Replica, Request], bool], ...] = ()
         self.ends: tuple[Callable[[Visit, Replica, Sequence], bool], ...] = ()
         self.failing: tuple[Callable[[Visit], None], ...] = ()
         self.comes_again: tuple[Callable[[Visit, float | None], bool], ...] = ()

@@ -86,36 +86,25 @@ class FrontDoor:
         if not candidates:
             self._wait_for_replica(visit)
             return
-        for refusal_of in tell.refusal:
-            refusal = refusal_of(visit, candidates, now)
-            if refusal is not None:
-                self.fail(visit, refusal.reason, refusal.retry_after_s)
+        for candidates_of in tell.candidates:
+            left = candidates_of(visit, candidates, now)
+            if left is None:
                 return
-        for narrowed in tell.candidates:
-            candidates = narrowed(candidates)
-        router = self._routers[request.model]
-        replica = chosen(router.policy, router.choose(request, candidates, now), candidates)
+            candidates = left
+        policy, choose, _, visit.on_routed_end = self._routers[request.model]
+        visit.replica = replica = chosen(policy, choose(request, candidates, now), candidates)
         self._requests.send(request.request_id, replica.index)
-        for tell_sent in tell.sent:
-            tell_sent(replica, request)
-        visit.replica, visit.on_routed_end = replica, router.on_end
         if now > visit.came_s:
             self._note_held(visit, now)
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
-        for resumes in tell.resumes:
-            if resumes(visit, replica, request):
-                return
         try:
-            self.check(replica, request, request.prompt.num_tokens)
+            for sends in tell.sends:
+                if sends(visit, replica, request):
+                    return
             replica.submit(request, visit.stop_after)
         except RejectedError as error:
             self.take_back(visit)
             self.fail(visit, str(error), inf)
-
-    def check(self, replica: Replica, request: Request, num_known: int) -> None:
-        """Raise RejectedError for a request of so many known tokens that could not be served from there."""
-        for check in self._tell.check:
-            check(replica, request, num_known)
 
     def _wait_for_replica(self, visit: Visit) -> None:
         """No replica serves a request: hold it until one does, if one is on its way."""
@@ -166,7 +155,8 @@ class FrontDoor:
         request, now = visit.arrival.request, self._clock.now
         for tell in self._tell.failing:
             tell(visit)
-        self._leave(visit)
+        for tell_left in self._tell.left:
+            tell_left(visit, now)
         self._note_held(visit, now)
         self._requests.fail(UNSERVABLE if retry_after_s == inf else reason)
         for comes_again in self._tell.comes_again:
@@ -203,13 +193,9 @@ class FrontDoor:
         """A request is answered, or was given up."""
         request = visit.arrival.request
         del self.visits[request.request_id]
-        self._leave(visit)
-        self._on_end(request)
-
-    def _leave(self, visit: Visit) -> None:
-        """An attempt is over."""
         for tell in self._tell.left:
             tell(visit, self._clock.now)
+        self._on_end(request)
 
     def _note_held(self, visit: Visit, now: float) -> None:
         """No replica has had a request until now."""

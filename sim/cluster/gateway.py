@@ -98,7 +98,7 @@ class Gateway:
             )
 
     def join(self, fleet: Fleet) -> None:
-        """Stand before a fleet. What joins the door does so in the order in which it is told of ends."""
+        """Stand before a fleet. What joins the door does so in the order in which it is told."""
         door, cluster, patience_s = self.door, self._cluster, self._patience_s
         door.fleet = fleet
         scales = any(pool.scaling is not None for pool in self._pools)
@@ -112,10 +112,10 @@ class Gateway:
         if self._lengths is not None:
             door.attach(self._lengths)
         if type(cluster.admission) is not AdmitAll:
-            door.attach(Admitting(cluster.admission))
-        if handovers is not None:
-            door.attach(PrefillPools(handovers, door))
+            door.attach(Admitting(cluster.admission, door))
         if cluster.troubles.events:
             door.attach(self.resends)
+        if handovers is not None:
+            door.attach(PrefillPools(handovers, door))
         if patience_s is not None or retries.timeout_s is not None or retries.max_attempts > 1:
             door.attach(Clients(door, retries, patience_s, clock=self._clock, requests=self._requests))

@@ -33,7 +33,12 @@ class PoolCounts(DoorAttachment):
         self._requests = requests
         self._clock = clock
 
+    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
+        self.sent(replica, request)
+        return False
+
     def sent(self, replica: Replica, request: Request) -> None:
+        """A request goes to a replica."""
         counts = self.of_pool[self._fleet.members[replica.index].pool_index]
         counts.num_sent += 1
         counts.num_sent_tokens += request.prompt.num_tokens

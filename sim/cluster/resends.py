@@ -69,7 +69,7 @@ class Resends(DoorAttachment):
         else:
             self._door.fail(visit, "its replica crashed")
 
-    def resumes(self, visit: Visit, replica: Replica, request: Request) -> bool:
+    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
         migrant = self._migrant(visit, replica, request) if visit.goes_on else None
         if migrant is None:
             return False
@@ -104,7 +104,8 @@ class Resends(DoorAttachment):
             return None
         try:
             replica.core.check_migrant(request, num_known, arrival.num_output_tokens)
-            self._door.check(replica, request, num_known)
+            if self.handovers is not None:
+                self.handovers.check(replica, request, num_known)
         except RejectedError:
             self._begin_from_scratch(visit)
             return None

@@ -261,7 +261,10 @@ class Simulation:
         arrival = self._source.follow_up(request, self._clock.now, num_output_tokens)
         if arrival is not None:
             self._num_ahead += 1
-            self._clock.at(arrival.at_s, ARRIVE, lambda event: self.door.arrive(arrival))
+            self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
+
+    def _on_follow_up(self, arrival: Arrival, event: int) -> None:
+        self.door.arrive(arrival)
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas

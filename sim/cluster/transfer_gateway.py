@@ -90,12 +90,12 @@ class PrefillPools(DoorAttachment):
         self._handovers = handovers
         self._door = door
 
-    def candidates(self, serving: list[Replica]) -> list[Replica]:
+    def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica]:
         return self._door.fleet.for_prompt(self._handovers.overflow_tokens)
 
-    def check(self, replica: Replica, request: Request, num_known: int) -> None:
-        if replica.pool.role == "prefill":
-            self._handovers.check(request, num_known)
+    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
+        self._handovers.check(replica, request, request.prompt.num_tokens)
+        return False
 
     def aborts(self, request_id: int) -> None:
         self._handovers.withdraw(request_id)

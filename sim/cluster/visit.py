@@ -32,6 +32,8 @@ class Visit:
 
     def __init__(self, arrival: Arrival, now: float) -> None:
         self.arrival = arrival
+        self.stop_after: StopAfter = arrival.sample_tokens or arrival.num_output_tokens
+        """The truth about the request: output tokens after which it ends."""
         self.came_s = self.held_since_s = now
         """When it came first, and since when no replica has had it, while none has it."""
 
@@ -45,8 +47,3 @@ class Visit:
     def has_left(self) -> bool:
         """Whether its client waits no more."""
         return self.is_given_up or self.is_timed_out
-
-    @property
-    def stop_after(self) -> StopAfter:
-        """The truth about the request: output tokens after which it ends."""
-        return self.arrival.sample_tokens or self.arrival.num_output_tokens

@@ -14,6 +14,7 @@ An idle engine is woken by the first request; others of the same instant find it
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -50,15 +51,14 @@ class Intake:
     each request that the engine knows from now on.
     """
 
-    __slots__ = ("_first", "_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead")
+    __slots__ = ("_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead")
 
     def __init__(self, plans_ahead: bool, on_enter: Callable[[Pending], None]) -> None:
         self.plans_ahead = plans_ahead
         self._on_enter = on_enter
         self.next_s = inf
         """When the first pending request reaches the engine."""
-        self._pending: list[Pending] = []
-        self._first = 0  # in the list: those before it have entered
+        self._pending: deque[Pending] = deque()
         self._num_sent = 0
 
     def add(
@@ -69,10 +69,10 @@ class Intake:
         pending = self._pending
         entry = _NEW_PENDING((known_s, self._num_sent, request, enter, what, sent_s))
         if known_s >= self.next_s and known_s < pending[-1].known_s:
-            insort(pending, entry, lo=self._first)
+            insort(pending, entry)
         elif known_s < self.next_s:
             self.next_s = known_s
-            pending.insert(self._first, entry)
+            pending.appendleft(entry)
         else:
             pending.append(entry)
 
@@ -93,28 +93,23 @@ class Intake:
 
     def _enter(self) -> None:
         """Remove the first pending request, and let it in."""
-        entry = self._pending[self._first]
-        self._first += 1
-        if self._first == len(self._pending):
-            self.clear()
-        else:
-            self.next_s = self._pending[self._first].known_s
-            if self._first == 1024:
-                del self._pending[:1024]
-                self._first = 0
+        pending = self._pending
+        entry = pending.popleft()
+        self.next_s = pending[0].known_s if pending else inf
         self._on_enter(entry)
 
     def __contains__(self, request_id: int) -> bool:
         """Whether a request is pending."""
-        return any(entry.request.request_id == request_id for entry in self.entries())
+        return any(entry.request.request_id == request_id for entry in self._pending)
 
     def entries(self) -> list[Pending]:
         """All pending requests, in order."""
-        return self._pending[self._first :]
+        return list(self._pending)
 
     def clear(self) -> None:
         """Forget all pending requests."""
-        self._pending, self._first, self.next_s = [], 0, inf
+        self._pending.clear()
+        self.next_s = inf
 
     def num_iterations_before(self, step: RunningStep) -> int:
         """Iterations of a running step behind which the first pending request is planned for."""

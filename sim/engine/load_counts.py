@@ -62,7 +62,7 @@ class LoadCounts:
     def _uncount(self, seq: Sequence) -> None:
         """A request is outstanding no more."""
         self.num_outstanding -= 1
-        self.num_outstanding_tokens -= seq.num_prompt_tokens
+        self.num_outstanding_tokens -= seq.request.prompt.num_tokens
         if self._queued:
             self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
 

@@ -92,25 +92,24 @@ class RequestLog:
 
     def arrive(self, request: Request) -> None:
         """Open the row of a request."""
-        request_id, session_id = request.request_id, request.session_id
+        request_id, arrival_s, prompt, _, priority, tenant, session_id, _, _, branching, _, model = request
         while request_id >= len(self.has_arrived):
             self._append_empty_rows(1024)
         self.has_arrived[request_id] = True
+        self.arrival_s[request_id] = arrival_s
+        self.prompt_tokens[request_id] = prompt.num_tokens
         if session_id is not None:
             self.session_id[request_id] = session_id
-        if request.tenant:
-            self.tenant[request_id] = self._tenants.setdefault(request.tenant, len(self._tenants))
-        if request.model:
-            self.model[request_id] = self._models.setdefault(request.model, len(self._models))
-        if request.priority:
-            self.priority[request_id] = request.priority
-        self.arrival_s[request_id] = request.arrival_s
-        prompt = request.prompt
-        self.prompt_tokens[request_id] = prompt.num_tokens
+        if tenant:
+            self.tenant[request_id] = self._tenants.setdefault(tenant, len(self._tenants))
+        if model:
+            self.model[request_id] = self._models.setdefault(model, len(self._models))
+        if priority:
+            self.priority[request_id] = priority
         if prompt.num_pinned:
             self.pinned_tokens[request_id] = prompt.num_pinned
-        if request.branching is not None:
-            self.samples[request_id] = request.branching.width
+        if branching is not None:
+            self.samples[request_id] = branching.width
 
     def _append_empty_rows(self, num_rows: int) -> None:
         self.has_arrived.extend(bytes(num_rows))
@@ -227,9 +226,10 @@ class RequestLog:
         if isnan(self.first_token_s[request_id]):
             return
         num_unseen = request_id in self.held_back
-        num_longest = num_emitted = seq.num_output_tokens
-        if seq.branches is not None:
-            num_emitted = seq.num_emitted_tokens
+        if seq.branches is None:
+            num_longest = num_emitted = seq.num_known - self.prompt_tokens[request_id]
+        else:
+            num_longest, num_emitted = seq.num_output_tokens, seq.num_emitted_tokens
         self.last_token_s[request_id] = last_token_s
         self.output_tokens[request_id] = num_emitted - num_unseen
         self.longest_tokens[request_id] = num_longest - num_unseen

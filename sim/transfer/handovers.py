@@ -114,14 +114,16 @@ class Handovers:
             side = self._decode_sides[replica.index] = DecodeSide(replica, self)
             replica.attach(side)
 
-    def check(self, request: Request, num_known: int) -> None:
-        """Raise RejectedError if nobody could decode a sequence of so many tokens and the next."""
+    def check(self, replica: Replica, request: Request, num_known: int) -> None:
+        """Raise RejectedError for so many tokens at a prefill replica that no replica could decode."""
+        if replica.pool.role != "prefill":
+            return
         if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
             return
         refusal = None
-        for replica in self._door.fleet.decoding_all:
+        for target in self._door.fleet.decoding_all:
             try:
-                replica.core.check_migrant(request, num_known + 1)
+                target.core.check_migrant(request, num_known + 1)
             except RejectedError as error:
                 refusal = error
             else:

@@ -68,7 +68,7 @@ class SentWatch(DoorAttachment):
     def __init__(self, fleet):
         self._fleet = fleet
 
-    def sent(self, replica, request):
+    def sends(self, visit, replica, request):
         fleet = self._fleet
         member = fleet.members[replica.index]
         assert member.state is State.serving
@@ -79,6 +79,7 @@ class SentWatch(DoorAttachment):
         for other in fleet.replicas:
             num_pending = len(other.intake.entries())
             assert other.num_outstanding == len(in_engines[other.index]) + num_pending
+        return False
 
 
 def check_what_is_sent(simulation):
