@@ -74,5 +74,4 @@ class PrefixAffinity:
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
             return self._places[match.replica]  # to be marked as used with what is inserted
         tree.use(match)
-        sizes = list(tree.num_tokens.values())
-        return self._places[list(tree.num_tokens)[sizes.index(min(sizes))]]
+        return self._places[tree.smallest]

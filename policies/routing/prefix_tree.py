@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappush, heapreplace
 from typing import NamedTuple
 
 from policies.core.request import Segment
@@ -79,6 +80,10 @@ class PrefixTree:
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
+        self._places: dict[int, int] = {}  # of each replica, in the order in which it was told of them
+        self._sizes: list[tuple[int, int, int]] = []
+        """A heap of tokens, place and replica; each replica's least entry is what it has, or had before it
+        grew."""
         self._root = PrefixNode(None)
         self._nodes: dict[tuple[PrefixNode, int, int], PrefixNode] = {}  # by key: a dict a node is too much
         self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
@@ -93,6 +98,25 @@ class PrefixTree:
             del self._used[replica], self.num_tokens[replica]
         self._used = {replica: self._used.get(replica, OrderedDict()) for replica in kept}
         self.num_tokens = {replica: self.num_tokens.get(replica, 0) for replica in kept}
+        self._places = {replica: place for place, replica in enumerate(kept)}
+        self._list_sizes()
+
+    def _list_sizes(self) -> None:
+        self._sizes = [
+            (tokens, self._places[replica], replica) for replica, tokens in self.num_tokens.items()
+        ]
+        heapify(self._sizes)
+
+    @property
+    def smallest(self) -> int:
+        """The replica of the fewest tokens, of equals that of which `keep_only` was told first."""
+        sizes = self._sizes
+        while True:
+            num_tokens, place, replica = sizes[0]
+            num_now = self.num_tokens[replica]
+            if num_now == num_tokens:
+                return replica
+            heapreplace(sizes, (num_now, place, replica))
 
     def match(self, runs: Sequence[Segment]) -> Match:
         """The longest prefix, and the replica of the longest run at its end; `use` marks it as used."""
@@ -127,8 +151,16 @@ class PrefixTree:
                 self.num_tokens[replica] += num_run - num_before
             node, before = child, num_run
         self._touch(replica, node)
-        while self.num_tokens[replica] > self._max_tokens:
-            self._forget(replica, next(iter(self._used[replica])))
+        if self.num_tokens[replica] > self._max_tokens:
+            while self.num_tokens[replica] > self._max_tokens:
+                self._forget(replica, next(iter(self._used[replica])))
+            self._note_smaller(replica)
+
+    def _note_smaller(self, replica: int) -> None:
+        """A replica has fewer tokens than before."""
+        heappush(self._sizes, (self.num_tokens[replica], self._places[replica], replica))
+        if len(self._sizes) > 4 * len(self._places):
+            self._list_sizes()
 
     def _touch(self, replica: int, node: PrefixNode) -> None:
         """Mark the path to a node as used: the end first, so that it is forgotten first."""

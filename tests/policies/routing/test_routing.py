@@ -225,6 +225,22 @@ def test_the_tree_finds_the_longest_prefix_and_who_was_sent_it(sent, asked):
 
 
 @given(
+    sent=st.lists(st.tuples(pieces, st.integers(0, 3), st.booleans()), max_size=40),
+    max_tokens=st.integers(1, 30),
+    order=st.permutations(range(4)),
+)
+def test_the_smallest_tree_is_the_first_of_those_of_fewest_tokens(sent, max_tokens, order):
+    tree = PrefixTree(max_tokens)
+    tree.keep_only(order)
+    for prompt, replica, is_asked in sent:
+        tree.insert([Segment(*piece) for piece in prompt], replica)
+        if is_asked:
+            assert tree.smallest == min(order, key=tree.num_tokens.__getitem__)
+    tree.keep_only([*order[1:], 4])
+    assert tree.smallest == min([*order[1:], 4], key=tree.num_tokens.__getitem__)
+
+
+@given(
     sent=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=20),
     asked=pieces,
     max_tokens=st.integers(1, 30),
