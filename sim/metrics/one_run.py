@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES
 from sim.metrics.paired import CONFIDENCE
-from sim.metrics.steady import MEAN, Figure, RunInterval, interval, percentile, warm_up
+from sim.metrics.steady import MEAN, Figure, RunInterval, Series, percentile, warm_up
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
@@ -76,11 +76,10 @@ def intervals(
     """
     measured = measured.sort_values("arrival_s", kind="stable")
     found: dict[str, dict[str, RunInterval]] = {
-        name: {
-            key: interval(measured[f"{name}_s"].to_numpy(dtype=np.float64), figure)
-            for key, figure in _FIGURES.items()
-        }
-        for name in LATENCIES
+        name: {key: series.interval(figure) for key, figure in _FIGURES.items()}
+        for name, series in (
+            (name, Series(measured[f"{name}_s"].to_numpy(dtype=np.float64))) for name in LATENCIES
+        )
     }
     finished = (table["status"] == "finished").to_numpy(dtype=np.bool_)
     finished_s = table["finished_s"].to_numpy(dtype=np.float64)
@@ -109,7 +108,7 @@ def _share(met: NDArray[np.float64]) -> RunInterval:
     is everything all right?, JAMA 249, 1983.
     """
     if not len(met) or 0 < met.mean() < 1:
-        return interval(met)
+        return Series(met).interval()
     beyond = min(3 / len(met), 1.0)
     all_met = bool(met[0])
     return RunInterval(float(all_met), 1 - beyond if all_met else 0.0, 1.0 if all_met else beyond, 0)
@@ -118,12 +117,12 @@ def _share(met: NDArray[np.float64]) -> RunInterval:
 def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64] | None], RunInterval]:
     """What tells the rate of events, each counted `weights` times, and its interval, by `SLICES` of time."""
     if window.duration_s <= 0:
-        return lambda time_s, weights: interval(np.empty(0))
+        return lambda time_s, weights: Series(np.empty(0)).interval()
 
     def rate(time_s: NDArray[np.float64], weights: NDArray[np.int64] | None) -> RunInterval:
         # NaN, what never happened, and times outside fall into no slice.
         counts, _ = np.histogram(time_s, SLICES, (window.start_s, window.end_s), weights=weights)
-        return interval(counts * (SLICES / window.duration_s))
+        return Series(counts * (SLICES / window.duration_s)).interval()
 
     return rate
 

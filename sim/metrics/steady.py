@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -124,39 +125,58 @@ def warm_up(values: Values) -> WarmUp:
     return WarmUp(best * GROUP, best < last - last // 10)
 
 
-def interval(values: Values, figure: Figure = MEAN) -> RunInterval:
-    """A figure of a run's steady values, in order of time, and its interval by batches; NaN is left out."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
-    whole = figure.of(known)
-    if len(known) < MIN_BATCHES * figure.min_per_batch:
-        return RunInterval(whole, math.nan, math.nan, 0, Lack.SHORT)
-    counted = known if figure.share is None else (known <= whole).astype(np.float64)
-    independent = len(known) / max(_memory(known), _memory(counted))
-    if independent < figure.min_independent:
-        lack = Lack.DEPENDENT if independent < MIN_INDEPENDENT else Lack.SHORT
-        return RunInterval(whole, math.nan, math.nan, 0, lack)
-    widened = math.sqrt(1 + 2 * figure.min_independent / independent)
-    lack = Lack.SHORT
-    for num_batches in BATCHES:
-        if len(known) < num_batches * figure.min_per_batch:
-            continue
-        means = _batch_means(counted, num_batches)
-        if not (_are_independent(means) and _are_independent(_batch_means(known, num_batches))):
-            lack = Lack.DEPENDENT
-            continue
-        error = float(means.std(ddof=1)) / math.sqrt(num_batches)
-        half_width = student_t(num_batches - 1, (1 + CONFIDENCE) / 2) * error * widened
-        if figure.share is None:
-            return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
-        if half_width < min(figure.share, 1 - figure.share):
-            ends = 100 * (figure.share - half_width), 100 * (figure.share + half_width)
-            low, high = (float(bound) for bound in np.percentile(known, ends))
-            # A percentile may be a rounding error away from itself.
-            return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
+class Series:
+    """A run's steady values, in order of time, NaN left out; what all figures need of them is found once."""
+
+    def __init__(self, values: Values) -> None:
+        self.known = values[~np.isnan(values)]
+        self._independent_batches: dict[int, bool] = {}
+
+    def interval(self, figure: Figure = MEAN) -> RunInterval:
+        """A figure and its interval by batches."""
+        known = self.known
+        if not len(known):
+            return RunInterval(math.nan, math.nan, math.nan, 0, Lack.NO_VALUES)
+        whole = figure.of(known)
+        if len(known) < MIN_BATCHES * figure.min_per_batch:
+            return RunInterval(whole, math.nan, math.nan, 0, Lack.SHORT)
+        counted = known if figure.share is None else (known <= whole).astype(np.float64)
+        memory = self._memory if figure.share is None else max(self._memory, _memory(counted))
+        independent = len(known) / memory
+        if independent < figure.min_independent:
+            lack = Lack.DEPENDENT if independent < MIN_INDEPENDENT else Lack.SHORT
+            return RunInterval(whole, math.nan, math.nan, 0, lack)
+        widened = math.sqrt(1 + 2 * figure.min_independent / independent)
         lack = Lack.SHORT
-    return RunInterval(whole, math.nan, math.nan, 0, lack)
+        for num_batches in BATCHES:
+            if len(known) < num_batches * figure.min_per_batch:
+                continue
+            means = _batch_means(counted, num_batches)
+            if not (_are_independent(means) and self._has_independent(num_batches)):
+                lack = Lack.DEPENDENT
+                continue
+            error = float(means.std(ddof=1)) / math.sqrt(num_batches)
+            half_width = student_t(num_batches - 1, (1 + CONFIDENCE) / 2) * error * widened
+            if figure.share is None:
+                return RunInterval(whole, whole - half_width, whole + half_width, num_batches)
+            if half_width < min(figure.share, 1 - figure.share):
+                ends = 100 * (figure.share - half_width), 100 * (figure.share + half_width)
+                low, high = (float(bound) for bound in np.percentile(known, ends))
+                # A percentile may be a rounding error away from itself.
+                return RunInterval(whole, min(low, whole), max(high, whole), num_batches)
+            lack = Lack.SHORT
+        return RunInterval(whole, math.nan, math.nan, 0, lack)
+
+    @cached_property
+    def _memory(self) -> float:
+        return _memory(self.known)
+
+    def _has_independent(self, num_batches: int) -> bool:
+        """Batches of the values themselves."""
+        if num_batches not in self._independent_batches:
+            means = _batch_means(self.known, num_batches)
+            self._independent_batches[num_batches] = _are_independent(means)
+        return self._independent_batches[num_batches]
 
 
 def _batch_means(values: Values, num_batches: int) -> Values:

@@ -13,10 +13,14 @@ from sim.metrics.steady import (
     MIN_INDEPENDENT,
     NORMAL_5_PERCENT,
     Lack,
-    interval,
+    Series,
     percentile,
     warm_up,
 )
+
+
+def interval(values, figure=MEAN):
+    return Series(values).interval(figure)
 
 
 def ar1(rng, num_values, memory, start=0.0):
