@@ -70,7 +70,7 @@ class PrefixPool(BlockPool):
             num_blocks = self._runs.hold_found(held, seq.request_id)
             self.num_free -= num_blocks
             self._num_kept -= num_blocks
-        elif held.path[0][1] == ENDLESS:
+        elif held.path and held.path[0][1] == ENDLESS:
             held.is_own = self._counts_own and self._runs.lacks(held.path[0][0])
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:

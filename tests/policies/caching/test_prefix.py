@@ -10,7 +10,7 @@ from policies.caching.settings import KvMemory
 from policies.core.decode_set import DecodeSet
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
-from policies.core.request import Prompt, Request, Segment
+from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence
 from policies.scheduling.fcfs import Fcfs
 
@@ -223,6 +223,13 @@ def test_a_hit_is_full_blocks_and_leaves_a_token_to_compute(num_tokens, found):
     prompt = Prompt(num_tokens, (Segment(0, num_tokens),))
     assert serve(core, Request(0, 0.0, prompt), 1) == 0
     assert serve(core, Request(1, 0.0, prompt), 1) == found
+
+
+def test_a_prompt_in_which_no_block_ends_is_served_with_several_answers():
+    core = make_engine()
+    core.add(Request(0, 0.0, Prompt(3), branching=Branching(2)))
+    assert core.plan(0.0).tokens_by_request == {0: 3}
+    assert core.pool.num_used == 1
 
 
 def test_equal_prompts_of_one_step_share_their_blocks():
