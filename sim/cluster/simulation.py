@@ -273,8 +273,9 @@ class Simulation:
         columns, gaps = expanded(logs)
         events = logged_events([replica.recorder.events.rows for replica in replicas])
         requests = self._requests.table()
-        for name, waited_s in waits_by_request(events, requests["request_id"].to_numpy()).items():
-            requests[name] = waited_s
+        waits = waits_by_request(events, requests["request_id"].to_numpy())
+        columns_and_waits = {**{str(name): requests[name] for name in requests}, **waits}
+        requests = pd.DataFrame(columns_and_waits, copy=False)
         engines = [
             (replica.index, engine)
             for replica in replicas

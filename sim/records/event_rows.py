@@ -145,9 +145,11 @@ def waits_by_request(events: pd.DataFrame, request_ids: NDArray[np.int64]) -> di
     size = int(max(request_ids.max(initial=-1), mine.max(initial=-1))) + 1
     waited = mine >= 0
     ids = mine[waited]
-    return {
-        name: np.bincount(ids, events[name].to_numpy()[waited], minlength=size)[request_ids].astype(
-            np.float64
-        )
-        for name in WAIT_COLUMNS
-    }
+    found: dict[str, NDArray[np.float64]] = {}
+    for name in WAIT_COLUMNS:
+        waited_s = events[name].to_numpy()[waited]
+        if waited_s.any():
+            found[name] = np.bincount(ids, waited_s, minlength=size)[request_ids].astype(np.float64)
+        else:
+            found[name] = np.zeros(len(request_ids))
+    return found
