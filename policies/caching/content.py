@@ -18,6 +18,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
+from typing import NamedTuple
 
 from policies.core.request import Request, Segment
 
@@ -142,6 +143,17 @@ class Chain:
         return index, num_followed, 0
 
 
+class Told(NamedTuple):
+    """How the path of a request went, up to its answer; whoever quotes that goes on there."""
+
+    segments: tuple[Segment, ...]
+    num_tokens: int
+    path: list[Stretch]
+    place: int
+    used: int
+    """Tokens of the answer's place before it."""
+
+
 class Places:
     """Gives every (past, content) its place: a number.
 
@@ -158,6 +170,7 @@ class Places:
         self._num_given = 0
         self._num_old = 0  # that had been given when it last forgot
         self._forget_at = MANY
+        self._told: dict[int, Told] = {}  # by answer, of those not quoted yet
 
     def path(self, request: Request) -> list[Stretch]:
         """Where the blocks of a request's prompt and answer are found.
@@ -167,17 +180,45 @@ class Places:
         is_joined = request.answer_id is None and request.branching is None and not self._is_by_piece
         if is_joined and not request.prompt.segments:
             return [(OWN_PLACES + 2 * request.request_id + 2, ENDLESS)]
+        if not (is_joined or self._is_by_piece) and request.adapter is None and request.branching is None:
+            return self._path_of_turn(request)
         runs = runs_of(request)
         if is_joined and len(runs) > 1 and runs[-2][0] < 0:
             del runs[-2]
-        return self._follow(runs, gives_new=True)
+        return self._follow(runs, gives_new=True)[0]
+
+    def _path_of_turn(self, request: Request) -> list[Stretch]:
+        """Of a request whose answer has a name; if it quotes the last one's, it goes on from there."""
+        prompt, answer_id = request.prompt, request.answer_id
+        assert answer_id is not None
+        segments = prompt.segments
+        told = self._told.pop(segments[-2][0], None) if len(segments) > 1 else None
+        if told is None or told.segments != segments[:-2]:
+            runs = runs_of(request)
+            is_named = len(runs) == len(segments) + 1
+            path, place, used = self._follow(runs, gives_new=True)
+        else:
+            num_quoted, num_new = segments[-2][1], segments[-1][1]
+            start = told.num_tokens + num_quoted
+            if not num_quoted or not num_new or start + num_new != prompt.num_tokens:
+                return self._follow(runs_of(request), gives_new=True)[0]
+            runs = [segments[-1], Segment(answer_id, ENDLESS)]
+            is_named = True
+            path, end = told.path, start // self._block_size
+            if end > (path[-1][1] if path else 0):
+                path.append((told.place, end))
+            at = (told.place, told.used + num_quoted, start)
+            path, place, used = self._follow(runs, gives_new=True, path=path, at=at)
+        if is_named and runs[-1][1] == ENDLESS:
+            self._told[answer_id] = Told(segments, prompt.num_tokens, path[:-1], place, used - ENDLESS)
+        return path
 
     def known_path(self, request: Request) -> list[Stretch]:
         """The path of a prompt as far as its places are known; gives no new ones."""
         runs = prompt_runs(request)
         if runs[-1][0] < 0 and self._is_joined(request):
             runs[-1] = Segment(_answer(request), runs[-1][1])
-        return self._follow(runs, gives_new=False)
+        return self._follow(runs, gives_new=False)[0]
 
     def forget(self, used: Collection[int]) -> None:
         """Drop places; who asks now and then needs no more memory in a long life.
@@ -195,6 +236,7 @@ class Places:
         self._num_pieces = sum(len(chain.body) + 1 for chain in self._chains.values())
         self._num_old = self._num_given
         self._forget_at = self._num_pieces + max(MANY, len(used))
+        self._told.clear()
 
     @property
     def is_crowded(self) -> bool:
@@ -205,15 +247,23 @@ class Places:
         """Whether the end of its prompt and its answer are one place, as no other request can name them."""
         return not self._is_by_piece and request.answer_id is None and request.branching is None
 
-    def _follow(self, runs: list[Segment], gives_new: bool) -> list[Stretch]:
-        path: list[Stretch] = []
+    def _follow(
+        self,
+        runs: list[Segment],
+        gives_new: bool,
+        path: list[Stretch] | None = None,
+        at: tuple[int, int, int] = (-1, 0, 0),
+    ) -> tuple[list[Stretch], int, int]:
+        """The path along runs, the last place, and its tokens that are among them.
+
+        path, at: of what is before them: its path, its last place, that one's tokens, and all tokens. A run
+        that goes on at another place is cut in `runs`, which then has its rest.
+        """
+        path = [] if path is None else path
         chains, block_size, num_runs = self._chains, self._block_size, len(runs)
-        before, used, skip = (
-            -1,
-            0,
-            0,
-        )  # the place before, its tokens, and how many of the next run are among them
-        index = start = end = 0
+        before, used, start = at
+        end = path[-1][1] if path else 0
+        index = skip = 0  # the next run, and how many of its tokens are at the place before
         while index < num_runs:
             content_id = runs[index][0]
             if content_id < 0:
@@ -232,7 +282,7 @@ class Places:
             if start - end * block_size >= block_size:
                 end = start // block_size
                 path.append((before, end))
-        return path
+        return path, before, used
 
     def _new_chain(self, runs: list[Segment], first: int) -> Chain:
         """Of the run `first` and those behind it that have names."""

@@ -70,3 +70,25 @@ def test_a_path_has_a_stretch_for_each_place_where_requests_differ():
 def test_nobody_quotes_one_of_several_answers():
     places = Places(BLOCK_SIZE)
     assert places.path(Request(0, 0.0, Prompt(9), branching=Branching(2)))[-1][1] == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_a_turn_that_quotes_the_last_answer_is_found_where_its_tokens_are(turns, forgets):
+    """A request quotes one of those before it, whoever has quoted that one already; answers as cut short."""
+    places, name_of, tokens_at = Places(BLOCK_SIZE), {}, {}
+    said = [()]
+    for request_id, (quoted, message, answer) in enumerate(turns):
+        segments = (*said[quoted % len(said)], Segment(message % 3, message))
+        num_tokens = sum(n for _, n in segments)
+        request = Request(request_id, 0.0, Prompt(num_tokens, segments), answer_id=100 + request_id % 5)
+        tokens = tokens_of(request)
+        for number, name in enumerate(numbered(places.path(request), len(tokens) // BLOCK_SIZE)):
+            prefix = tuple(tokens[: (number + 1) * BLOCK_SIZE])
+            assert name_of.setdefault(prefix, name) == name
+            assert tokens_at.setdefault(name, prefix) == prefix
+        said.append((*segments, Segment(100 + request_id % 5, answer)) if answer else segments)
+        if forgets and request_id == 5:
+            places.forget({place for place, _ in name_of.values()})
