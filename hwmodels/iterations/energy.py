@@ -105,9 +105,26 @@ def energy_joules(
     num_devices * watts(MFU, MBU, link) * duration_s, MFU = flops / (duration_s * peak) of the whole replica.
     duration_s > 0: as recorded, or model.seconds(shape). Time between iterations: `idle_joules`.
     """
+    done = model.flops(shape), model.bytes_moved(shape)
+    return joules_of_work(
+        power, model, *done, duration_s, num_devices=num_devices, link_utilisation=link_utilisation
+    )
+
+
+def joules_of_work(
+    power: PowerModel,
+    model: IterationModel,
+    flops: Num,
+    moved_bytes: Num,
+    duration_s: Num,
+    *,
+    num_devices: int,
+    link_utilisation: Num = 0.0,
+) -> Num:
+    """The same where the work of the iteration is known."""
     watts = power.watts(
-        compute_utilisation=model.flops(shape) / (duration_s * model.peak_flops_per_s),
-        memory_utilisation=model.bytes_moved(shape) / (duration_s * model.peak_bytes_per_s),
+        compute_utilisation=flops / (duration_s * model.peak_flops_per_s),
+        memory_utilisation=moved_bytes / (duration_s * model.peak_bytes_per_s),
         link_utilisation=link_utilisation,
     )
     return num_devices * watts * duration_s

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.pipeline import pipeline_use_by_pool
-from sim.metrics.utilisation import PoolHardware, hardware_use_by_pool, rented_s
+from sim.metrics.utilisation import PoolHardware, Work, hardware_use, rented_s
 from sim.metrics.window import Window
 from sim.records.run import ReplicaRecord, RunRecords
 
@@ -117,7 +117,11 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
 
 
 def pool_figures(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
+    records: RunRecords,
+    window: Window,
+    inside_s: NDArray[np.float64],
+    pools: Sequence[PoolHardware],
+    works: Sequence[Work],
 ) -> dict[str, Any]:
     """Of each pool by name: requests that it had last, use, rent, its pipeline; nothing of a single pool.
 
@@ -134,12 +138,11 @@ def pool_figures(
     ]
     pools_of = [np.where(place >= 0, records.pool_by_replica[place], -1) for place in places]
     replica_s = rented_s(records, window).tolist()
-    use = hardware_use_by_pool(records, window, inside_s, pools)
     pipelines = pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools])
     return {
         pool.name: {
             "requests": int(np.logical_or.reduce([of_request == index for of_request in pools_of]).sum()),
-            **use[index],
+            **hardware_use([works[index]]),
             "device_hours": pools[index].num_devices * replica_s[index] / 3600,
             "usd": pools[index].price_usd_per_hour * replica_s[index] / 3600,
             "pipeline": pipelines[index],

@@ -44,6 +44,7 @@ from sim.metrics.utilisation import (
     prefill_time_share,
     rented_s,
     seconds_inside,
+    work_by_pool,
 )
 from sim.metrics.waste import kv_waste
 from sim.metrics.window import Window
@@ -73,7 +74,8 @@ def summarise(
     window, measured = part.window, part.requests
     inside_s = seconds_inside(records.iterations, window)
     output = _output(records, window, int(part.gaps_inside.sum()))
-    joules, replica_s = energy_use(records, window, inside_s, pools), rented_s(records, window)
+    works = work_by_pool(records, window, inside_s, pools)
+    joules, replica_s = energy_use(works, pools), rented_s(records, window)
     figures = {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
@@ -88,7 +90,7 @@ def summarise(
         },
         "goodput": None if slo is None else goodput(part.table, measured, window, slo),
         "intervals": intervals(records, part.table, measured, window),
-        **hardware_use(records, window, inside_s, pools),
+        **hardware_use(works),
         "pipeline": pipeline_use(records.iterations, inside_s, pools[0].model) if len(pools) == 1 else None,
         "kv": {**kv_use(records, window, inside_s), **kv_waste(records, window, inside_s)},
         "iterations": _iterations(records.iterations, inside_s > 0),
@@ -108,7 +110,7 @@ def summarise(
         "troubles": trouble_use(records),
         "retries": retry_use(records),
         "scaling": scaling_use(records, [pool.num_devices for pool in pools]),
-        "by_pool": pool_figures(records, window, inside_s, pools),
+        "by_pool": pool_figures(records, window, inside_s, pools, works),
         "bill_usd": None if tariff is None else _bill_usd(part.table, records, tariff),
         "energy": None if joules is None else _energy(joules, energy or EnergySettings(), output),
     }

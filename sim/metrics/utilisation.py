@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import PowerModel, energy_joules, idle_joules
+from hwmodels.iterations.energy import PowerModel, idle_joules, joules_of_work
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel, IterationShape
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
@@ -51,25 +51,7 @@ class PoolHardware:
     num_devices: int = 1
 
 
-def hardware_use(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
-) -> dict[str, float]:
-    """gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
-
-    An iteration that the window cuts counts by the part of its time inside. Of several pools: their work over
-    what their devices could do together.
-    """
-    return _use(_work_by_pool(records, window, inside_s, pools))
-
-
-def hardware_use_by_pool(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
-) -> list[dict[str, float]]:
-    """The same of each pool alone."""
-    return [_use([work]) for work in _work_by_pool(records, window, inside_s, pools)]
-
-
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """What a pool did, and what it could have done, inside the window."""
 
     flops: float
@@ -78,32 +60,48 @@ class _Work(NamedTuple):
     peak_flops: float
     peak_bytes: float
     replica_s: float
+    busy_joules: tuple[float, ...] | None
+    """Of runs of iterations; None unless the power of its devices is known."""
 
 
-def _work_by_pool(
+def work_by_pool(
     records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
-) -> list[_Work]:
-    part = _part_inside(records.iterations, inside_s)
+) -> list[Work]:
+    """An iteration that the window cuts counts by the part of its time inside (inside_s)."""
+    duration_s = _column(records.iterations, "duration_s")
+    part = np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
     found = []
     replica_s = rented_s(records, window).tolist()
     for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s, strict=True):
-        model, iterations, own = pool.model, records.iterations[of_pool], part[of_pool]
+        model, iterations = pool.model, records.iterations[of_pool]
+        own, own_s = part[of_pool], duration_s[of_pool]
         flops = moved_bytes = 0.0
+        joules: list[float] = []
         for rows in _pieces(len(own)):
             shape = iteration_shape(iterations.iloc[rows])
-            flops += float(np.dot(np.broadcast_to(model.flops(shape), own[rows].shape), own[rows]))
-            moved_bytes += float(
-                np.dot(np.broadcast_to(model.bytes_moved(shape), own[rows].shape), own[rows])
-            )
+            done = model.flops(shape), model.bytes_moved(shape)
+            flops += float(np.dot(np.broadcast_to(done[0], own[rows].shape), own[rows]))
+            moved_bytes += float(np.dot(np.broadcast_to(done[1], own[rows].shape), own[rows]))
+            if pool.power is not None:
+                # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
+                some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
+                used = joules_of_work(pool.power, model, *done, some_s, num_devices=pool.num_devices)
+                joules.append(float(np.dot(used, own[rows])))
         busy_s = float(inside_s[of_pool].sum())
         peaks = seconds * model.peak_flops_per_s, seconds * model.peak_bytes_per_s
-        found.append(_Work(flops, moved_bytes, busy_s, *peaks, seconds))
+        busy_joules = None if pool.power is None else tuple(joules)
+        found.append(Work(flops, moved_bytes, busy_s, *peaks, seconds, busy_joules))
     return found
 
 
-def _use(works: Sequence[_Work]) -> dict[str, float]:
-    """Shares of all of these together."""
-    flops, moved_bytes, busy_s, peak_flops, peak_bytes, replica_s = map(sum, zip(*works, strict=True))
+def hardware_use(works: Sequence[Work]) -> dict[str, float]:
+    """gpu_busy, mfu and mbu, each a share (0 to 1); NaN in an empty window.
+
+    Of several pools: their work over what their devices could do together.
+    """
+    flops, moved_bytes, busy_s, peak_flops, peak_bytes, replica_s = (
+        sum(part) for part in zip(*(work[:6] for work in works), strict=True)
+    )
     return {
         "gpu_busy": _share(busy_s, replica_s),
         "mfu": _share(flops, peak_flops),
@@ -121,31 +119,20 @@ class EnergyUse:
     """Seconds that devices were paid for, added up over them."""
 
 
-def energy_use(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], pools: Sequence[PoolHardware]
-) -> EnergyUse | None:
+def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUse | None:
     """Joules by each iteration's utilisation (`hwmodels.iterations.energy`), and of the time between them.
 
-    An iteration that the window cuts counts by the part of its time inside. None unless the power of all
-    devices is known.
+    None unless the power of all devices is known.
     """
-    part = _part_inside(records.iterations, inside_s)
-    duration_s = _column(records.iterations, "duration_s")
     busy = idle = device_s = 0.0
-    replica_s = rented_s(records, window).tolist()
-    for pool, of_pool, seconds in zip(pools, records.rows_by_pool(), replica_s, strict=True):
-        if pool.power is None:
+    for pool, work in zip(pools, works, strict=True):
+        if pool.power is None or work.busy_joules is None:
             return None
-        iterations, own, own_s = records.iterations[of_pool], part[of_pool], duration_s[of_pool]
-        for rows in _pieces(len(own)):
-            # What takes no time takes no energy; 1 s in its place keeps the division by time defined.
-            some_s = np.where(own_s[rows] > 0, own_s[rows], 1.0)
-            shape = iteration_shape(iterations.iloc[rows])
-            joules = energy_joules(pool.power, pool.model, shape, some_s, num_devices=pool.num_devices)
-            busy += float(np.dot(joules, own[rows]))
-        idle_s = max(seconds - float(inside_s[of_pool].sum()), 0.0)
+        for joules in work.busy_joules:
+            busy += joules
+        idle_s = max(work.replica_s - work.busy_s, 0.0)
         idle += float(idle_joules(pool.power, idle_s, num_devices=pool.num_devices))
-        device_s += pool.num_devices * seconds
+        device_s += pool.num_devices * work.replica_s
     return EnergyUse(busy_joules=busy, idle_joules=idle, device_s=device_s)
 
 
@@ -218,12 +205,6 @@ def iteration_shape(iterations: pd.DataFrame) -> IterationShape:
     if "adapter_tokens" in iterations:
         adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))
     return IterationShape(**{name: _column(iterations, name) for name in COUNTED}, adapters=adapters)
-
-
-def _part_inside(iterations: pd.DataFrame, inside_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each iteration, the share of its time that lies in the window; 0 for one without any time."""
-    duration_s = _column(iterations, "duration_s")
-    return np.divide(inside_s, duration_s, out=np.zeros_like(inside_s), where=duration_s > 0)
 
 
 def _column(table: pd.DataFrame, name: str) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from policies.scaling.scheduled import Scheduled
 from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.fleet import pool_figures, replicas_over_time, retry_use, scaling_use, trouble_use
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware, seconds_inside
+from sim.metrics.utilisation import PoolHardware, seconds_inside, work_by_pool
 from sim.metrics.window import Window
 from sim.records.trouble import Kind
 from sim.workload.retries import Retries
@@ -155,7 +155,9 @@ def test_each_pool_has_its_part_of_the_figures(make_world, ask):
         for model, usd, num in zip(models, (1.0, 10.0), (1, 2), strict=True)
     ]
     window = Window(0.0, records.end_s)
-    figures = pool_figures(records, window, seconds_inside(records.iterations, window), hardware)
+    inside_s = seconds_inside(records.iterations, window)
+    works = work_by_pool(records, window, inside_s, hardware)
+    figures = pool_figures(records, window, inside_s, hardware, works)
     assert records.requests.replica.tolist() == [0, 1, 0]
     hours = 12 * TICK_S / 3600
     first, second = figures["a"], figures["b"]
