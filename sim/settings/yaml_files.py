@@ -10,7 +10,6 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
@@ -54,10 +53,11 @@ class YamlRepository(ConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The content of a file, and which files it asks for; None where there is no such file."""
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        text = ""
         if isinstance(source, YamlFolder):
             text = source.text(config_path)
-        elif not isinstance(source, ImportlibResourcesConfigSource):
+        elif source is not None and source.scheme() == "pkg":
+            text = ""  # of an installed package: it stays as it is
+        else:
             return super().load_config(config_path)
         key = (source.path, config_path, text)
         known = _read.get(key)
