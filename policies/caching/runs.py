@@ -115,8 +115,16 @@ class Runs:
         num_found = 0
         for place, end in path:
             wanted = (end if end < limit else limit) - num_found
+            runs = at.get(place)
+            if runs is None:
+                break
+            run = runs[0]
+            if run.num_blocks == wanted and not run.first and num_found + wanted < limit:  # as most are
+                found.append((run, wanted))
+                num_found += wanted
+                continue
             next_block = 0
-            for run in at.get(place, ()):
+            for run in runs:
                 if run.first != next_block or next_block == wanted:
                     break
                 num_blocks = wanted - next_block
