@@ -6,13 +6,14 @@ something else lies behind it. So their buffers are emptied into memory maps now
 
 from __future__ import annotations
 
+from math import inf
 from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-NUM_BYTES: Final = 1 << 17
+NUM_BYTES: Final = 1 << 16
 """That the first buffer has when all are moved for the first time."""
 
 
@@ -24,30 +25,44 @@ class Kept:
     """
 
     def __init__(self, *buffers: bytearray) -> None:
-        self.limit = NUM_BYTES
+        self.limit: float = NUM_BYTES
         self.num_moved = 0
-        self._first = buffers[0]
-        self._parts: dict[int, tuple[bytearray, list[mmap]]] = {
-            id(buffer): (buffer, []) for buffer in buffers
-        }
+        self._buffers = buffers
+        self._places = {id(buffer): place for place, buffer in enumerate(buffers)}
+        self._maps: list[tuple[mmap, list[int]]] = []  # with the buffers' borders in it
 
     def move(self) -> None:
-        """Empty the buffers."""
-        self.num_moved += len(self._first)
-        self.limit = max(NUM_BYTES, self.num_moved // 8)
-        for buffer, maps in self._parts.values():
-            if buffer:
-                maps.append(mmap(-1, len(buffer)))
-                maps[-1][:] = buffer
-                buffer.clear()
+        """Empty the buffers, if the system has a map for them; it has some tens of thousands."""
+        borders = [0]
+        for buffer in self._buffers:
+            borders.append(borders[-1] + len(buffer))
+        if not borders[-1]:
+            return
+        try:
+            moved = mmap(-1, borders[-1])
+        except OSError:
+            self.limit = inf
+            return
+        for buffer in self._buffers:
+            moved.write(buffer)
+            buffer.clear()
+        self._maps.append((moved, borders))
+        self.num_moved += borders[1]
+        self.limit = max(NUM_BYTES, self.num_moved // 16)
 
     def num_bytes(self, buffer: bytearray) -> int:
         """All that were ever written to one of the buffers."""
-        _, maps = self._parts[id(buffer)]
-        return len(buffer) + sum(len(part) for part in maps)
+        place = self._places[id(buffer)]
+        return len(buffer) + sum(borders[place + 1] - borders[place] for _, borders in self._maps)
 
     def take(self, buffer: bytearray, dtype: DTypeLike) -> NDArray[Any]:
-        """All that was ever written to one of the buffers. It is given up."""
-        _, maps = self._parts.pop(id(buffer))
-        parts: list[mmap | bytearray] = [*maps, buffer]
-        return np.concatenate([np.frombuffer(part, np.uint8) for part in parts]).view(dtype)
+        """All that was ever written to one of the buffers. It is given up, the maps when all are."""
+        place = self._places.pop(id(buffer))
+        parts = [
+            np.frombuffer(moved, np.uint8, borders[place + 1] - borders[place], borders[place])
+            for moved, borders in self._maps
+        ]
+        whole = np.concatenate([*parts, np.frombuffer(buffer, np.uint8)]).view(dtype)
+        if not self._places:
+            self._maps.clear()
+        return whole
