@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import isnan
+
 from policies.core.limits import RejectedError
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -73,7 +76,10 @@ class Resends(DoorAttachment):
         migrant = self._migrant(visit, replica, request) if visit.goes_on else None
         if migrant is None:
             return False
-        replica.resume(migrant, visit.stop_after)
+        if isnan(self._requests.first_token_s[request.request_id]):
+            replica.count_queued(request.request_id, request.prompt.num_tokens)
+        enter = partial(replica.core.adopt, stop_after=visit.stop_after, tier="mirror")
+        replica.expect(migrant.request, replica.known_s(request), enter, migrant)
         self._requests.num_resumed += 1
         self._first_tokens.resumes(request.request_id, replica)
         if migrant.num_computed:

@@ -54,7 +54,7 @@ class LoadCounts:
         """
         return self.cache_view.num_cached(request)
 
-    def _count_queued(self, request_id: int, num_tokens: int) -> None:
+    def count_queued(self, request_id: int, num_tokens: int) -> None:
         """A request was sent here that has no token of its answer yet."""
         self._queued[request_id] = num_tokens
         self.num_queued_tokens += num_tokens

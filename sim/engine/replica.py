@@ -13,11 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
-from math import inf, isnan
+from math import inf
 from typing import Any
 
 from policies.core.limits import StopAfter
-from policies.core.plan import Migrant, StepPlan
+from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
@@ -202,37 +202,20 @@ class Replica(LoadCounts):
         """Take in a request that ends, each branch of it, after stop_after tokens. Raises RejectedError."""
         core = self.core
         seq = core.sequence_of(request, stop_after)
-        self._count_queued(request.request_id, request.prompt.num_tokens)
-        self._expect(request, self._known_s(request), core.enter, seq)
+        self.count_queued(request.request_id, request.prompt.num_tokens)
+        self.expect(request, self.known_s(request), core.enter, seq)
 
-    def resume(self, migrant: Migrant, stop_after: StopAfter) -> None:
-        """Take in a request that goes on where a replica that crashed had got.
-
-        `EngineCore.check_migrant` allows it. What it has computed is in another host's memory.
-        """
-        request = migrant.request
-        if isnan(self.recorder.requests.first_token_s[request.request_id]):
-            self._count_queued(request.request_id, request.prompt.num_tokens)
-        enter = partial(self.core.adopt, stop_after=stop_after, tier="mirror")
-        self._expect(request, self._known_s(request), enter, migrant)
-
-    def adopt(self, migrant: Migrant, stop_after: StopAfter) -> None:
-        """Take in a sequence that another replica has handed over. Raises RejectedError."""
-        self.core.check_migrant(migrant.request, migrant.num_known, stop_after)
-        now = self._clock.now
-        self._expect(migrant.request, now, partial(self.core.adopt, stop_after=stop_after), migrant, now)
-
-    def _known_s(self, request: Request) -> float:
+    def known_s(self, request: Request) -> float:
         """When the frontend will have passed a request on that comes from the gateway now."""
         if request.request_id in self._departures:  # its last attempt has not left: it comes back behind it
             assert self.step is not None
             return self.step.boundary_s(self._clock.now)
         return self._clock.now + self.pool.frontend_s
 
-    def _expect(
+    def expect(
         self, request: Request, known_s: float, enter: Enter, what: Any, sent_s: float | None = None
     ) -> None:
-        """Let a request reach the engine at known_s, by enter(what)."""
+        """Let a request reach the engine at known_s, by enter(what); sent_s: see `Pending`."""
         self.num_outstanding += 1
         self.num_outstanding_tokens += request.prompt.num_tokens
         for tell in self._tell.sent:

@@ -251,8 +251,7 @@ class Handovers:
         target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
-            target.adopt(handover.migrant, handover.stop_after)
-            self._decode_sides[target.index].expect(request.request_id)
+            self._decode_sides[target.index].adopt(handover.migrant, handover.stop_after, now)
         except RejectedError as error:
             self._door.refuse(request, str(error))
             return

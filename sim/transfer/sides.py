@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
+from policies.core.limits import StopAfter
 from policies.core.plan import Migrant, StepPlan, Transfer
 from policies.core.sequence import Sequence, SequenceState
 from sim.engine.attachment import Attachment
@@ -66,17 +68,21 @@ class PrefillSide(Attachment):
 
 
 class DecodeSide(Attachment):
-    """Asks for the KV of sequences that were handed over to a replica."""
+    """Takes in the sequences that were handed over to a replica, and asks for their KV."""
 
     def __init__(self, replica: Replica, between: Between) -> None:
+        self._replica = replica
         self._between = between
         self._incoming: set[int] = set()  # request ids: handed over to this one; no KV here yet
         self._new: set[int] = set()  # of these, those that no plan has seen
         replica.copies.sources["remote"] = self._fetch
 
-    def expect(self, request_id: int) -> None:
-        """A sequence was handed over to this replica."""
-        self._incoming.add(request_id)
+    def adopt(self, migrant: Migrant, stop_after: StopAfter, now: float) -> None:
+        """The replica takes in a sequence that another has handed over. Raises RejectedError."""
+        replica, request = self._replica, migrant.request
+        replica.core.check_migrant(request, migrant.num_known, stop_after)
+        replica.expect(request, now, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
+        self._incoming.add(request.request_id)
 
     def received(self, request_id: int) -> None:
         """The KV of a sequence that was handed over is here."""
