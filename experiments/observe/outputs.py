@@ -58,9 +58,9 @@ def _write_page(
     sections = {}
     if measured["first_token_s"].notna().any():
         if slo:
-            sections["SLO attainment"] = drawn(slo_attainment(measured, window, slo))
-        sections["Latency"] = drawn(latency_cdfs(records, measured, window, slo))
-        sections["TTFT against prompt length"] = drawn(ttft_by_prompt_length(measured, slo))
+            sections["SLO attainment"] = drawn(slo_attainment(measured, window, slo).figure())
+        sections["Latency"] = drawn(latency_cdfs(records, measured, window, slo).figure())
+        sections["TTFT against prompt length"] = drawn(ttft_by_prompt_length(measured, slo).figure())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in summary["notes"])
     sections["Notes"] = f"<ul>{notes}</ul>"
     sections["Configuration"] = f"<pre>{html.escape(OmegaConf.to_yaml(OmegaConf.create(config)))}</pre>"
