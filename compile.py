@@ -23,7 +23,7 @@ MODULES = (
     *("hwmodels/iterations/decodes.py", "hwmodels/assembly/whole_batches.py", "hwmodels/by_count.py"),
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "running_step", "load_counts")),
     *(f"sim/engine/{name}.py" for name in ("clock", "prices", "shape", "last_tokens")),
-    "sim/cluster/front_door.py",
+    "sim/cluster/gateway.py",
     *(f"sim/records/{name}.py" for name in ("events", "event_rows", "iterations", "requests")),
 )
 LEFT_OUT = ("__init__.py", "sequence_view.py", "waiting.py")

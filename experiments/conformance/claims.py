@@ -20,15 +20,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from experiments.conformance.adapting import draw_adapter_worlds
-from experiments.conformance.days import draw_days
-from experiments.conformance.door_promises import (
-    answers_at_the_door,
+from experiments.conformance.admission_promises import (
+    answers_none_or_refusal,
     answers_the_same_again,
     forgets_who_has_ended,
     keeps_its_word,
     lets_in_when_idle,
     never_means_never,
 )
+from experiments.conformance.days import draw_days
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
@@ -64,7 +64,7 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, *_EVERY, blind_to_the_truth),
     "admission": (
-        answers_at_the_door,
+        answers_none_or_refusal,
         answers_the_same_again,
         lets_in_when_idle,
         never_means_never,

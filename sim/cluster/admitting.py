@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from policies.admission import Admission
-from sim.cluster.door_attachment import DoorAttachment
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.routers import Hooks
 from sim.cluster.visit import Visit
 from sim.engine.replica import Replica
 
 
-class Admitting(DoorAttachment):
+class Admitting(GatewayAttachment):
     """Asks the policy about each attempt of a client once, and tells it when that is over."""
 
-    def __init__(self, admission: Admission, door: FrontDoor) -> None:
+    def __init__(self, admission: Admission, gateway: Gateway) -> None:
         self._admission = admission
-        self._door = door
+        self._gateway = gateway
         self._on_end = Hooks.of(admission).end
 
     def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica] | None:
@@ -23,7 +23,7 @@ class Admitting(DoorAttachment):
             return serving
         refusal = self._admission.refusal(visit.arrival.request, serving, now)
         if refusal is not None:
-            self._door.fail(visit, refusal.reason, refusal.retry_after_s)
+            self._gateway.fail(visit, refusal.reason, refusal.retry_after_s)
             return None
         visit.is_let_in = True
         return serving

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from policies.core.sequence import Sequence
-from sim.cluster.door_attachment import DoorAttachment
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.visit import Visit
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
@@ -14,19 +14,19 @@ from sim.records.requests import RequestLog
 from sim.workload.retries import Retries
 
 
-class Clients(DoorAttachment):
+class Clients(GatewayAttachment):
     """The clients of a run. patience_s: see `Source`."""
 
     def __init__(
         self,
-        door: FrontDoor,
+        gateway: Gateway,
         retries: Retries,
         patience_s: float | None,
         *,
         clock: Clock,
         requests: RequestLog,
     ) -> None:
-        self._door = door
+        self._gateway = gateway
         self._retries = retries
         self._patience_s = patience_s
         self._clock = clock
@@ -50,7 +50,7 @@ class Clients(DoorAttachment):
         replica.recorder.events.timed_out(seq, self._clock.now)
         self._requests.lose(seq.request_id, in_crash=False)
         self._requests.forget_handover(seq.request_id)
-        self._door.fail(visit, "timed out")
+        self._gateway.fail(visit, "timed out")
         return True
 
     def comes_again(self, visit: Visit, retry_after_s: float | None) -> bool:
@@ -62,7 +62,7 @@ class Clients(DoorAttachment):
         return True
 
     def _is_under_way(self, visit: Visit) -> bool:
-        return self._door.visits.get(visit.arrival.request.request_id) is visit
+        return self._gateway.visits.get(visit.arrival.request.request_id) is visit
 
     def _is_at(self, visit: Visit, attempt: int) -> bool:
         """Whether a request is under way in that attempt of its client's."""
@@ -72,7 +72,7 @@ class Clients(DoorAttachment):
         if self._is_at(visit, attempt):
             visit.come_again()
             self._requests.tries[visit.arrival.request.request_id] += 1
-            self._door.ask(visit)
+            self._gateway.ask(visit)
 
     def _time_out(self, visit: Visit, attempt: int, event: int) -> None:
         """A client has waited long enough for the answer to an attempt, or for its first token."""
@@ -82,9 +82,9 @@ class Clients(DoorAttachment):
             return
         if visit.replica is not None:
             visit.is_timed_out = True
-            self._door.abort(visit.replica, visit)
-        elif self._door.forget_held(visit):
-            self._door.fail(visit, "timed out")
+            self._gateway.abort(visit.replica, visit)
+        elif self._gateway.forget_held(visit):
+            self._gateway.fail(visit, "timed out")
 
     def _give_up(self, visit: Visit, event: int) -> None:
         """A client's patience is at its end."""
@@ -92,7 +92,7 @@ class Clients(DoorAttachment):
             return
         if visit.replica is not None:
             visit.is_given_up, visit.is_timed_out = True, False
-            self._door.abort(visit.replica, visit)
+            self._gateway.abort(visit.replica, visit)
             return
-        self._door.forget_held(visit)
-        self._door.abandon(visit)
+        self._gateway.forget_held(visit)
+        self._gateway.abandon(visit)

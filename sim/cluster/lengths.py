@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from policies.core.request import Request
 from policies.prediction import LengthPredictor
 from policies.routing import ReplicaView, Routing
-from sim.cluster.door_attachment import DoorAttachment
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.visit import Visit
 from sim.records.requests import FINISHED, RequestLog
 
 
-class Lengths(DoorAttachment):
+class Lengths(GatewayAttachment):
     """Predictions for the requests under way, from a predictor that learns from those that are answered.
 
     visits: requests under way, by id.

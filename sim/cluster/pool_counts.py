@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from sim.cluster.door_attachment import DoorAttachment
 from sim.cluster.fleet import Fleet
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.visit import Visit
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
@@ -23,7 +23,7 @@ class PoolCount:
         self.num_ended = self.num_met = 0  # of these; and met the SLO
 
 
-class PoolCounts(DoorAttachment):
+class PoolCounts(GatewayAttachment):
     """Attached where pools grow and shrink. slo: None where no policy asks how many answers met it."""
 
     def __init__(self, fleet: Fleet, slo: Slo | None, requests: RequestLog, clock: Clock) -> None:

@@ -8,9 +8,9 @@ from math import isnan
 from policies.core.limits import RejectedError
 from policies.core.plan import Migrant
 from policies.core.request import Request
-from sim.cluster.door_attachment import DoorAttachment
 from sim.cluster.first_tokens import FirstTokens
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.recovery import Recovery
 from sim.cluster.visit import Visit
 from sim.engine.replica import Replica
@@ -19,7 +19,7 @@ from sim.transfer.handovers import Handovers
 from sim.transfer.mirrors import Mirrors
 
 
-class Resends(DoorAttachment):
+class Resends(GatewayAttachment):
     """Sends lost requests again, at most max_resends times each; then their clients have to.
 
     handovers, mirrors: if the run has them.
@@ -27,7 +27,7 @@ class Resends(DoorAttachment):
 
     def __init__(
         self,
-        door: FrontDoor,
+        gateway: Gateway,
         *,
         max_resends: int,
         recovery: Recovery,
@@ -36,7 +36,7 @@ class Resends(DoorAttachment):
     ) -> None:
         self.handovers: Handovers | None = None  # set where these are made, which may begin requests again
         self.mirrors: Mirrors | None = None
-        self._door = door
+        self._gateway = gateway
         self._max_resends = max_resends
         self._recovery = recovery
         self._requests = requests
@@ -44,7 +44,7 @@ class Resends(DoorAttachment):
 
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
-        visit = self._door.visits[request_id]
+        visit = self._gateway.visits[request_id]
         if visit.has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
             self.begin_again(request_id)
 
@@ -53,8 +53,8 @@ class Resends(DoorAttachment):
 
         is_resend: a crash of its replica is why, not one of a mirror that it was to have KV from.
         """
-        visit = self._door.visits[request_id]
-        self._door.take_back(visit)
+        visit = self._gateway.visits[request_id]
+        self._gateway.take_back(visit)
         self._requests.forget_handover(request_id)
         is_sent = not visit.has_left and (not is_resend or visit.num_resends < self._max_resends)
         several = visit.arrival.request.branching is not None
@@ -62,15 +62,15 @@ class Resends(DoorAttachment):
         if not visit.goes_on:
             self._requests.lose(request_id, in_crash=True)
         if visit.is_given_up:
-            self._door.abandon(visit)
+            self._gateway.abandon(visit)
         elif visit.is_timed_out:
-            self._door.fail(visit, "timed out")
+            self._gateway.fail(visit, "timed out")
         elif is_sent:
             visit.num_resends += is_resend
             self._requests.num_resends += is_resend
-            self._door.go_on(visit)
+            self._gateway.go_on(visit)
         else:
-            self._door.fail(visit, "its replica crashed")
+            self._gateway.fail(visit, "its replica crashed")
 
     def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
         migrant = self._migrant(visit, replica, request) if visit.goes_on else None

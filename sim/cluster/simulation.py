@@ -14,7 +14,7 @@ from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_assembly import GatewayAssembly
 from sim.cluster.incidents import Incidents
 from sim.cluster.missed import MissedWatch
 from sim.cluster.overload import OverloadWatch
@@ -80,7 +80,7 @@ class Simulation:
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
         self._last_end_s = 0.0  # the clock itself runs on to timers that have become void
-        self._gateway = gateway = Gateway(
+        self._assembly = assembly = GatewayAssembly(
             pools,
             cluster,
             clock=self._clock,
@@ -88,30 +88,30 @@ class Simulation:
             patience_s=source.patience_s,
             on_end=self._follow_up,
         )
-        self.door = gateway.door
+        self.gateway = assembly.gateway
         self.fleet = Fleet(
             pools,
             Surroundings(
                 clock=self._clock,
                 requests=self._requests,
-                on_end=self.door.end,
+                on_end=self.gateway.end,
                 leap=sim.leap,
                 seed=cluster.seed,
             ),
-            self.door.fleet_changed,
+            self.gateway.fleet_changed,
             attach=self._attaching(pools, cluster, on_plan),
-            interconnect=gateway.interconnect,
-            mirrors=gateway.resends.mirrors,
+            interconnect=assembly.interconnect,
+            mirrors=assembly.resends.mirrors,
         )
-        gateway.join(self.fleet)
-        if gateway.resends.handovers is not None:
+        assembly.join(self.fleet)
+        if assembly.resends.handovers is not None:
             RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
         self._incidents = Incidents(
             cluster.troubles,
             clock=self._clock,
             fleet=self.fleet,
             seed=cluster.seed,
-            on_lost=self._gateway.resends.lost,
+            on_lost=self._assembly.resends.lost,
             goes_on=self._goes_on,
         )
         self._overload = self._watch_overload() if sim.stop_overloaded else None
@@ -130,7 +130,7 @@ class Simulation:
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
-        if self._gateway.resends.handovers is not None:
+        if self._assembly.resends.handovers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
@@ -155,10 +155,10 @@ class Simulation:
         """Let join a new replica what this run has."""
         if replica.core.residents is not None:
             replica.attach(AdapterLoads(replica, self._clock))
-        if self._gateway.resends.mirrors is not None:
-            replica.attach(Mirrored(replica, self._gateway.resends.mirrors, self._clock))
-        if self._gateway.resends.handovers is not None:
-            self._gateway.resends.handovers.attach(replica)
+        if self._assembly.resends.mirrors is not None:
+            replica.attach(Mirrored(replica, self._assembly.resends.mirrors, self._clock))
+        if self._assembly.resends.handovers is not None:
+            self._assembly.resends.handovers.attach(replica)
         if on_plan is not None:
             replica.attach(PlanListener(on_plan))
         if scales:
@@ -170,7 +170,7 @@ class Simulation:
         if reads_caches:
             replica.cache_view = view = CacheView(replica, self._clock)
             replica.attach(view)
-        self._gateway.first_tokens.watch(replica)
+        self._assembly.first_tokens.watch(replica)
 
     def _watch_overload(self) -> OverloadWatch:
         """End the run once the backlog grows without bound."""
@@ -204,7 +204,7 @@ class Simulation:
                     cold_start_s=pool.cold_start_s,
                     clock=self._clock,
                     fleet=self.fleet,
-                    counts=self._gateway.pool_counts.of_pool[index],
+                    counts=self._assembly.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
                     on_start=self._incidents.joins,
                     goes_on=self._goes_on,
@@ -235,7 +235,7 @@ class Simulation:
         end_s = stopped_s if self._num_ahead else self._last_end_s
         for replica in self.fleet.replicas:
             replica.stop(end_s)
-        self.door.stop(end_s)
+        self.gateway.stop(end_s)
         if report:
             report(end_s, self.num_ended)
         return self._records(end_s, interrupt.noted)
@@ -249,7 +249,7 @@ class Simulation:
 
     def _on_arrival(self, event: int) -> None:
         assert self._next is not None
-        self.door.arrive(self._next)
+        self.gateway.arrive(self._next)
         self._expect_next()
 
     def _follow_up(self, request: Request) -> None:
@@ -264,7 +264,7 @@ class Simulation:
             self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
 
     def _on_follow_up(self, arrival: Arrival, event: int) -> None:
-        self.door.arrive(arrival)
+        self.gateway.arrive(arrival)
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         replicas = self.fleet.replicas
@@ -305,11 +305,11 @@ class Simulation:
             num_resends=self._requests.num_resends,
             recovery=self._recovered(),
             failures=dict(self._requests.failures),
-            links=() if self._gateway.interconnect is None else self._gateway.interconnect.records(end_s),
+            links=() if self._assembly.interconnect is None else self._assembly.interconnect.records(end_s),
         )
 
     def _recovered(self) -> RecoveryRecord:
-        log, mirrors = self._requests, self._gateway.resends.mirrors
+        log, mirrors = self._requests, self._assembly.resends.mirrors
         record = RecoveryRecord(log.num_resumed, log.num_recomputed_tokens)
         if mirrors is None:
             return record

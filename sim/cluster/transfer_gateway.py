@@ -1,4 +1,4 @@
-"""The gateway as the transfers of KV between replicas see it: see `sim.transfer.gateway`."""
+"""The gateway's functions that KV transfers between replicas call: see `sim.transfer.gateway`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import inf
 from policies.core.limits import StopAfter
 from policies.core.request import Request
 from policies.routing import Routing
-from sim.cluster.door_attachment import DoorAttachment
 from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.fleet import Fleet
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.lengths import Lengths
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.resends import Resends
@@ -25,7 +25,7 @@ class TransferGateway:
 
     def __init__(
         self,
-        door: FrontDoor,
+        gateway: Gateway,
         resends: Resends,
         *,
         first_tokens: FirstTokens,
@@ -35,18 +35,18 @@ class TransferGateway:
         self.pool_counts: PoolCounts  # set where the fleet is made, which is given the transfers
         self.begin_again = resends.begin_again
         self.first_token = first_tokens.tell
-        self._door = door
+        self._gateway = gateway
         self._lengths = lengths
         self._requests = requests
 
     @property
     def fleet(self) -> Fleet:
         """All replicas."""
-        return self._door.fleet
+        return self._gateway.fleet
 
     def stop_after(self, request_id: int) -> StopAfter:
         """Output tokens after which a request ends."""
-        return self._door.visits[request_id].stop_after
+        return self._gateway.visits[request_id].stop_after
 
     def num_sends(self, request_id: int) -> int:
         """How often the router has chosen a replica for a request."""
@@ -59,39 +59,39 @@ class TransferGateway:
 
     def moved(self, request: Request, replica: Replica) -> None:
         """A request goes on in another replica."""
-        self._door.visits[request.request_id].replica = replica
+        self._gateway.visits[request.request_id].replica = replica
         self.pool_counts.sent(replica, request)
 
     def stays(self, request_id: int, replica: Replica) -> None:
         """A request is back where it was: no other replica has it."""
-        self._door.visits[request_id].replica = replica
+        self._gateway.visits[request_id].replica = replica
 
     def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
 
         num_sends: as it was when the request was handed over from there.
         """
-        visit = self._door.visits.get(request.request_id)
+        visit = self._gateway.visits.get(request.request_id)
         if visit is not None and self.num_sends(request.request_id) == num_sends:
-            self._door.tell_router(visit)  # else it was told when that was over
+            self._gateway.tell_router(visit)  # else it was told when that was over
         self.pool_counts.ended(replica, True)
 
     def refuse(self, request: Request, reason: str) -> None:
         """An attempt has failed because the decode replica cannot go on with it."""
-        visit = self._door.visits[request.request_id]
-        self._door.take_back(visit)
-        self._door.fail(visit, reason, inf)
+        visit = self._gateway.visits[request.request_id]
+        self._gateway.take_back(visit)
+        self._gateway.fail(visit, reason, inf)
 
 
-class PrefillPools(DoorAttachment):
+class PrefillPools(GatewayAttachment):
     """Prompts go to prefill pools first, and to mixed replicas when these have enough queued."""
 
-    def __init__(self, handovers: Handovers, door: FrontDoor) -> None:
+    def __init__(self, handovers: Handovers, gateway: Gateway) -> None:
         self._handovers = handovers
-        self._door = door
+        self._gateway = gateway
 
     def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica]:
-        return self._door.fleet.for_prompt(self._handovers.overflow_tokens)
+        return self._gateway.fleet.for_prompt(self._handovers.overflow_tokens)
 
     def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
         self._handovers.check(replica, request, request.prompt.num_tokens)

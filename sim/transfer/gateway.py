@@ -1,4 +1,4 @@
-"""What the transfer of KV asks of the gateway in front of the replicas, `sim.cluster.transfer_gateway`."""
+"""The gateway's interface for KV transfers; `sim.cluster.transfer_gateway` implements it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Replicas(Protocol):
         ...
 
 
-class Gateway(Protocol):
-    """Knows where each request is."""
+class GatewayForTransfers(Protocol):
+    """Knows which replica has each request."""
 
     @property
     def fleet(self) -> Replicas:

@@ -29,7 +29,7 @@ from policies.routing import Routing, chosen
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
-from sim.transfer.gateway import Gateway
+from sim.transfer.gateway import GatewayForTransfers
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
 from sim.transfer.sides import DecodeSide, PrefillSide
@@ -70,7 +70,7 @@ class Handover:
     prefill_s: float
     """Of its prompt's share in iterations: when KV could be sent layer by layer."""
     num_sends: int
-    """As `Gateway.num_sends` says when it begins."""
+    """As `GatewayForTransfers.num_sends` says when it begins."""
     target: Replica | None = None
     flow: Flow | None = None
     began_s: float = 0.0
@@ -89,7 +89,7 @@ class Handovers:
         routing: Routing,
         clock: Clock,
         requests: RequestLog,
-        door: Gateway,
+        gateway: GatewayForTransfers,
         interconnect: Interconnect,
     ) -> None:
         self.overflow_tokens = settings.overflow_tokens
@@ -99,7 +99,7 @@ class Handovers:
         self._on_routed_end: Callable[[Request, float], None] | None = getattr(routing, "on_end", None)
         self._clock = clock
         self._requests = requests
-        self._door = door
+        self._gateway = gateway
         self._interconnect = interconnect
         self._under_way: dict[int, Handover] = {}
         self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
@@ -121,7 +121,7 @@ class Handovers:
         if request.max_tokens is not None and num_known + 1 >= request.prompt.num_tokens + request.max_tokens:
             return
         refusal = None
-        for target in self._door.fleet.decoding_all:
+        for target in self._gateway.fleet.decoding_all:
             try:
                 target.core.check_migrant(request, num_known + 1)
             except RejectedError as error:
@@ -134,8 +134,8 @@ class Handovers:
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
         """A prompt has been computed, and its first token."""
         request_id = migrant.request.request_id
-        stop_after = self._door.stop_after(request_id)
-        handover = Handover(migrant, stop_after, source, prefill_s, self._door.num_sends(request_id))
+        stop_after = self._gateway.stop_after(request_id)
+        handover = Handover(migrant, stop_after, source, prefill_s, self._gateway.num_sends(request_id))
         self._under_way[request_id] = handover
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
@@ -205,14 +205,14 @@ class Handovers:
             self._interconnect.network.cancel(handover.flow)
         if handover.source.core.find(request_id) is not None:
             handover.target = handover.flow = None
-            self._door.stays(request_id, handover.source)
+            self._gateway.stays(request_id, handover.source)
             self._choose(handover)
             return True
         del self._under_way[request_id]
         self._held.pop(request_id, None)
         if target is None:
             return False
-        target.abort(request_id, partial(self._door.begin_again, request_id))
+        target.abort(request_id, partial(self._gateway.begin_again, request_id))
         return True
 
     def ready(self) -> None:
@@ -230,7 +230,7 @@ class Handovers:
         else:
             since_s = self._requests.next_token(request_id, now)
             handover.source.recorder.iterations.add_gap(request_id, since_s, now)
-        self._door.first_token(request_id)
+        self._gateway.first_token(request_id)
 
     def _on_begun(self, handover: Handover, event: int) -> None:
         if self._is_on(handover):
@@ -242,22 +242,22 @@ class Handovers:
     def _choose(self, handover: Handover) -> None:
         """Send a sequence on to a decode replica."""
         request, now = handover.migrant.request, self._clock.now
-        targets = self._door.fleet.for_decode(request)
+        targets = self._gateway.fleet.for_decode(request)
         if not targets:
             self._held[request.request_id] = handover
             return
         if self._needs_length:
-            self._door.tell_length(self._routing, request)
+            self._gateway.tell_length(self._routing, request)
         target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
             self._decode_sides[target.index].adopt(handover.migrant, handover.stop_after, now)
         except RejectedError as error:
-            self._door.refuse(request, str(error))
+            self._gateway.refuse(request, str(error))
             return
         handover.target = target
         self._requests.replica[request.request_id] = target.index
-        self._door.moved(request, target)
+        self._gateway.moved(request, target)
 
     def _on_copied(self, handover: Handover) -> None:
         request_id = handover.migrant.request.request_id
@@ -282,4 +282,4 @@ class Handovers:
 
     def _departed(self, handover: Handover, seq: Sequence) -> None:
         """The prefill replica has freed what it held."""
-        self._door.departed(handover.source, seq.request, handover.num_sends)
+        self._gateway.departed(handover.source, seq.request, handover.num_sends)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sim.engine.replica import Replica
-from sim.transfer.gateway import Gateway
+from sim.transfer.gateway import GatewayForTransfers
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.network import Flow
 
@@ -52,11 +52,11 @@ class _Restore:
 class Mirrors:
     """All those of a run."""
 
-    def __init__(self, every_tokens: int, door: Gateway, interconnect: Interconnect) -> None:
+    def __init__(self, every_tokens: int, gateway: GatewayForTransfers, interconnect: Interconnect) -> None:
         self.every_tokens = every_tokens
         self.mirrored_bytes = self.restored_bytes = 0.0
         self.num_restored_tokens = 0
-        self._door = door
+        self._gateway = gateway
         self._interconnect = interconnect
         self._mirrors: dict[int, _Mirror] = {}  # by replica whose KV it is
         self._left: dict[int, tuple[Replica, int]] = {}  # by request id: host, and tokens, after a crash
@@ -66,7 +66,7 @@ class Mirrors:
         """Send what is new. computed: tokens of each sequence that holds KV, by request id."""
         mirror = self._mirrors.get(replica.index)
         if mirror is None:
-            host = self._door.fleet.next_serving(replica)
+            host = self._gateway.fleet.next_serving(replica)
             if host is None:
                 return
             mirror = self._mirrors[replica.index] = _Mirror(host)
@@ -86,7 +86,7 @@ class Mirrors:
     def num_left(self, request_id: int) -> int:
         """Tokens of a request whose replica has crashed that can be read from a mirror now."""
         host, num_tokens = self._left.get(request_id, (None, 0))
-        return num_tokens if host is not None and self._door.fleet.is_reached(host) else 0
+        return num_tokens if host is not None and self._gateway.fleet.is_reached(host) else 0
 
     def expect(self, request_id: int, target: Replica) -> None:
         """A request goes to a replica that is to read its KV."""
@@ -157,7 +157,7 @@ class Mirrors:
             restore = self._restores.get(request_id)
             if restore is not None:
                 self._cancel(request_id)
-                go_on = partial(self._door.begin_again, request_id, is_resend=False)
+                go_on = partial(self._gateway.begin_again, request_id, is_resend=False)
                 restore.target.abort(request_id, go_on)
 
     def _on_there(self, mirror: _Mirror, flow: Flow, new: Mapping[int, int]) -> None:

@@ -29,7 +29,7 @@ from experiments.study import runs
 from experiments.study.figures import Metric, figures, label_of, unit_of
 from experiments.study.runs import settings_that_differ
 from hwmodels.iterations.iteration import UnknownIterationError
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
 from sim.metrics.paired import Held, Outcome
 from sim.report.numbers import with_interval
 from sim.settings.compose import ConfigSource
@@ -293,7 +293,7 @@ def test_also_reaches_every_arm_and_an_arms_own_setting_wins(folder):
 
 
 def test_ctrl_c_keeps_the_runs_that_are_done_and_exits_130(folder, monkeypatch, capsys):
-    arrive, begun = FrontDoor.arrive, []
+    arrive, begun = Gateway.arrive, []
 
     def interrupted(simulation, arrival):
         if arrival.request.request_id == 0:
@@ -302,7 +302,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done_and_exits_130(folder, monkeypatch, 
             signal.raise_signal(signal.SIGINT)
         arrive(simulation, arrival)
 
-    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
+    monkeypatch.setattr(Gateway, "arrive", interrupted)
     assert compare(folder, "jobs=1", "experiment.seeds=[0,1,2]") == 130
     table = pd.read_parquet(folder / "out/runs.parquet")
     assert len(table) == 3, "the fourth was cut short"

@@ -292,8 +292,8 @@ class Hoarding(TokenBucket):
 
 
 BROKEN = [
-    (Mumbling(), "answers_at_the_door"),
-    (Spying(), "answers_at_the_door"),
+    (Mumbling(), "answers_none_or_refusal"),
+    (Spying(), "answers_none_or_refusal"),
     (Whimsical(), "answers_the_same_again"),
     (Jamming(), "lets_in_when_idle"),
     (Rash(), "never_means_never"),

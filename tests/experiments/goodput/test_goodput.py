@@ -19,7 +19,7 @@ from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import rows, sentences
 from experiments.study.bisection import Bracket, bisected, bracketed
 from policies.batching.static import Static
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
 from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -242,17 +242,17 @@ def test_processes_find_what_one_finds(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arrive = FrontDoor.arrive
+    arrive = Gateway.arrive
     seeds = []
 
-    def interrupted(door, arrival):
+    def interrupted(gateway, arrival):
         if arrival.request.request_id == 0:
             seeds.append(1)
         if len(seeds) == stop_at and arrival.request.request_id == 10:
             signal.raise_signal(signal.SIGINT)
-        arrive(door, arrival)
+        arrive(gateway, arrival)
 
-    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
+    monkeypatch.setattr(Gateway, "arrive", interrupted)
     own = ("goodput.seeds=[0,1]", "goodput.jobs=1", "goodput.report=false")
     stop_at = 0
     assert main(["goodput", *QUICK, *own, "hydra.run.dir=whole"]) == 0

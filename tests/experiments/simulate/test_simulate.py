@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
-from sim.cluster.front_door import FrontDoor
+from sim.cluster.gateway import Gateway
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
@@ -335,14 +335,14 @@ def test_running_a_scenario_twice_gives_the_same(tmp_path):
 
 
 def test_ctrl_c_leaves_the_partial_result_and_exits_130(tmp_path, monkeypatch, capsys):
-    arrive = FrontDoor.arrive
+    arrive = Gateway.arrive
 
     def interrupted(simulation, arrival):
         if arrival.request.request_id == 30:
             signal.raise_signal(signal.SIGINT)
         arrive(simulation, arrival)
 
-    monkeypatch.setattr(FrontDoor, "arrive", interrupted)
+    monkeypatch.setattr(Gateway, "arrive", interrupted)
     sweep = ("--multirun", f"hydra.sweep.dir={tmp_path}/sweep", "seed=0,1", "output.report=false")
     assert run(tmp_path, monkeypatch, *sweep) == 130
     assert [folder.name for folder in (tmp_path / "sweep").iterdir() if folder.is_dir()] == ["0"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
-from sim.cluster.door_attachment import DoorAttachment
 from sim.cluster.fleet import State
+from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.summary import check_conservation
 from sim.records.trouble import Kind
@@ -62,7 +62,7 @@ def test_no_request_and_no_token_is_lost_or_counted_twice(data, clusters):
     assert_nothing_is_lost(data.draw(clusters))
 
 
-class SentWatch(DoorAttachment):
+class SentWatch(GatewayAttachment):
     """Asserts, whenever a request is sent, that its replica serves and that no request is at two places."""
 
     def __init__(self, fleet):
@@ -83,7 +83,7 @@ class SentWatch(DoorAttachment):
 
 
 def check_what_is_sent(simulation):
-    simulation.door.attach(SentWatch(simulation.fleet))
+    simulation.gateway.attach(SentWatch(simulation.fleet))
 
 
 @given(data=st.data())

@@ -3,8 +3,8 @@
 import pytest
 
 from experiments.conformance.claims import Claim, claims_of
-from experiments.conformance.front_door import play
 from experiments.conformance.new_policy.templates.admission import MyPolicy
+from experiments.conformance.toy_gateway import play
 from experiments.conformance.worlds import Ask, World
 
 
@@ -17,5 +17,5 @@ def test_while_two_are_outstanding_only_priority_0_is_let_in() -> None:
     """Request 0 takes a tick of 0.125 s for its prompt of 4 tokens and one for its answer, request 1 as much
     after it. At 0 s there is no room for request 2, but for request 3; at 1 s all have ended."""
     asks = (Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 1), Ask(0.0, 4, 1, 0), Ask(1.0, 4, 1, 1))
-    door = play(World(asks=asks, admission=MyPolicy(max_outstanding=2)))
-    assert [asked.refusal is None for asked in door.asked] == [True, True, False, True, True]
+    gateway = play(World(asks=asks, admission=MyPolicy(max_outstanding=2)))
+    assert [asked.refusal is None for asked in gateway.asked] == [True, True, False, True, True]

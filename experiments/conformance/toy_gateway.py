@@ -1,4 +1,4 @@
-"""A world's requests at the front door of a toy fleet: what an admission policy is asked and told.
+"""A gateway with a toy fleet that plays a world's requests, to test admission policies.
 
 Each replica serves one request after the other: its first token comes when its prompt is done, 4 tokens a
 tick, and it ends after a tick for each token of its answer. A replica refuses what exceeds the context;
@@ -27,7 +27,7 @@ DECLARED = dict.fromkeys(SIGNALS, "reads_signals") | {"num_cached": "reads_cache
 
 
 @dataclass
-class DoorReplica:
+class ToyReplica:
     """A `ReplicaView` of an engine that does one request after the other, without a cache."""
 
     index: int
@@ -50,7 +50,7 @@ class DoorReplica:
 
 
 class Asked(NamedTuple):
-    """A request at the door, and the answer."""
+    """A request that came to the gateway, and the decision of the admission policy."""
 
     request: Request
     now: float
@@ -58,19 +58,19 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class FrontDoor:
-    """A policy and what it has let in. Times never go back."""
+class ToyGateway:
+    """An admission policy and the requests that it has admitted. Times given to it must not decrease."""
 
     world: World
     policy: Any
     asked: list[Asked] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.replicas = [DoorReplica(i, self.policy) for i in range(self.world.num_replicas)]
-        self._events: list[tuple[float, int, str, Request, DoorReplica]] = []
+        self.replicas = [ToyReplica(i, self.policy) for i in range(self.world.num_replicas)]
+        self._events: list[tuple[float, int, str, Request, ToyReplica]] = []
         self._num_events = 0
-        self._open: dict[int, tuple[Request, DoorReplica]] = {}  # by request id: let in, not ended
-        self._answered: set[int] = set()  # of those, who has had a first token
+        self._open: dict[int, tuple[Request, ToyReplica]] = {}  # by request id: let in, not ended
+        self._answered: set[int] = set()  # of those, the requests that have a first token
 
     def ask(self, request: Request, num_output_tokens: int, now: float) -> Refusal | None:
         """A request comes; what happens by then happens first."""
@@ -89,7 +89,7 @@ class FrontDoor:
                 (self._first_token if kind == "first_token" else self._end)(request, replica, time_s)
 
     def end_all(self, now: float) -> None:
-        """Everybody gives up."""
+        """All admitted requests that have not ended are given up by their clients."""
         for request, replica in list(self._open.values()):
             self._end(request, replica, now)
 
@@ -110,17 +110,17 @@ class FrontDoor:
         if self.world.patience_s is not None:
             self._expect(now + self.world.patience_s, "end", request, replica)
 
-    def _expect(self, time_s: float, kind: str, request: Request, replica: DoorReplica) -> None:
+    def _expect(self, time_s: float, kind: str, request: Request, replica: ToyReplica) -> None:
         self._num_events += 1
         heappush(self._events, (time_s, self._num_events, kind, request, replica))
 
-    def _first_token(self, request: Request, replica: DoorReplica, now: float) -> None:
+    def _first_token(self, request: Request, replica: ToyReplica, now: float) -> None:
         self._answered.add(request.request_id)
         replica.num_queued_tokens -= request.prompt.num_tokens
         if hasattr(self.policy, "on_first_token"):
             self.policy.on_first_token(request, now)
 
-    def _end(self, request: Request, replica: DoorReplica, now: float) -> None:
+    def _end(self, request: Request, replica: ToyReplica, now: float) -> None:
         replica.num_outstanding -= 1
         replica.num_outstanding_tokens -= request.prompt.num_tokens
         del self._open[request.request_id]
@@ -132,13 +132,13 @@ class FrontDoor:
             self.policy.on_end(request, now)
 
 
-def play(world: World) -> FrontDoor:
+def play(world: World) -> ToyGateway:
     """All of a world's requests, in order of arrival, and then the time until the last has ended."""
-    door = FrontDoor(world, deepcopy(world.admission))
+    gateway = ToyGateway(world, deepcopy(world.admission))
     for arrival in Traffic(world.asks).arrivals():
-        door.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
-    door.until(inf)
-    return door
+        gateway.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
+    gateway.until(inf)
+    return gateway
 
 
 def num_remembered(thing: Any) -> int:

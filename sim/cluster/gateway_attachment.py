@@ -1,4 +1,4 @@
-"""What may join the gateway: an attachment is told what happens to requests there, and may decide.
+"""Attachments of the gateway: they are called on the events of requests there, and may decide about them.
 
 A run attaches what it has: clients without patience, an admission policy, prefill pools, crashes. A gateway
 without any of these chooses a replica for every request, and does nothing else.
@@ -14,7 +14,7 @@ from sim.cluster.visit import Visit
 from sim.engine.replica import Replica
 
 
-class DoorAttachment:
+class GatewayAttachment:
     """The events of a gateway. A method that a subclass does not override is never called."""
 
     def asks(self, visit: Visit) -> None:
@@ -58,7 +58,7 @@ class DoorAttachment:
         """A replica takes requests from now on, or one that was on its way will not come."""
 
 
-class DoorListeners:
+class GatewayListeners:
     """The functions that a gateway calls, by event."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class DoorListeners:
         self.left: tuple[Callable[[Visit, float], None], ...] = ()
         self.fleet_changed: tuple[Callable[[], None], ...] = ()
 
-    def add(self, attachment: DoorAttachment) -> None:
+    def add(self, attachment: GatewayAttachment) -> None:
         """Call an attachment, behind those that were added before."""
         for event, called in list(vars(self).items()):
-            if getattr(type(attachment), event) is not getattr(DoorAttachment, event):
+            if getattr(type(attachment), event) is not getattr(GatewayAttachment, event):
                 setattr(self, event, (*called, getattr(attachment, event)))

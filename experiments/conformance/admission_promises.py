@@ -1,4 +1,4 @@
-"""What an admission policy must promise, each as a check of one world. See `front_door`."""
+"""The promises of an admission policy, each as a check of one world, played at a `ToyGateway`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from copy import deepcopy
 from itertools import count
 from math import inf, isfinite
 
-from experiments.conformance.front_door import FrontDoor, num_remembered, play
+from experiments.conformance.toy_gateway import ToyGateway, num_remembered, play
 from experiments.conformance.worlds import Traffic, World
 from policies.admission import Refusal
 from policies.core.request import Request
@@ -17,8 +17,8 @@ NUM_FIRST_ROUNDS = 6
 """Of those: what is remembered after one of these is what it may remember."""
 
 
-def answers_at_the_door(world: World) -> None:
-    """It says None or Refusal(reason, retry_after_s), and looks only at what it declares."""
+def answers_none_or_refusal(world: World) -> None:
+    """The policy returns None or Refusal(reason, retry_after_s), and reads only declared signals."""
     for asked in play(world).asked:
         refusal = asked.refusal
         if refusal is None:
@@ -39,38 +39,38 @@ def answers_the_same_again(world: World) -> None:
 
 def lets_in_when_idle(world: World) -> None:
     """Who comes when nobody is there and nobody was for a day is let in, or told never to come again."""
-    fresh, busy = FrontDoor(world, deepcopy(world.admission)), play(world)
+    fresh, busy = ToyGateway(world, deepcopy(world.admission)), play(world)
     numbers = count(len(world.asks))
     for days, arrival in enumerate(Traffic(world.asks).arrivals(), start=1):
-        for door, when in ((fresh, "it is new"), (busy, "all have ended")):
+        for gateway, when in ((fresh, "it is new"), (busy, "all have ended")):
             request = _like(arrival.request, next(numbers), _last_s(busy) + days * DAY_S)
-            refusal = door.ask(request, arrival.num_output_tokens, request.arrival_s)
+            refusal = gateway.ask(request, arrival.num_output_tokens, request.arrival_s)
             is_right = refusal is None or refusal.retry_after_s == inf
             assert is_right, f"{when}, and {_shown(request, request.arrival_s)} gets {refusal}"
-            door.until(inf)
+            gateway.until(inf)
 
 
 def never_means_never(world: World) -> None:
     """Whose retry_after_s is inf gets the same answer whenever it asks again."""
-    door = play(world)
-    refused = [asked for asked in door.asked if asked.refusal and asked.refusal.retry_after_s == inf]
-    now = _last_s(door)
+    gateway = play(world)
+    refused = [asked for asked in gateway.asked if asked.refusal and asked.refusal.retry_after_s == inf]
+    now = _last_s(gateway)
     for asked in refused:
         now += DAY_S
-        again = door.ask(asked.request, 1, now)
+        again = gateway.ask(asked.request, 1, now)
         is_same = again is not None and again.retry_after_s == inf
         assert is_same, f"{_shown(asked.request, asked.now)}: {asked.refusal}, but at {now:.6g} s: {again}"
 
 
 def keeps_its_word(world: World) -> None:
     """One like it that comes retry_after_s later, all others having gone and nobody come, is let in."""
-    door = FrontDoor(world, deepcopy(world.admission))
+    gateway = ToyGateway(world, deepcopy(world.admission))
     for arrival in Traffic(world.asks).arrivals():
-        refusal = door.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
+        refusal = gateway.ask(arrival.request, arrival.num_output_tokens, arrival.at_s)
         if refusal is None or refusal.retry_after_s is None or not isfinite(refusal.retry_after_s):
             continue
         then_s = arrival.at_s + refusal.retry_after_s
-        other = deepcopy(door)
+        other = deepcopy(gateway)
         other.end_all(arrival.at_s)
         request = _like(arrival.request, len(world.asks), then_s)
         answer = other.ask(request, arrival.num_output_tokens, then_s)
@@ -79,16 +79,16 @@ def keeps_its_word(world: World) -> None:
 
 def forgets_who_has_ended(world: World) -> None:
     """What it remembers does not grow with the requests, sessions and tenants that have been there."""
-    door = FrontDoor(world, deepcopy(world.admission))
+    gateway = ToyGateway(world, deepcopy(world.admission))
     numbers, sizes, start_s = count(), [], 0.0
     for number in range(NUM_ROUNDS):
         for arrival in Traffic(world.asks).arrivals():
             like = _like(arrival.request, next(numbers), start_s + arrival.at_s)
             request = like._replace(tenant=f"{like.tenant}/{number}", session_id=like.request_id)
-            door.ask(request, arrival.num_output_tokens, request.arrival_s)
-        door.until(inf)
-        sizes.append(num_remembered(door.policy))
-        start_s = _last_s(door) + DAY_S
+            gateway.ask(request, arrival.num_output_tokens, request.arrival_s)
+        gateway.until(inf)
+        sizes.append(num_remembered(gateway.policy))
+        start_s = _last_s(gateway) + DAY_S
     most = max(sizes[:NUM_FIRST_ROUNDS])
     assert sizes[-1] <= most, (
         f"all have ended {NUM_ROUNDS} times, and it remembers {sizes[-1]} things; "
@@ -104,9 +104,9 @@ def _like(request: Request, request_id: int, arrival_s: float) -> Request:
     return request._replace(request_id=request_id, arrival_s=arrival_s, deadline_s=deadline_s)
 
 
-def _last_s(door: FrontDoor) -> float:
-    """When all have ended, who never give up."""
-    return max([asked.now for asked in door.asked[-1:]] + [replica.free_s for replica in door.replicas])
+def _last_s(gateway: ToyGateway) -> float:
+    """The time when all requests that are never given up have ended, in seconds."""
+    return max([asked.now for asked in gateway.asked[-1:]] + [replica.free_s for replica in gateway.replicas])
 
 
 def _shown(request: Request, now: float) -> str:

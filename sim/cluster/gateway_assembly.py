@@ -1,0 +1,121 @@
+"""Builds the gateway of a run and attaches the parts that the run needs: see `sim.cluster.gateway`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from policies.admission.none import AdmitAll
+from policies.core.request import Request
+from sim.cluster.admitting import Admitting
+from sim.cluster.clients import Clients
+from sim.cluster.first_tokens import FirstTokens
+from sim.cluster.fleet import Fleet
+from sim.cluster.gateway import Gateway
+from sim.cluster.lengths import Lengths
+from sim.cluster.pool_counts import PoolCounts
+from sim.cluster.resends import Resends
+from sim.cluster.routers import Hooks, Routers
+from sim.cluster.settings import ClusterSettings
+from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
+from sim.cluster.visit import Visit
+from sim.engine.clock import Clock
+from sim.engine.pool import Pool
+from sim.records.requests import RequestLog
+from sim.transfer.handovers import Handovers
+from sim.transfer.interconnect import Interconnect
+from sim.transfer.mirrors import Mirrors
+
+
+class GatewayAssembly:
+    """The gateway, its attachments, and the KV transfers between replicas, if the run has any.
+
+    on_end is called with every request that has ended. patience_s: see `Source`.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        cluster: ClusterSettings,
+        *,
+        clock: Clock,
+        requests: RequestLog,
+        patience_s: float | None,
+        on_end: Callable[[Request], None],
+    ) -> None:
+        self.pool_counts: PoolCounts  # set by `join`
+        self._pools = pools
+        self._cluster = cluster
+        self._clock = clock
+        self._requests = requests
+        self._patience_s = patience_s
+        visits: dict[int, Visit] = {}
+        predictor = cluster.prediction
+        self._lengths = None if predictor is None else Lengths(predictor, visits, requests)
+        routers = Routers(cluster.routing, self._lengths)
+        self.gateway = Gateway(routers, clock=clock, requests=requests, visits=visits, on_end=on_end)
+        self.first_tokens = FirstTokens(
+            routers,
+            Hooks.of(cluster.admission).first_token,
+            is_waited_for=cluster.retries.waits_for_token,
+            visits=visits,
+            clock=clock,
+        )
+        self.resends = Resends(
+            self.gateway,
+            max_resends=cluster.max_resends,
+            recovery=cluster.recovery,
+            requests=requests,
+            first_tokens=self.first_tokens,
+        )
+        self.interconnect: Interconnect | None = None
+        self._transfers: TransferGateway | None = None
+        hands_over = any(pool.role != "mixed" for pool in pools)
+        if hands_over or cluster.recovery.every_tokens is not None:
+            self._make_transfers(hands_over)
+
+    def _make_transfers(self, hands_over: bool) -> None:
+        """The network between replicas, and what moves KV over it."""
+        cluster = self._cluster
+        self.interconnect = Interconnect(cluster.network, self._clock)
+        self._transfers = TransferGateway(
+            self.gateway,
+            self.resends,
+            first_tokens=self.first_tokens,
+            lengths=self._lengths,
+            requests=self._requests,
+        )
+        every_tokens = cluster.recovery.every_tokens
+        if every_tokens is not None:
+            self.resends.mirrors = Mirrors(every_tokens, self._transfers, self.interconnect)
+        if hands_over:
+            self.resends.handovers = Handovers(
+                settings=cluster.handover,
+                routing=cluster.decode_routing,
+                clock=self._clock,
+                requests=self._requests,
+                gateway=self._transfers,
+                interconnect=self.interconnect,
+            )
+
+    def join(self, fleet: Fleet) -> None:
+        """Connect the gateway to its fleet, and attach the parts in the order in which they are called."""
+        gateway, cluster, patience_s = self.gateway, self._cluster, self._patience_s
+        gateway.fleet = fleet
+        scales = any(pool.scaling is not None for pool in self._pools)
+        slo = cluster.slo if scales else None
+        self.pool_counts = PoolCounts(fleet, slo, self._requests, self._clock)
+        if self._transfers is not None:
+            self._transfers.pool_counts = self.pool_counts
+        handovers, retries = self.resends.handovers, cluster.retries
+        if scales or handovers is not None:
+            gateway.attach(self.pool_counts)
+        if self._lengths is not None:
+            gateway.attach(self._lengths)
+        if type(cluster.admission) is not AdmitAll:
+            gateway.attach(Admitting(cluster.admission, gateway))
+        if cluster.troubles.events:
+            gateway.attach(self.resends)
+        if handovers is not None:
+            gateway.attach(PrefillPools(handovers, gateway))
+        if patience_s is not None or retries.timeout_s is not None or retries.max_attempts > 1:
+            gateway.attach(Clients(gateway, retries, patience_s, clock=self._clock, requests=self._requests))
