@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.dashboard.command import build_board
-from experiments.dashboard.kitchen import Kitchen
+from experiments.dashboard.simulation_service import SimulationService
 
 WINDTUNNEL = (sys.executable, "-c", "import sys; from experiments.app.cli import main; sys.exit(main())")
 STARTS = {
@@ -91,9 +91,9 @@ def _command(words: Sequence[str]) -> Took:
 
 def _answered(turned: dict[str, float | str]) -> Took:
     """The first answer of a dashboard to that, which is warm otherwise."""
-    kitchen = Kitchen(build_board(None, []), curves=False)
-    kitchen.warm()
-    state = {**kitchen.board.defaults, **turned}
+    service = SimulationService(build_board(None, []), curves=False)
+    service.warm()
+    state = {**service.board.defaults, **turned}
     begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
-    kitchen.answer("bench", state)
+    service.answer("bench", state)
     return Took(time.process_time() - begun_cpu_s, time.perf_counter() - begun_s)

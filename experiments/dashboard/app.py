@@ -11,19 +11,19 @@ from dash.exceptions import PreventUpdate
 
 from experiments.dashboard.controls import Board
 from experiments.dashboard.figures import curve_figure, limit_sentence, roofline_figure
-from experiments.dashboard.kitchen import Kitchen, Superseded
 from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, values
+from experiments.dashboard.simulation_service import SimulationService, Superseded
 from sim.settings.errors import ConfigError
 
 STALE = "stale"
 
 
 class Callbacks:
-    """What the page asks for. Each returns one value for each of its outputs in `make_app`."""
+    """The callbacks of the page. Each returns one value per output in `make_app`."""
 
-    def __init__(self, kitchen: Kitchen) -> None:
-        self.kitchen = kitchen
-        self.board: Board = kitchen.board
+    def __init__(self, service: SimulationService) -> None:
+        self.service = service
+        self.board: Board = service.board
 
     def synchronise(self, source: Any, query: str | None, given: Sequence[Any]) -> tuple[Any, ...]:
         """Controls and address follow each other: (state, problems, the address's query, a value a control).
@@ -45,33 +45,33 @@ class Callbacks:
     def answer(
         self, client: str, state: Mapping[str, Any] | None, problems: Sequence[str]
     ) -> tuple[Any, ...]:
-        """(error, class of the results, summary, latency figure, question's number, poll off, command line).
+        """(error, class of the results, summary, latency figure, request number, poll off, command line).
 
-        With an error the last results stay, visibly not of these settings.
+        After an error the last results stay on the page, greyed out.
         """
-        told = "\n".join(problems)
+        message = "\n".join(problems)
         if state is None:
-            return told, STALE, no_update, no_update, no_update, no_update, no_update
+            return message, STALE, no_update, no_update, no_update, no_update, no_update
         if problems and ctx_triggered() == "problems":
-            return told, STALE, no_update, no_update, no_update, no_update, no_update
+            return message, STALE, no_update, no_update, no_update, no_update, no_update
         command = self.board.command_line(state)
         try:
-            found = self.kitchen.answer(client, state)
+            found = self.service.answer(client, state)
         except Superseded:
             raise PreventUpdate from None
         except ConfigError as error:
-            said = "\n".join([*problems, str(error)])
-            return said, STALE, no_update, no_update, no_update, True, command
-        return told, "", summary(found), latency(found), self._number(client), False, command
+            errors = "\n".join([*problems, str(error)])
+            return errors, STALE, no_update, no_update, no_update, True, command
+        return message, "", summary(found), latency(found), self._number(client), False, command
 
     def _number(self, client: str) -> int:
-        """Of the question that was answered last."""
-        curve = self.kitchen.curve(client)
+        """Returns the number of the request that was answered last."""
+        curve = self.service.curve(client)
         return 0 if curve is None else curve.number
 
     def details(self, client: str) -> tuple[Any, Any]:
         """(roofline, where the time goes) of the last answer."""
-        curve = self.kitchen.curve(client)
+        curve = self.service.curve(client)
         if curve is None:
             raise PreventUpdate
         answer = curve.answer
@@ -82,16 +82,16 @@ class Callbacks:
         return drawn(figure, "This latency level cannot explain its iterations."), limit_sentence(answer)
 
     def grow(self, client: str, shown: Any) -> tuple[Any, Any, Any, Any]:
-        """(curve, what is said of it, its version, poll is off), with the points that have come.
+        """(curve, its note, its version, poll is off), with the points that have come.
 
         shown: the version that the page has; answers may be lost on their way, so only the page knows.
         """
-        curve = self.kitchen.curve(client)
+        curve = self.service.curve(client)
         if curve is None:
             raise PreventUpdate
         curve.gather()
         if curve.version == shown:
-            self.kitchen.begin(curve)
+            self.service.begin(curve)
             return no_update, no_update, no_update, curve.is_done
         note = curve.problem
         if not curve.is_done:
@@ -108,9 +108,9 @@ def ctx_triggered() -> Any:
         return None
 
 
-def make_app(kitchen: Kitchen) -> dash.Dash:
+def make_app(service: SimulationService) -> dash.Dash:
     """The page, ready to be served; all scripts come from this server."""
-    callbacks, board = Callbacks(kitchen), kitchen.board
+    callbacks, board = Callbacks(service), service.board
     app = dash.Dash("windtunnel", title="windtunnel", update_title="", serve_locally=True)
     app.index_string = INDEX
     app.layout = lambda: layout(board)

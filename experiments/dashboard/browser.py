@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.dashboard.command import HOST, build_board
-from experiments.dashboard.kitchen import LOADS, Kitchen
+from experiments.dashboard.simulation_service import LOADS, SimulationService
 from sim.settings.errors import ConfigError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -89,9 +89,9 @@ def served(overrides: Sequence[str]) -> Iterator[str]:
     """The dashboard on a free port, in a thread; gives its address."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
     serving = importlib.import_module("werkzeug.serving")
-    with Kitchen(build_board(None, overrides)) as kitchen:
-        kitchen.warm()
-        app = importlib.import_module("experiments.dashboard.app").make_app(kitchen)
+    with SimulationService(build_board(None, overrides)) as service:
+        service.warm()
+        app = importlib.import_module("experiments.dashboard.app").make_app(service)
         server = serving.make_server(HOST, 0, app.server, threaded=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

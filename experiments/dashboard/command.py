@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.dashboard.controls import Board, board_of
-from experiments.dashboard.kitchen import Kitchen
+from experiments.dashboard.simulation_service import SimulationService
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
@@ -41,9 +41,9 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError("dash is not installed: pip install 'windtunnel[dashboard]'")
     check_port(options.port)
     board = build_board(options.config_dir, options.overrides)
-    with Kitchen(board) as kitchen:
-        kitchen.warm()
-        app = importlib.import_module("experiments.dashboard.app").make_app(kitchen)
+    with SimulationService(board) as service:
+        service.warm()
+        app = importlib.import_module("experiments.dashboard.app").make_app(service)
         print(f"http://{HOST}:{options.port}  (Ctrl-C ends it)", flush=True)
         serve(app, options.port)
 

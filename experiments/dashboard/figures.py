@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from experiments.dashboard.kitchen import Answer, Curve
+from experiments.dashboard.simulation_service import Answer, Curve
 from experiments.report.roofline.chart import roofline
 from experiments.report.roofline.survey import RooflineSettings, survey
 from hwmodels.iterations.iteration import UnknownIterationError

@@ -11,7 +11,7 @@ from dash import dcc, html
 
 from experiments.dashboard.controls import Board, Control, State
 from experiments.dashboard.figures import caveats, latency_figure
-from experiments.dashboard.kitchen import Answer
+from experiments.dashboard.simulation_service import Answer
 from sim.report import numbers, wording
 
 POLL_MS = 400

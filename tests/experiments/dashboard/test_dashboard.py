@@ -21,7 +21,13 @@ from experiments.dashboard.figures import (
     limit_sentence,
     roofline_figure,
 )
-from experiments.dashboard.kitchen import Curve, Kitchen, RatePoint, Superseded, rate_point
+from experiments.dashboard.simulation_service import (
+    Curve,
+    RatePoint,
+    SimulationService,
+    Superseded,
+    rate_point,
+)
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
@@ -38,15 +44,15 @@ def board():
 
 
 @pytest.fixture
-def kitchen(board):
-    with Kitchen(board, curves=False) as kitchen:
-        yield kitchen
+def service(board):
+    with SimulationService(board, curves=False) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
 def answer(board):
-    with Kitchen(board, curves=False) as kitchen:
-        return kitchen.answer("page", {**board.defaults, RATE: 20, "seed": 3})
+    with SimulationService(board, curves=False) as service:
+        return service.answer("page", {**board.defaults, RATE: 20, "seed": 3})
 
 
 def states():
@@ -77,7 +83,7 @@ def test_an_address_brings_its_state_back(board, state):
     assert board.query(board.defaults) == ""
 
 
-def test_a_page_of_changes_is_what_its_command_line_composes(board, kitchen):
+def test_a_page_of_changes_is_what_its_command_line_composes(board, service):
     state = {
         **board.defaults,
         "hardware": "h100_sxm",
@@ -166,10 +172,10 @@ def test_a_long_workload_is_cut_and_one_without_a_rate_is_scaled():
     assert board_of(SOURCE, ["slo=none"]).base == ("workload=synthetic", "slo=none")
 
 
-def test_a_newer_question_ends_an_older_run(board, kitchen, monkeypatch):
+def test_a_newer_question_ends_an_older_run(board, service, monkeypatch):
     """The first run waits in its first report until the second question has been asked."""
     begun, asked = threading.Event(), threading.Event()
-    run = kitchen._simulated
+    run = service._simulated
 
     def slow(query, state, check):
         def wait(simulated_s, num_ended):
@@ -179,29 +185,29 @@ def test_a_newer_question_ends_an_older_run(board, kitchen, monkeypatch):
 
         return run(query, state, wait if state["seed"] == 1 else check)
 
-    monkeypatch.setattr(kitchen, "_simulated", slow)
+    monkeypatch.setattr(service, "_simulated", slow)
     outcome = []
 
     def first():
         try:
-            outcome.append(kitchen.answer("page", {**board.defaults, "seed": 1}))
+            outcome.append(service.answer("page", {**board.defaults, "seed": 1}))
         except Superseded as error:
             outcome.append(error)
 
     thread = threading.Thread(target=first)
     thread.start()
     assert begun.wait(30)
-    second = kitchen.answer("page", {**board.defaults, "seed": 2})
+    second = service.answer("page", {**board.defaults, "seed": 2})
     asked.set()
     thread.join()
     assert isinstance(outcome[0], Superseded)
-    assert kitchen.curve("page").answer is second
-    other = kitchen.answer("another page", {**board.defaults, "seed": 2})
+    assert service.curve("page").answer is second
+    other = service.answer("another page", {**board.defaults, "seed": 2})
     assert other is second  # remembered
-    assert kitchen.curve("page").answer is second
+    assert service.curve("page").answer is second
 
 
-def test_a_point_of_the_curve_is_the_run_at_that_rate(board, answer, kitchen):
+def test_a_point_of_the_curve_is_the_run_at_that_rate(board, answer, service):
     state, _ = board.state_of(answer.query)
     config = board.config(state)
     assert rate_point(config, 1.0) == answer.point
@@ -225,8 +231,8 @@ def test_figures_show_the_answer(answer):
 
 def test_overload_comes_before_all_other_caveats():
     board = board_of(SOURCE, [*SMALL, "workload.num_requests=400", "engine.max_num_seqs=2"])
-    with Kitchen(board, curves=False) as kitchen:
-        found = kitchen.answer("page", {**board.defaults, RATE: 10})
+    with SimulationService(board, curves=False) as service:
+        found = service.answer("page", {**board.defaults, RATE: 10})
     assert caveats(found)[0].startswith("Overloaded: since ")
 
 
@@ -236,10 +242,10 @@ class TestCallbacks:
     dash = pytest.importorskip("dash", reason="dash is not installed: pip install 'windtunnel[dashboard]'")
 
     @pytest.fixture
-    def callbacks(self, kitchen):
+    def callbacks(self, service):
         from experiments.dashboard.app import Callbacks  # noqa: PLC0415 (needs dash)
 
-        return Callbacks(kitchen)
+        return Callbacks(service)
 
     def test_a_page_begins_with_its_address(self, callbacks, board):
         given = list(board.defaults.values())
@@ -278,7 +284,7 @@ class TestCallbacks:
         assert figure.data
         assert told
         curve, note, shown, off = callbacks.grow("page", None)
-        assert list(curve.data[0].x) == pytest.approx([callbacks.kitchen.curve("page").answer.rate_per_s])
+        assert list(curve.data[0].x) == pytest.approx([callbacks.service.curve("page").answer.rate_per_s])
         assert (note, off) == ("", False)
         nothing = self.dash.no_update
         assert callbacks.grow("page", shown) == (nothing, nothing, nothing, True)

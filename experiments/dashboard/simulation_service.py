@@ -1,7 +1,8 @@
-"""Runs behind the page: composed configs stay warm, a newer question ends an older run, curves come in parts.
+"""Simulations behind the page: composed configs stay warm, a newer request of a page ends its older run.
 
-The answer itself is simulated in the thread that was asked, which can be ended between two events; the other
-rates of the curve in one process beside it, so that they never keep an answer waiting.
+The answer itself is simulated in the thread of the HTTP request, where it can be ended between two events.
+The other rates of the curve are simulated in a separate process, so that they never delay an answer, and
+arrive one by one.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ from sim.setup.scenario import Scenario
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 """Rates of the curve as multiples of the present one, in the order in which they are run."""
 MAX_CLIENTS = 16
-"""Pages that are remembered."""
+"""Number of open pages whose last answer is kept."""
 MAX_ANSWERS = 8
-"""The same of answers: turning a setting back asks for what was just there."""
+"""Number of answers that are kept: setting a control back asks for an answer that was just computed."""
 
 
 class Superseded(Exception):
-    """A newer question of the same page came."""
+    """Raised in a run when the same page has sent a newer request."""
 
 
 class RatePoint(NamedTuple):
-    """The same service at another rate."""
+    """Result of the same configuration at another request rate."""
 
     load: float
-    """Times the present rate."""
+    """Request rate as a multiple of the configured one."""
     share: float | None
-    """Of the requests, within the SLO; None without one."""
+    """SLO attainment as a share of the requests; None without an SLO."""
     usd_per_million_output_tokens: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A run, and what was asked."""
+    """A finished simulation and the query that asked for it."""
 
     query: str
     scenario: Scenario
     result: RunResult
     rate_per_s: float | None
-    """None for requests without a rate of their own."""
+    """Mean request rate; None for a workload without one."""
     seconds: float
-    """Of wall time, from the question on."""
+    """Wall time from the request to the finished simulation, in seconds."""
 
     @property
     def point(self) -> RatePoint:
@@ -68,25 +69,25 @@ class Answer:
 
 @dataclass
 class Curve:
-    """Of an answer: its points so far."""
+    """Points over request rates that belong to an answer, as far as they have been simulated."""
 
     answer: Answer
     points: dict[float, RatePoint]
     number: int = 0
-    """Of the question."""
+    """Number of the request that the answer belongs to."""
     config: dict[str, Any] | None = None
-    """Of the run whose other rates are still to be simulated; None once they are, or if it has none."""
+    """Config whose other rates are still to be submitted; None once they are, or if it has no rate."""
     futures: dict[float, Future[RatePoint]] = field(default_factory=dict)
     problem: str = ""
-    """Why it will not be complete."""
+    """Reason why the curve will stay incomplete; empty if there is none."""
 
     @property
     def version(self) -> list[Any]:
-        """Equal ones look alike."""
+        """Version of what is drawn: two equal versions draw the same curve."""
         return [self.number, len(self.points), self.problem]
 
     def gather(self) -> None:
-        """Take in what is done."""
+        """Collects the points that have been simulated since the last call."""
         for load, future in list(self.futures.items()):
             if not future.done():
                 continue
@@ -105,15 +106,15 @@ class Curve:
 
 @dataclass
 class _Client:
-    """A page in a browser."""
+    """State of one page in a browser."""
 
     number: int = 0
-    """Of its last question."""
+    """Number of its last request."""
     curve: Curve | None = None
 
 
-class Kitchen:
-    """Answers the questions of pages. Use as a context: it has a process of its own."""
+class SimulationService:
+    """Simulates what pages ask for. Use it as a context manager: it owns a process for the curves."""
 
     def __init__(self, board: Board, *, curves: bool = True) -> None:
         self.board = board
@@ -125,7 +126,7 @@ class Kitchen:
         self._context = multiprocessing.get_context("spawn")  # this process has threads
         self._closing = self._context.Event()
 
-    def __enter__(self) -> Kitchen:
+    def __enter__(self) -> SimulationService:
         if self._curves:
             self._start_process()
         return self
@@ -136,7 +137,7 @@ class Kitchen:
             self._pool.shutdown(cancel_futures=True)
 
     def answer(self, client_id: str, state: State) -> Answer:
-        """Simulate. Raises ConfigError, and Superseded as soon as a newer question of the client is here."""
+        """Simulates the state. Raises ConfigError, and Superseded once the client sends a newer request."""
         with self._asked(client_id) as is_current:
 
             def check(simulated_s: float, num_ended: int) -> None:
@@ -162,7 +163,7 @@ class Kitchen:
         return answer
 
     def warm(self) -> None:
-        """Simulate what a page begins with, so that the first one need not wait. Raises ConfigError."""
+        """Simulates the default state, so that the first page gets its answer at once. Raises ConfigError."""
         state = self.board.defaults
         self._answers[self.board.query(state)] = self._simulated("", state, lambda simulated_s, ended: None)
 
@@ -186,14 +187,14 @@ class Kitchen:
         return answer, config
 
     def curve(self, client_id: str) -> Curve | None:
-        """Of the client's last answer."""
+        """Returns the curve of the client's last answer, None if it has none."""
         with self._lock:
             client = self._clients.get(client_id)
             return None if client is None else client.curve
 
     @contextmanager
     def _asked(self, client_id: str) -> Iterator[Any]:
-        """The newest question of a client: what it asked before is ended. Gives whether it still is."""
+        """Registers a request of a client, ends its older one, yields a check that it is still the newest."""
         with self._lock:
             client = self._clients.setdefault(client_id, _Client())
             self._clients.move_to_end(client_id)
@@ -205,14 +206,14 @@ class Kitchen:
         yield lambda: client.number == number
 
     def begin(self, curve: Curve) -> None:
-        """Simulate the other rates, if that is still to be done: once the page shows the answer."""
+        """Submits the other rates unless that was done; called once the page shows the answer."""
         with self._lock:
             config, curve.config = curve.config, None
             if config is None:
                 return
             try:
                 curve.futures = self._submitted(config)
-            except BrokenProcessPool:  # it was killed: once more with a new one
+            except BrokenProcessPool:  # the process was killed: try once more with a new one
                 self._start_process()
                 curve.futures = self._submitted(config)
 
@@ -224,18 +225,18 @@ class Kitchen:
         self._pool = ProcessPoolExecutor(
             1,
             mp_context=self._context,
-            initializer=_stand_back,
+            initializer=_initialise_worker,
             initargs=(self._closing,),
         )
-        self._pool.submit(rate_point, {}, 0.0)  # imports all, while the page is being opened
+        self._pool.submit(rate_point, {}, 0.0)  # imports the modules while the page is being opened
 
 
 _is_closing: Callable[[], bool] = bool
-"""In the process of the curves: whether the dashboard ends, and nobody waits any more."""
+"""In the process of the curves: whether the dashboard is closing and needs no more results."""
 
 
-def _stand_back(closing: Event) -> None:
-    """In the process of the curves: Ctrl-C is not for it, and answers go first where cores are few."""
+def _initialise_worker(closing: Event) -> None:
+    """Initialises the process of the curves: it ignores Ctrl-C and runs at a lower priority than answers."""
     global _is_closing
     _is_closing = closing.is_set
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -243,7 +244,7 @@ def _stand_back(closing: Event) -> None:
 
 
 def rate_point(config: Mapping[str, Any], load: float) -> RatePoint:
-    """The figures of a config of `simulate` at so many times its rate. Raises ConfigError."""
+    """Simulates a config of `simulate` at `load` times its request rate. Raises ConfigError."""
     if not config:
         return RatePoint(load, None, None)
 
@@ -265,7 +266,7 @@ def _point(load: float, summary: Mapping[str, Any]) -> RatePoint:
 
 
 def _cancel(curve: Curve | None) -> None:
-    """What has not begun."""
+    """Cancels the rates that have not begun."""
     if curve:
         curve.config = None
     for future in curve.futures.values() if curve else ():
