@@ -5,8 +5,8 @@ from __future__ import annotations
 from policies.admission import Admission
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
+from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.routers import Hooks
-from sim.cluster.visit import Visit
 from sim.engine.replica import Replica
 
 
@@ -18,17 +18,17 @@ class Admitting(GatewayAttachment):
         self._gateway = gateway
         self._on_end = Hooks.of(admission).end
 
-    def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica] | None:
-        if visit.is_let_in:
+    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
+        if attempt.is_let_in:
             return serving
-        refusal = self._admission.refusal(visit.arrival.request, serving, now)
+        refusal = self._admission.refusal(attempt.arrival.request, serving, now)
         if refusal is not None:
-            self._gateway.fail(visit, refusal.reason, refusal.retry_after_s)
+            self._gateway.fail(attempt, refusal.reason, refusal.retry_after_s)
             return None
-        visit.is_let_in = True
+        attempt.is_let_in = True
         return serving
 
-    def left(self, visit: Visit, now: float) -> None:
-        if visit.is_let_in and self._on_end is not None:
-            self._on_end(visit.arrival.request, now)
-        visit.is_let_in = False
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        if attempt.is_let_in and self._on_end is not None:
+            self._on_end(attempt.arrival.request, now)
+        attempt.is_let_in = False

@@ -1,4 +1,4 @@
-"""Clients that do not wait for ever: they give their requests up, or send them again, sooner or later."""
+"""Clients that give up their requests after a time, or retry them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from policies.core.sequence import Sequence
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.visit import Visit
+from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
@@ -32,67 +32,67 @@ class Clients(GatewayAttachment):
         self._clock = clock
         self._requests = requests
 
-    def asks(self, visit: Visit) -> None:
-        if visit.attempt == 1:
+    def asks(self, attempt: RequestAttempt) -> None:
+        if attempt.number == 1:
             self._retries.first_sent()
         if self._retries.timeout_s is not None:
-            time_out = partial(self._time_out, visit, visit.attempt)
+            time_out = partial(self._time_out, attempt, attempt.number)
             self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)
 
-    def arrived(self, visit: Visit) -> None:
-        if self._patience_s is not None and self._is_under_way(visit):
+    def arrived(self, attempt: RequestAttempt) -> None:
+        if self._patience_s is not None and self._is_under_way(attempt):
             give_up_s = self._clock.now + self._patience_s
-            self._clock.at(give_up_s, Phase.arrive, partial(self._give_up, visit))
+            self._clock.at(give_up_s, Phase.arrive, partial(self._give_up, attempt))
 
-    def ends(self, visit: Visit, replica: Replica, seq: Sequence) -> bool:
-        if not visit.is_timed_out:
+    def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
+        if not attempt.is_timed_out:
             return False
         replica.recorder.events.timed_out(seq, self._clock.now)
         self._requests.lose(seq.request_id, in_crash=False)
         self._requests.forget_handover(seq.request_id)
-        self._gateway.fail(visit, "timed out")
+        self._gateway.fail(attempt, "timed out")
         return True
 
-    def comes_again(self, visit: Visit, retry_after_s: float | None) -> bool:
-        request_id, attempt = visit.arrival.request.request_id, visit.attempt
-        again_s = self._retries.next_at(request_id, attempt, self._clock.now, retry_after_s)
+    def comes_again(self, attempt: RequestAttempt, retry_after_s: float | None) -> bool:
+        request_id, number = attempt.arrival.request.request_id, attempt.number
+        again_s = self._retries.next_at(request_id, number, self._clock.now, retry_after_s)
         if again_s is None:
             return False
-        self._clock.at(again_s, Phase.arrive, partial(self._ask_again, visit, attempt))
+        self._clock.at(again_s, Phase.arrive, partial(self._ask_again, attempt, number))
         return True
 
-    def _is_under_way(self, visit: Visit) -> bool:
-        return self._gateway.visits.get(visit.arrival.request.request_id) is visit
+    def _is_under_way(self, attempt: RequestAttempt) -> bool:
+        return self._gateway.attempts.get(attempt.arrival.request.request_id) is attempt
 
-    def _is_at(self, visit: Visit, attempt: int) -> bool:
-        """Whether a request is under way in that attempt of its client's."""
-        return visit.attempt == attempt and self._is_under_way(visit)
+    def _is_at(self, attempt: RequestAttempt, number: int) -> bool:
+        """Whether the request is under way in the attempt of that number."""
+        return attempt.number == number and self._is_under_way(attempt)
 
-    def _ask_again(self, visit: Visit, attempt: int, event: int) -> None:
-        if self._is_at(visit, attempt):
-            visit.come_again()
-            self._requests.tries[visit.arrival.request.request_id] += 1
-            self._gateway.ask(visit)
+    def _ask_again(self, attempt: RequestAttempt, number: int, event: int) -> None:
+        if self._is_at(attempt, number):
+            attempt.come_again()
+            self._requests.tries[attempt.arrival.request.request_id] += 1
+            self._gateway.ask(attempt)
 
-    def _time_out(self, visit: Visit, attempt: int, event: int) -> None:
+    def _time_out(self, attempt: RequestAttempt, number: int, event: int) -> None:
         """A client has waited long enough for the answer to an attempt, or for its first token."""
-        if not self._is_at(visit, attempt) or visit.is_given_up:
+        if not self._is_at(attempt, number) or attempt.is_given_up:
             return
-        if self._retries.waits_for_token and visit.has_token:
+        if self._retries.waits_for_token and attempt.has_token:
             return
-        if visit.replica is not None:
-            visit.is_timed_out = True
-            self._gateway.abort(visit.replica, visit)
-        elif self._gateway.forget_held(visit):
-            self._gateway.fail(visit, "timed out")
+        if attempt.replica is not None:
+            attempt.is_timed_out = True
+            self._gateway.abort(attempt.replica, attempt)
+        elif self._gateway.forget_held(attempt):
+            self._gateway.fail(attempt, "timed out")
 
-    def _give_up(self, visit: Visit, event: int) -> None:
+    def _give_up(self, attempt: RequestAttempt, event: int) -> None:
         """A client's patience is at its end."""
-        if not self._is_under_way(visit):
+        if not self._is_under_way(attempt):
             return
-        if visit.replica is not None:
-            visit.is_given_up, visit.is_timed_out = True, False
-            self._gateway.abort(visit.replica, visit)
+        if attempt.replica is not None:
+            attempt.is_given_up, attempt.is_timed_out = True, False
+            self._gateway.abort(attempt.replica, attempt)
             return
-        self._gateway.forget_held(visit)
-        self._gateway.abandon(visit)
+        self._gateway.forget_held(attempt)
+        self._gateway.abandon(attempt)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
+from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.routers import Routers
-from sim.cluster.visit import Visit
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 
 
 class FirstTokens:
-    """Who is told when a request has got its first token.
+    """Tells routers, the admission policy and clients about the first token of each request.
 
-    tell_admission: the admission policy's hook. is_waited_for: whether clients wait for nothing else. visits:
-    requests under way, by id.
+    tell_admission: the admission policy's hook. is_waited_for: whether the clients' timeout ends with the
+    first token. attempts: those under way, by request id.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class FirstTokens:
         tell_admission: Callable[[Request, float], None] | None,
         *,
         is_waited_for: bool,
-        visits: Mapping[int, Visit],
+        attempts: Mapping[int, RequestAttempt],
         clock: Clock,
     ) -> None:
         self._routers = routers
         self._tell_admission = tell_admission
         self._is_wanted = is_waited_for or tell_admission is not None or routers.see_first_tokens
-        self._visits = visits
+        self._attempts = attempts
         self._clock = clock
         self._of_replica: dict[int, FirstTokensOfReplica] = {}
 
@@ -49,14 +49,14 @@ class FirstTokens:
 
     def tell(self, request_id: int) -> None:
         """A request has got its first token, from whichever replica."""
-        visit = self._visits[request_id]
-        request, now = visit.arrival.request, self._clock.now
+        attempt = self._attempts[request_id]
+        request, now = attempt.arrival.request, self._clock.now
         tell_router = self._routers[request.model].on_first_token
         if tell_router is not None:
             tell_router(request, now)
-        if self._tell_admission is not None and not visit.has_token:
+        if self._tell_admission is not None and not attempt.has_token:
             self._tell_admission(request, now)
-        visit.has_token = True
+        attempt.has_token = True
 
 
 class FirstTokensOfReplica(Attachment):

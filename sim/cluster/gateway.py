@@ -24,8 +24,8 @@ from policies.core.sequence import Sequence
 from policies.routing import chosen
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_attachment import GatewayAttachment, GatewayListeners
+from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.routers import Routers
-from sim.cluster.visit import Visit
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
@@ -36,7 +36,10 @@ UNSERVABLE = "can never be served"
 
 
 class Gateway:
-    """The gateway of a run. on_end is called with every request that has ended. visits: by request id."""
+    """The gateway of a run. on_end is called with every request that has ended.
+
+    attempts: those under way, by request id.
+    """
 
     def __init__(
         self,
@@ -44,13 +47,13 @@ class Gateway:
         *,
         clock: Clock,
         requests: RequestLog,
-        visits: dict[int, Visit],
+        attempts: dict[int, RequestAttempt],
         on_end: Callable[[Request], None],
     ) -> None:
         self.fleet: Fleet  # set by `GatewayAssembly.join`: its replicas report to this gateway
-        self.visits = visits
+        self.attempts = attempts
         self._routers = routers
-        self._held: dict[int, Visit] = {}  # of these, those that wait for a replica
+        self._held: dict[int, RequestAttempt] = {}  # of these, those that wait for a replica
         self._clock = clock
         self._requests = requests
         self._on_end = on_end
@@ -68,137 +71,137 @@ class Gateway:
         request_id = request.request_id
         requests.arrive(request)
         requests.tries[request_id] = 1
-        visit = self.visits[request_id] = Visit(arrival, self._clock.now)
-        self.ask(visit)
+        attempt = self.attempts[request_id] = RequestAttempt(arrival, self._clock.now)
+        self.ask(attempt)
         for tell in self._tell.arrived:
-            tell(visit)
+            tell(attempt)
 
-    def ask(self, visit: Visit) -> None:
+    def ask(self, attempt: RequestAttempt) -> None:
         """A client sends its request, perhaps again."""
         for tell in self._tell.asks:
-            tell(visit)
-        self.go_on(visit)
+            tell(attempt)
+        self.go_on(attempt)
 
-    def go_on(self, visit: Visit) -> None:
+    def go_on(self, attempt: RequestAttempt) -> None:
         """Let a request in, if it is not yet, and send it to the replica that the router chooses."""
-        now, request, tell = self._clock.now, visit.arrival.request, self._tell
+        now, request, tell = self._clock.now, attempt.arrival.request, self._tell
         candidates = self.fleet.serving_model[request.model]
         if not candidates:
-            self._wait_for_replica(visit)
+            self._wait_for_replica(attempt)
             return
         for candidates_of in tell.candidates:
-            left = candidates_of(visit, candidates, now)
+            left = candidates_of(attempt, candidates, now)
             if left is None:
                 return
             candidates = left
-        policy, choose, _, visit.on_routed_end = self._routers[request.model]
-        visit.replica = replica = chosen(policy, choose(request, candidates, now), candidates)
+        policy, choose, _, attempt.on_routed_end = self._routers[request.model]
+        attempt.replica = replica = chosen(policy, choose(request, candidates, now), candidates)
         self._requests.send(request.request_id, replica.index)
-        if now > visit.came_s:
-            self._note_held(visit, now)
+        if now > attempt.came_s:
+            self._note_held(attempt, now)
             request = request._replace(arrival_s=now)  # when the engine sees it for the first time
         try:
             for sends in tell.sends:
-                if sends(visit, replica, request):
+                if sends(attempt, replica, request):
                     return
-            replica.submit(request, visit.stop_after)
+            replica.submit(request, attempt.stop_after)
         except RejectedError as error:
-            self.take_back(visit)
-            self.fail(visit, str(error), inf)
+            self.take_back(attempt)
+            self.fail(attempt, str(error), inf)
 
-    def _wait_for_replica(self, visit: Visit) -> None:
+    def _wait_for_replica(self, attempt: RequestAttempt) -> None:
         """No replica serves a request: hold it until one does, if one is on its way."""
-        request = visit.arrival.request
+        request = attempt.arrival.request
         if self.fleet.calls_for(request.model):
-            self._held[request.request_id] = visit
+            self._held[request.request_id] = attempt
         else:
-            self.fail(visit, "no replica takes requests")
+            self.fail(attempt, "no replica takes requests")
 
     def fleet_changed(self) -> None:
         """A replica takes requests from now on, or one that was on its way will not come."""
         for tell in self._tell.fleet_changed:
             tell()
         held, self._held = self._held, {}
-        for visit in held.values():
-            self.go_on(visit)
+        for attempt in held.values():
+            self.go_on(attempt)
 
     # ... and go.
 
     def end(self, seq: Sequence) -> None:
         """A replica is done with a request."""
-        visit = self.visits[seq.request_id]
-        replica = visit.replica
+        attempt = self.attempts[seq.request_id]
+        replica = attempt.replica
         assert replica is not None
-        self.take_back(visit)
+        self.take_back(attempt)
         for is_no_answer in self._tell.ends:
-            if is_no_answer(visit, replica, seq):
+            if is_no_answer(attempt, replica, seq):
                 return
-        self._ended(visit)
+        self._ended(attempt)
 
-    def take_back(self, visit: Visit) -> None:
+    def take_back(self, attempt: RequestAttempt) -> None:
         """A replica has a request no more."""
-        visit.replica, visit.held_since_s = None, self._clock.now
-        if visit.on_routed_end is not None:
-            self.tell_router(visit)
+        attempt.replica, attempt.held_since_s = None, self._clock.now
+        if attempt.on_routed_end is not None:
+            self.tell_router(attempt)
 
-    def tell_router(self, visit: Visit) -> None:
+    def tell_router(self, attempt: RequestAttempt) -> None:
         """The replica that it chose is done with a request."""
-        if visit.on_routed_end is not None:
-            visit.on_routed_end(visit.arrival.request, self._clock.now)
-            visit.on_routed_end = None
+        if attempt.on_routed_end is not None:
+            attempt.on_routed_end(attempt.arrival.request, self._clock.now)
+            attempt.on_routed_end = None
 
-    def fail(self, visit: Visit, reason: str, retry_after_s: float | None = None) -> None:
+    def fail(self, attempt: RequestAttempt, reason: str, retry_after_s: float | None = None) -> None:
         """An attempt has failed: its client sends the request again, or it is over.
 
         retry_after_s: as in `policies.admission.Refusal`.
         """
-        request, now = visit.arrival.request, self._clock.now
+        request, now = attempt.arrival.request, self._clock.now
         for tell in self._tell.failing:
-            tell(visit)
+            tell(attempt)
         for tell_left in self._tell.left:
-            tell_left(visit, now)
-        self._note_held(visit, now)
+            tell_left(attempt, now)
+        self._note_held(attempt, now)
         self._requests.fail(UNSERVABLE if retry_after_s == inf else reason)
         for comes_again in self._tell.comes_again:
-            if comes_again(visit, retry_after_s):
+            if comes_again(attempt, retry_after_s):
                 return
-        del self.visits[request.request_id]
+        del self.attempts[request.request_id]
         self._requests.reject(request.request_id, reason, now)
         self._on_end(request)
 
-    def abort(self, replica: Replica, visit: Visit) -> None:
+    def abort(self, replica: Replica, attempt: RequestAttempt) -> None:
         """Tell a replica to drop a request; it may take an iteration until it has."""
-        request_id = visit.arrival.request.request_id
+        request_id = attempt.arrival.request.request_id
         for tell in self._tell.aborts:
             tell(request_id)
         replica.abort(request_id)
 
-    def forget_held(self, visit: Visit) -> bool:
+    def forget_held(self, attempt: RequestAttempt) -> bool:
         """Let a request wait for a replica no more; whether it did."""
-        return self._held.pop(visit.arrival.request.request_id, None) is not None
+        return self._held.pop(attempt.arrival.request.request_id, None) is not None
 
-    def abandon(self, visit: Visit) -> None:
+    def abandon(self, attempt: RequestAttempt) -> None:
         """A request is given up that no replica has."""
-        self._note_held(visit, self._clock.now)
-        self._requests.abandon(visit.arrival.request.request_id, self._clock.now)
-        self._ended(visit)
+        self._note_held(attempt, self._clock.now)
+        self._requests.abandon(attempt.arrival.request.request_id, self._clock.now)
+        self._ended(attempt)
 
     def stop(self, end_s: float) -> None:
         """The run is over: note for how long those were held that no replica has."""
-        for visit in self.visits.values():
-            if visit.replica is None:
-                self._note_held(visit, end_s)
+        for attempt in self.attempts.values():
+            if attempt.replica is None:
+                self._note_held(attempt, end_s)
 
-    def _ended(self, visit: Visit) -> None:
+    def _ended(self, attempt: RequestAttempt) -> None:
         """A request is answered, or was given up."""
-        request = visit.arrival.request
-        del self.visits[request.request_id]
+        request = attempt.arrival.request
+        del self.attempts[request.request_id]
         for tell in self._tell.left:
-            tell(visit, self._clock.now)
+            tell(attempt, self._clock.now)
         self._on_end(request)
 
-    def _note_held(self, visit: Visit, now: float) -> None:
+    def _note_held(self, attempt: RequestAttempt, now: float) -> None:
         """No replica has had a request until now."""
-        if now > visit.held_since_s:
-            self._requests.hold(visit.arrival.request.request_id, now - visit.held_since_s)
-            visit.held_since_s = now
+        if now > attempt.held_since_s:
+            self._requests.hold(attempt.arrival.request.request_id, now - attempt.held_since_s)
+            attempt.held_since_s = now

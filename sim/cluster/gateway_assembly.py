@@ -13,11 +13,11 @@ from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
 from sim.cluster.lengths import Lengths
 from sim.cluster.pool_counts import PoolCounts
+from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
 from sim.cluster.routers import Hooks, Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
-from sim.cluster.visit import Visit
 from sim.engine.clock import Clock
 from sim.engine.pool import Pool
 from sim.records.requests import RequestLog
@@ -48,16 +48,16 @@ class GatewayAssembly:
         self._clock = clock
         self._requests = requests
         self._patience_s = patience_s
-        visits: dict[int, Visit] = {}
+        attempts: dict[int, RequestAttempt] = {}
         predictor = cluster.prediction
-        self._lengths = None if predictor is None else Lengths(predictor, visits, requests)
+        self._lengths = None if predictor is None else Lengths(predictor, attempts, requests)
         routers = Routers(cluster.routing, self._lengths)
-        self.gateway = Gateway(routers, clock=clock, requests=requests, visits=visits, on_end=on_end)
+        self.gateway = Gateway(routers, clock=clock, requests=requests, attempts=attempts, on_end=on_end)
         self.first_tokens = FirstTokens(
             routers,
             Hooks.of(cluster.admission).first_token,
             is_waited_for=cluster.retries.waits_for_token,
-            visits=visits,
+            attempts=attempts,
             clock=clock,
         )
         self.resends = Resends(

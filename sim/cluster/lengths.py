@@ -8,25 +8,28 @@ from policies.core.request import Request
 from policies.prediction import LengthPredictor
 from policies.routing import ReplicaView, Routing
 from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.visit import Visit
+from sim.cluster.request_attempt import RequestAttempt
 from sim.records.requests import FINISHED, RequestLog
 
 
 class Lengths(GatewayAttachment):
     """Predictions for the requests under way, from a predictor that learns from those that are answered.
 
-    visits: requests under way, by id.
+    attempts: those under way, by request id.
     """
 
-    def __init__(self, predictor: LengthPredictor, visits: Mapping[int, Visit], requests: RequestLog) -> None:
+    def __init__(
+        self, predictor: LengthPredictor, attempts: Mapping[int, RequestAttempt], requests: RequestLog
+    ) -> None:
         self._predictor = predictor
-        self._visits = visits
+        self._attempts = attempts
         self._requests = requests
 
     def tell(self, routing: Routing, request: Request) -> None:
         """Tell a router how long an answer is expected to be."""
         predictor = self._predictor
-        truth = self._visits[request.request_id].arrival.num_output_tokens if predictor.needs_truth else None
+        attempt = self._attempts[request.request_id]
+        truth = attempt.arrival.num_output_tokens if predictor.needs_truth else None
         routing.on_predicted(request, predictor.predict(request, truth))  # type: ignore[attr-defined]
 
     def choose(self, routing: Routing, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
@@ -34,7 +37,7 @@ class Lengths(GatewayAttachment):
         self.tell(routing, request)
         return routing.choose(request, replicas, now)
 
-    def left(self, visit: Visit, now: float) -> None:
-        request = visit.arrival.request
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        request = attempt.arrival.request
         if self._requests.status[request.request_id] == FINISHED:
             self._predictor.observe(request, self._requests.output_tokens[request.request_id])

@@ -6,7 +6,7 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.visit import Visit
+from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.metrics.slo import Slo
@@ -33,7 +33,7 @@ class PoolCounts(GatewayAttachment):
         self._requests = requests
         self._clock = clock
 
-    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
+    def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
         self.sent(replica, request)
         return False
 
@@ -43,9 +43,9 @@ class PoolCounts(GatewayAttachment):
         counts.num_sent += 1
         counts.num_sent_tokens += request.prompt.num_tokens
 
-    def ends(self, visit: Visit, replica: Replica, seq: Sequence) -> bool:
+    def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
         is_met = self._slo is None or self._slo.is_met(self._requests, seq.request_id)
-        self.ended(replica, is_met and not visit.is_timed_out)
+        self.ended(replica, is_met and not attempt.is_timed_out)
         return False
 
     def ended(self, replica: Replica, is_met: bool) -> None:

@@ -12,7 +12,7 @@ from sim.cluster.first_tokens import FirstTokens
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.recovery import Recovery
-from sim.cluster.visit import Visit
+from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.handovers import Handovers
@@ -44,8 +44,8 @@ class Resends(GatewayAttachment):
 
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
-        visit = self._gateway.visits[request_id]
-        if visit.has_left or self.handovers is None or not self.handovers.lost(visit.arrival.request):
+        attempt = self._gateway.attempts[request_id]
+        if attempt.has_left or self.handovers is None or not self.handovers.lost(attempt.arrival.request):
             self.begin_again(request_id)
 
     def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
@@ -53,32 +53,32 @@ class Resends(GatewayAttachment):
 
         is_resend: a crash of its replica is why, not one of a mirror that it was to have KV from.
         """
-        visit = self._gateway.visits[request_id]
-        self._gateway.take_back(visit)
+        attempt = self._gateway.attempts[request_id]
+        self._gateway.take_back(attempt)
         self._requests.forget_handover(request_id)
-        is_sent = not visit.has_left and (not is_resend or visit.num_resends < self._max_resends)
-        several = visit.arrival.request.branching is not None
-        visit.goes_on = is_sent and self._recovery.keeps_tokens and not several
-        if not visit.goes_on:
+        is_sent = not attempt.has_left and (not is_resend or attempt.num_resends < self._max_resends)
+        several = attempt.arrival.request.branching is not None
+        attempt.goes_on = is_sent and self._recovery.keeps_tokens and not several
+        if not attempt.goes_on:
             self._requests.lose(request_id, in_crash=True)
-        if visit.is_given_up:
-            self._gateway.abandon(visit)
-        elif visit.is_timed_out:
-            self._gateway.fail(visit, "timed out")
+        if attempt.is_given_up:
+            self._gateway.abandon(attempt)
+        elif attempt.is_timed_out:
+            self._gateway.fail(attempt, "timed out")
         elif is_sent:
-            visit.num_resends += is_resend
+            attempt.num_resends += is_resend
             self._requests.num_resends += is_resend
-            self._gateway.go_on(visit)
+            self._gateway.go_on(attempt)
         else:
-            self._gateway.fail(visit, "its replica crashed")
+            self._gateway.fail(attempt, "its replica crashed")
 
-    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
-        migrant = self._migrant(visit, replica, request) if visit.goes_on else None
+    def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
+        migrant = self._migrant(attempt, replica, request) if attempt.goes_on else None
         if migrant is None:
             return False
         if isnan(self._requests.first_token_s[request.request_id]):
             replica.count_queued(request.request_id, request.prompt.num_tokens)
-        enter = partial(replica.core.adopt, stop_after=visit.stop_after, tier="mirror")
+        enter = partial(replica.core.adopt, stop_after=attempt.stop_after, tier="mirror")
         replica.expect(migrant.request, replica.known_s(request), enter, migrant)
         self._requests.num_resumed += 1
         self._first_tokens.resumes(request.request_id, replica)
@@ -87,22 +87,22 @@ class Resends(GatewayAttachment):
             self.mirrors.expect(request.request_id, replica)
         return True
 
-    def failing(self, visit: Visit) -> None:
-        if visit.goes_on:
-            self._begin_from_scratch(visit)
+    def failing(self, attempt: RequestAttempt) -> None:
+        if attempt.goes_on:
+            self._begin_from_scratch(attempt)
 
-    def left(self, visit: Visit, now: float) -> None:
-        request_id = visit.arrival.request.request_id
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        request_id = attempt.arrival.request.request_id
         if self.mirrors is not None:
             self.mirrors.ended(request_id)
         self._requests.lost_kv.pop(request_id, None)
 
-    def _migrant(self, visit: Visit, replica: Replica, request: Request) -> Migrant | None:
+    def _migrant(self, attempt: RequestAttempt, replica: Replica, request: Request) -> Migrant | None:
         """With what a request goes on in a replica; None: it begins there, for want of anything, or of room.
 
         At least two tokens are left to compute, so that it gets its next one as prompts do.
         """
-        request_id, arrival = request.request_id, visit.arrival
+        request_id, arrival = request.request_id, attempt.arrival
         num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
         num_left = 0 if self.mirrors is None else self.mirrors.num_left(request_id)
         num_computed = max(0, min(num_left, num_known - 2))
@@ -113,14 +113,14 @@ class Resends(GatewayAttachment):
             if self.handovers is not None:
                 self.handovers.check(replica, request, num_known)
         except RejectedError:
-            self._begin_from_scratch(visit)
+            self._begin_from_scratch(attempt)
             return None
         return Migrant(request, num_known, num_computed)
 
-    def _begin_from_scratch(self, visit: Visit) -> None:
+    def _begin_from_scratch(self, attempt: RequestAttempt) -> None:
         """Nothing is kept of a request that was to go on."""
-        request_id = visit.arrival.request.request_id
-        visit.goes_on = False
+        request_id = attempt.arrival.request.request_id
+        attempt.goes_on = False
         self._requests.lose(request_id, in_crash=True)
         if self.mirrors is not None:
             self.mirrors.ended(request_id)

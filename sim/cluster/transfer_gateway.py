@@ -13,8 +13,8 @@ from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.lengths import Lengths
 from sim.cluster.pool_counts import PoolCounts
+from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
-from sim.cluster.visit import Visit
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.handovers import Handovers
@@ -46,7 +46,7 @@ class TransferGateway:
 
     def stop_after(self, request_id: int) -> StopAfter:
         """Output tokens after which a request ends."""
-        return self._gateway.visits[request_id].stop_after
+        return self._gateway.attempts[request_id].stop_after
 
     def num_sends(self, request_id: int) -> int:
         """How often the router has chosen a replica for a request."""
@@ -59,28 +59,28 @@ class TransferGateway:
 
     def moved(self, request: Request, replica: Replica) -> None:
         """A request goes on in another replica."""
-        self._gateway.visits[request.request_id].replica = replica
+        self._gateway.attempts[request.request_id].replica = replica
         self.pool_counts.sent(replica, request)
 
     def stays(self, request_id: int, replica: Replica) -> None:
         """A request is back where it was: no other replica has it."""
-        self._gateway.visits[request_id].replica = replica
+        self._gateway.attempts[request_id].replica = replica
 
     def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
 
         num_sends: as it was when the request was handed over from there.
         """
-        visit = self._gateway.visits.get(request.request_id)
-        if visit is not None and self.num_sends(request.request_id) == num_sends:
-            self._gateway.tell_router(visit)  # else it was told when that was over
+        attempt = self._gateway.attempts.get(request.request_id)
+        if attempt is not None and self.num_sends(request.request_id) == num_sends:
+            self._gateway.tell_router(attempt)  # else it was told when that was over
         self.pool_counts.ended(replica, True)
 
     def refuse(self, request: Request, reason: str) -> None:
         """An attempt has failed because the decode replica cannot go on with it."""
-        visit = self._gateway.visits[request.request_id]
-        self._gateway.take_back(visit)
-        self._gateway.fail(visit, reason, inf)
+        attempt = self._gateway.attempts[request.request_id]
+        self._gateway.take_back(attempt)
+        self._gateway.fail(attempt, reason, inf)
 
 
 class PrefillPools(GatewayAttachment):
@@ -90,18 +90,18 @@ class PrefillPools(GatewayAttachment):
         self._handovers = handovers
         self._gateway = gateway
 
-    def candidates(self, visit: Visit, serving: list[Replica], now: float) -> list[Replica]:
+    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica]:
         return self._gateway.fleet.for_prompt(self._handovers.overflow_tokens)
 
-    def sends(self, visit: Visit, replica: Replica, request: Request) -> bool:
+    def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
         self._handovers.check(replica, request, request.prompt.num_tokens)
         return False
 
     def aborts(self, request_id: int) -> None:
         self._handovers.withdraw(request_id)
 
-    def left(self, visit: Visit, now: float) -> None:
-        self._handovers.ended(visit.arrival.request, now)
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        self._handovers.ended(attempt.arrival.request, now)
 
     def fleet_changed(self) -> None:
         self._handovers.ready()

@@ -68,7 +68,7 @@ class SentWatch(GatewayAttachment):
     def __init__(self, fleet):
         self._fleet = fleet
 
-    def sends(self, visit, replica, request):
+    def sends(self, attempt, replica, request):
         fleet = self._fleet
         member = fleet.members[replica.index]
         assert member.state is State.serving

@@ -1,4 +1,4 @@
-"""Who is let in, who has to come again, and what a crash costs: times worked out by hand, in ticks.
+"""Admission, retries and the cost of crashes at the gateway: times worked out by hand, in ticks.
 
 An iteration takes one tick and gives one token, and a prompt takes one iteration: an answer of n tokens that
 is alone begins 1 tick after it was sent, and ends n ticks after.
@@ -25,7 +25,7 @@ def crash(at, duration, *replicas):
 
 
 def clients(max_attempts, base, **settings):
-    """Who wait base ticks, without jitter."""
+    """Retries after base ticks, without jitter."""
     settings = {"factor": 1.0, "cap_s": 1000 * TICK_S, "jitter": "none"} | settings
     return Retries(max_attempts=max_attempts, base_s=base * TICK_S, **settings)
 

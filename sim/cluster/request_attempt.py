@@ -1,0 +1,52 @@
+"""The current attempt of a request: its state at the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.core.limits import StopAfter
+from policies.core.request import Request
+from sim.engine.replica import Replica
+from sim.workload.base import Arrival
+
+
+class RequestAttempt:
+    """The state of a request under way: the replica that has it, and the number of the current attempt.
+
+    An attempt begins when the client sends the request. One object serves all attempts of a request.
+    """
+
+    number = 1
+    """Number of the attempt, from 1: how often the client has sent the request."""
+    replica: Replica | None = None
+    """The replica that has the request; None: it is held at the gateway, or its client waits to retry."""
+    on_routed_end: Callable[[Request, float], None] | None = None
+    """Tells the router that the request has ended on the chosen replica; None if the router does not ask."""
+    num_resends = 0
+    """Times that the gateway has sent the request again in this attempt, after crashes."""
+    goes_on = False
+    """Whether the request continues behind the tokens that a crashed replica has produced."""
+    is_let_in = False
+    """Whether the admission policy has admitted this attempt."""
+    has_token = False
+    """Whether this attempt has its first token, from any replica; set only where a policy or client asks."""
+    is_timed_out = is_given_up = False
+    """Whether the client has left and the replica was told to abort; after a timeout the client may retry."""
+
+    def __init__(self, arrival: Arrival, now: float) -> None:
+        self.arrival = arrival
+        self.stop_after: StopAfter = arrival.sample_tokens or arrival.num_output_tokens
+        """Output tokens after which the request ends; policies do not see it."""
+        self.came_s = self.held_since_s = now
+        """Time of the first attempt in seconds, and the time since which no replica has had the request."""
+
+    def come_again(self) -> None:
+        """Begin the next attempt: the client sends the request once more."""
+        self.number += 1
+        self.num_resends = 0
+        self.has_token = self.is_timed_out = self.goes_on = False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has given up or timed out."""
+        return self.is_given_up or self.is_timed_out
