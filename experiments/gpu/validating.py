@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from experiments.calibrate.engine.files import Files
 from experiments.gpu.flown_models import calibrated_folder, composition, model_name, suite_of
 from experiments.gpu.record import Record, Row
-from experiments.validate.engine.on_engine import Hangar, fly_case, machine_name, write_verdict
+from experiments.validate.engine.on_engine import ExecutorCache, fly_case, machine_name, write_verdict
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case, cases_of
 from experiments.validate.engine.verdict import Verdict
@@ -77,13 +77,13 @@ class Flight(NamedTuple):
 
 def run(record: Record) -> None:
     """The rows of all cases, and behind the last of each suite those that sum it up."""
-    hangar = Hangar.of(record.device.type)
+    executors = ExecutorCache.of(record.device.type)
     flights = list(flights_of(record))
-    record.measure("warm_up", partial(_warm_up, flights[0].case, hangar))
+    record.measure("warm_up", partial(_warm_up, flights[0].case, executors))
     usual = flights[0].case.scenario.caching.block_size
     flights.sort(key=lambda one: one.case.scenario.caching.block_size != usual)
     for place, flight in enumerate(flights):
-        record.measure(flight.name, partial(_fly, record, flight, hangar), least_s=flight.flown.least_s)
+        record.measure(flight.name, partial(_fly, record, flight, executors), least_s=flight.flown.least_s)
         if all(later.flown is not flight.flown for later in flights[place + 1 :]):
             sum_up(record, flight.flown)
 
@@ -103,17 +103,17 @@ def flights_of(record: Record) -> Iterator[Flight]:
             yield Flight(flown, case)
 
 
-def _warm_up(case: Case, hangar: Hangar) -> dict[str, Any]:
+def _warm_up(case: Case, executors: ExecutorCache) -> dict[str, Any]:
     """What nobody watches: kernels are compiled for batches that few requests do not make."""
-    fly_case(case._replace(settings=replace(case.settings, repeats=1, load=1.1)), hangar)
+    fly_case(case._replace(settings=replace(case.settings, repeats=1, load=1.1)), executors)
     return {}
 
 
-def _fly(record: Record, flight: Flight, hangar: Hangar) -> dict[str, Any]:
+def _fly(record: Record, flight: Flight, executors: ExecutorCache) -> dict[str, Any]:
     """Fly, judge, and keep."""
     case = flight.case
     folder = record.folder / f"validated_{model_name(record)}" / flight.flown.suite / case.name
-    verdict, recordings = fly_case(case, hangar, folder / "recordings")
+    verdict, recordings = fly_case(case, executors, folder / "recordings")
     title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {flight.name}"
     write_verdict(
         folder,

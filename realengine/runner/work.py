@@ -62,14 +62,14 @@ class Shape(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """A row of the arrays by slot that belongs to nobody, for rows that a graph has too many."""
+    """The row of the per-slot arrays that pads a step up to the batch size of its graph."""
 
     slot: int
     max_blocks: int
 
     @property
     def place(self) -> int:
-        """A place in the flattened block tables that nobody reads."""
+        """Place of the padding row in the flattened block tables."""
         return self.slot * self.max_blocks
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.calibrate.engine.steps import REFERENCE, Step, Tables, nobodys_work, work_of
+from experiments.calibrate.engine.steps import REFERENCE, Step, Tables, padding_work, work_of
 from experiments.calibrate.engine.watch import Watched, WatchedDecoder
 from hwmodels.model.model_spec import ModelSpec
 from realengine.model.architecture import Architecture
@@ -78,9 +78,9 @@ class Served:
         return self.executor.device
 
     def work(self, step: Step) -> Work:
-        """The step for the executor; the one of reference by nobody's slot, as it is run in service."""
+        """Input of the executor for a step; REFERENCE uses the padding slot, as it does in service."""
         if step is REFERENCE:
-            return nobodys_work(self.padding)
+            return padding_work(self.padding)
         return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
 
 

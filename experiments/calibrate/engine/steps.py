@@ -101,8 +101,8 @@ def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs 
     return _decode(tokens, slots, contexts, padding)
 
 
-def nobodys_work(padding: Padding) -> Work:
-    """REFERENCE by the slot that pads steps: no sequence is touched."""
+def padding_work(padding: Padding) -> Work:
+    """The REFERENCE step on the padding slot, which changes no sequence."""
     contexts = np.array(REFERENCE.contexts, np.int32)
     return _decode(np.zeros_like(contexts), np.full_like(contexts, padding.slot), contexts, padding)
 

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
-from experiments.calibrate.engine.steps import nobodys_work
+from experiments.calibrate.engine.steps import padding_work
 from experiments.validate.engine.drive import Drive, PromptTokens
+from experiments.validate.engine.executor_cache import ExecutorCache, padding_of
 from experiments.validate.engine.paced import PacedClock
 from experiments.validate.engine.recording import Recorder, Recording
 from experiments.validate.fidelity.environment import environment
 from experiments.validate.fidelity.recorded_settings import deciding
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission.none import AdmitAll
-from policies.batching.chunked import Chunked
 from realengine.build import assemble
 from realengine.clock import ThreadTimeClock, WallClock
 from realengine.engine import Engine
 from realengine.model.architecture import Architecture
-from realengine.model.backend import choose_device
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import Drawn
-from realengine.runner.parallel import Group
-from realengine.runner.rank import GIB, Memory, build_executor
-from realengine.runner.work import Padding, Work
+from realengine.runner.rank import Memory
+from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 from sim.report.files import config_digest
@@ -40,95 +35,6 @@ from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source
 
 WARM_UP_REQUESTS = 8
-ALIKE = ("dtype", "quantization", "kv_cache_dtype", "max_model_len", "use_graphs")
-"""Settings that an executor is built for, and for no others."""
-
-
-class Built(NamedTuple):
-    """An executor, and what it was built for."""
-
-    architecture: Architecture
-    settings: EngineSettings
-    executor: Executor
-    memory: Memory
-
-    def serves(self, architecture: Architecture, settings: EngineSettings) -> bool:
-        """Whether an engine with these settings finds all it needs, and no other numbers."""
-        own = self.settings
-        if settings.num_kv_blocks is None:
-            has_blocks = own.num_kv_blocks is None and (
-                settings.gpu_memory_utilization == own.gpu_memory_utilization
-            )
-        else:
-            has_blocks = settings.num_kv_blocks <= self.memory.num_blocks
-        return (
-            has_blocks
-            and architecture == self.architecture
-            and all(getattr(settings, name) == getattr(own, name) for name in ALIKE)
-            and settings.caching.block_size == own.caching.block_size
-            and settings.max_num_seqs <= own.max_num_seqs
-            and _largest_step(settings) <= _largest_step(own)
-        )
-
-
-@dataclass(slots=True)
-class Hangar:
-    """An executor that was built, to be used again: weights and graphs take long on a GPU.
-
-    Only the last is kept: a second model may not fit beside the first. An engine of fewer blocks or fewer
-    sequences has a part of it.
-    """
-
-    device: torch.device
-    reference_s: float | None = None
-    """What the reference step takes on this machine, if it is a CPU that was calibrated."""
-    _built: Built | None = None
-
-    @classmethod
-    def of(cls, device: str, reference_s: float | None = None) -> Hangar:
-        """device: cpu or cuda. Raises ValueError or RuntimeError where there is no such device."""
-        chosen = choose_device(device)
-        if chosen.type == "cpu":
-            torch.set_num_threads(1)  # thread time sees no other
-        return cls(chosen, reference_s)
-
-    def executor(self, model: Model, settings: EngineSettings) -> tuple[Executor, Memory]:
-        """For nobody else until the next call. Raises ValueError for what the engine cannot serve."""
-        if self._built is None or not self._built.serves(model.architecture, settings):
-            self._built = None
-            gc.collect()  # its memory is wanted, and graphs refer to their executor
-            wide = with_room(settings)
-            built = build_executor(model, wide, self.device, Group())
-            self._built = Built(model.architecture, wide, *built)
-        executor, memory = self._built.executor, self._built.memory
-        executor.run(Work(table_updates=_nobodys_row(settings)))
-        num_blocks = memory.num_blocks if settings.num_kv_blocks is None else settings.num_kv_blocks
-        num_swap_blocks = int(settings.swap_space_gib * GIB / memory.block_bytes)
-        return executor, memory._replace(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
-
-
-def with_room(settings: EngineSettings) -> EngineSettings:
-    """The same with room for a whole prompt in one step, as some batching policies want."""
-    return replace(settings, batching=Chunked(max_num_batched_tokens=_largest_step(settings)))
-
-
-def _largest_step(settings: EngineSettings) -> int:
-    """Tokens, of one whole prompt at least."""
-    assert settings.max_model_len is not None  # a scenario's
-    return max(settings.max_num_batched_tokens or 0, settings.max_model_len)
-
-
-def _nobodys_row(settings: EngineSettings) -> NDArray[np.int32]:
-    """Updates that empty the row of the block tables that pads steps: the last engine may have used it."""
-    padding = _padding(settings)
-    updates = np.zeros((padding.max_blocks, 2), np.int32)
-    updates[:, 0] = np.arange(padding.max_blocks) + padding.place
-    return updates
-
-
-def _padding(settings: EngineSettings) -> Padding:
-    assert settings.max_model_len is not None
-    return Padding(settings.max_num_seqs, -(-settings.max_model_len // settings.caching.block_size))
 
 
 class Stopwatch:
@@ -216,9 +122,9 @@ def _kv_cache_dtype(model: ModelSpec) -> str:
     return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
 
 
-def with_memory_of(scenario: Scenario, architecture: Architecture, hangar: Hangar) -> Scenario:
+def with_memory_of(scenario: Scenario, architecture: Architecture, executors: ExecutorCache) -> Scenario:
     """The scenario with as many KV blocks as the engine has. Raises ValueError where a token's KV differs."""
-    _, memory = hangar.executor(Model.of(architecture), settings_of(scenario, hangar.device))
+    _, memory = executors.executor(Model.of(architecture), settings_of(scenario, executors.device))
     per_token = memory.block_bytes / scenario.caching.block_size
     if per_token != scenario.kv_bytes_per_token:
         raise ValueError(
@@ -231,7 +137,7 @@ def with_memory_of(scenario: Scenario, architecture: Architecture, hangar: Hanga
 def fly(
     scenario: Scenario,
     architecture: Architecture,
-    hangar: Hangar,
+    executors: ExecutorCache,
     config: Mapping[str, Any],
 ) -> Recording:
     """One run on the engine, from an empty cache.
@@ -239,12 +145,12 @@ def fly(
     config: the resolved configuration, of which the recording keeps what an engine's behaviour hangs on.
     Raises ValueError for what the engine cannot serve.
     """
-    settings = settings_of(scenario, hangar.device)
-    executor, memory = hangar.executor(Model.of(architecture), settings)
+    settings = settings_of(scenario, executors.device)
+    executor, memory = executors.executor(Model.of(architecture), settings)
     first = _First(scenario.source(), WARM_UP_REQUESTS)  # what is done for the first time takes longer
-    _fly(first, architecture, settings, executor, memory, hangar.reference_s)
+    _fly(first, architecture, settings, executor, memory, executors.reference_s)
     source = scenario.source()
-    recording, engine = _fly(source, architecture, settings, executor, memory, hangar.reference_s)
+    recording, engine = _fly(source, architecture, settings, executor, memory, executors.reference_s)
     kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
@@ -288,8 +194,8 @@ def _cpu_clock(
 ) -> ThreadTimeClock | PacedClock:
     if reference_s is None:
         return ThreadTimeClock()
-    padding = _padding(settings)
-    return PacedClock(lambda: executor.run(nobodys_work(padding)), reference_s)
+    padding = padding_of(settings)
+    return PacedClock(lambda: executor.run(padding_work(padding)), reference_s)
 
 
 class _First:

@@ -44,7 +44,7 @@ class FlownRun:
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
-        hangar = engine.Hangar.of(self.device, engine.reference_s(calibrated))
+        executors = engine.ExecutorCache.of(self.device, engine.reference_s(calibrated))
         rows: list[Row] = []
         failed: list[str] = []
         try:
@@ -53,7 +53,7 @@ class FlownRun:
                     status.update(f"{case.name}, {i + 1} of {len(cases)}")
                     own = folder if len(cases) == 1 else folder / case.name
                     try:
-                        rows.append(self._fly(case, own, engine, hangar))
+                        rows.append(self._fly(case, own, engine, executors))
                     except (ValueError, RuntimeError) as error:  # the others go on
                         failed.append(f"case {case.name}: {' '.join(str(error).split())}")
         finally:  # on Ctrl-C, too
@@ -69,8 +69,8 @@ class FlownRun:
         if not all(row.verdict.is_equal for row in rows):
             raise UnsuccessfulError
 
-    def _fly(self, case: Case, folder: Path, engine: Any, hangar: Any) -> Row:
-        verdict, recordings = engine.fly_case(case, hangar, folder / "recordings")
+    def _fly(self, case: Case, folder: Path, engine: Any, executors: Any) -> Row:
+        verdict, recordings = engine.fly_case(case, executors, folder / "recordings")
         OmegaConf.save(OmegaConf.create(case.config), folder / "config.yaml")
         title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
         files = engine.write_verdict(
@@ -124,12 +124,12 @@ def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition)
     cases = cases_of(composition, settings.suite, settings.device, None)
     model, engine = model_of(cases), _engine()
     try:
-        hangar = engine.Hangar.of(settings.device)
+        executors = engine.ExecutorCache.of(settings.device)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     for case in cases:
         try:
-            engine.settings_of(case.scenario, hangar.device)
+            engine.settings_of(case.scenario, executors.device)
             engine.check_model(case.scenario.model, case.config["model"], settings.device)
             engine.architecture_of(case.config["model"])
         except ValueError as error:

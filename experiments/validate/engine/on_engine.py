@@ -13,14 +13,15 @@ from experiments.calibrate.engine.run import (
     reference_s,
 )
 from experiments.calibrate.engine.served import architecture_of
-from experiments.validate.engine.flight import Hangar, fly, settings_of, with_memory_of
+from experiments.validate.engine.executor_cache import ExecutorCache
+from experiments.validate.engine.flight import fly, settings_of, with_memory_of
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case
 from experiments.validate.engine.traffic import at_load, exact
 from experiments.validate.engine.verdict import Verdict, judge, write_verdict
 
 __all__ = [
-    "Hangar",
+    "ExecutorCache",
     "architecture_of",
     "check",
     "check_model",
@@ -34,15 +35,17 @@ __all__ = [
 ]
 
 
-def fly_case(case: Case, hangar: Hangar, folder: Path | None = None) -> tuple[Verdict, list[Recording]]:
+def fly_case(
+    case: Case, executors: ExecutorCache, folder: Path | None = None
+) -> tuple[Verdict, list[Recording]]:
     """Each flight is written down once it has landed. Raises ValueError for what cannot be flown."""
     architecture = architecture_of(case.config["model"])
-    scenario = with_memory_of(case.scenario, architecture, hangar)
+    scenario = with_memory_of(case.scenario, architecture, executors)
     load = case.settings.load
     scenario = exact(scenario) if load is None else at_load(scenario, load)
     recordings = []
     for i in range(case.settings.repeats):
-        recordings.append(fly(scenario, architecture, hangar, case.config))
+        recordings.append(fly(scenario, architecture, executors, case.config))
         if folder is not None:
             recordings[-1].save(folder / str(i))
     return judge(case.settings, scenario, recordings, scenario.source()), recordings

@@ -43,7 +43,8 @@ from experiments.gpu.speed_cases import Target, shares
 from experiments.gpu.table import MOST_LINES, table_of
 from experiments.gpu.tile_search import REHEARSED, SEARCHES, replaced
 from experiments.gpu.validating import SUITES, flights_of, sum_up, worst_of
-from experiments.validate.engine.flight import Built, settings_of, with_room
+from experiments.validate.engine.executor_cache import Built, with_room
+from experiments.validate.engine.flight import settings_of
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from kernels.case import Case
 from realengine.runner.rank import Memory

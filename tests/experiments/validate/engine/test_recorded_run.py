@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from experiments.app.cli import main
 from experiments.calibrate.engine.served import architecture_of
 from experiments.validate.engine import flight
-from experiments.validate.engine.flight import Hangar, fly
+from experiments.validate.engine.executor_cache import ExecutorCache
+from experiments.validate.engine.flight import fly
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.traffic import exact
 from sim.settings.compose import ConfigSource
@@ -44,7 +45,7 @@ def recorded(tmp_path_factory):
     """Two flights of a small model, in folders 0 and 1, and one of other traffic in folder 2."""
     root = tmp_path_factory.mktemp("recorded")
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    hangar, clocks = Hangar.of("cpu"), map(UnevenClock, count())
+    executors, clocks = ExecutorCache.of("cpu"), map(UnevenClock, count())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             flight, "ThreadTimeClock", lambda: next(clocks)
@@ -53,7 +54,7 @@ def recorded(tmp_path_factory):
             cfg = source.compose([*ENGINE, *TRAFFIC, BLOCKS, f"seed={seed}"])
             config = OmegaConf.to_container(cfg, resolve=True)
             scenario = exact(build_scenario(cfg))
-            recording = fly(scenario, architecture_of(config["model"]), hangar, config)
+            recording = fly(scenario, architecture_of(config["model"]), executors, config)
             recording.save(root / str(i))
     return root
 

@@ -6,8 +6,9 @@ torch = pytest.importorskip("torch")
 
 from dataclasses import replace  # noqa: E402
 
-import experiments.validate.engine.flight as flight  # noqa: E402
-from experiments.validate.engine.flight import Hangar, fly, settings_of, with_memory_of  # noqa: E402
+import experiments.validate.engine.executor_cache as executor_cache  # noqa: E402
+from experiments.validate.engine.executor_cache import ExecutorCache  # noqa: E402
+from experiments.validate.engine.flight import fly, settings_of, with_memory_of  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.batching.orca import Orca  # noqa: E402
@@ -33,27 +34,27 @@ class Traffic:
 
 
 @pytest.fixture
-def hangar():
-    return Hangar.of("cpu")
+def executors():
+    return ExecutorCache.of("cpu")
 
 
 @pytest.fixture
 def builds(monkeypatch):
     """The settings of all engines that are built."""
     found = []
-    build = flight.build_executor
+    build = executor_cache.build_executor
 
     def watched(model, settings, *rest):
         found.append(settings)
         return build(model, settings, *rest)
 
-    monkeypatch.setattr(flight, "build_executor", watched)
+    monkeypatch.setattr(executor_cache, "build_executor", watched)
     return found
 
 
-def executor_of(hangar, scenario, **changes):
-    settings = replace(settings_of(scenario, hangar.device), **changes)
-    return hangar.executor(Model.of(ARCHITECTURE), settings)
+def executor_of(executors, scenario, **changes):
+    settings = replace(settings_of(scenario, executors.device), **changes)
+    return executors.executor(Model.of(ARCHITECTURE), settings)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +71,10 @@ def executor_of(hangar, scenario, **changes):
     ],
     ids=lambda changes: "-".join(f"{key}-{value}"[:40] for key, value in changes.items()),
 )
-def test_an_engine_that_wants_less_gets_a_part_of_the_same_executor(hangar, builds, changes):
+def test_an_engine_that_wants_less_gets_a_part_of_the_same_executor(executors, builds, changes):
     scenario = scenario_of(batching=Chunked(max_num_batched_tokens=64))
-    first, memory = executor_of(hangar, scenario)
-    second, part = executor_of(hangar, scenario, **changes)
+    first, memory = executor_of(executors, scenario)
+    second, part = executor_of(executors, scenario, **changes)
     assert second is first
     assert len(builds) == 1
     assert builds[0].max_num_batched_tokens == 128  # room for a whole prompt
@@ -96,31 +97,31 @@ def test_an_engine_that_wants_less_gets_a_part_of_the_same_executor(hangar, buil
     ],
     ids=lambda changes: "-".join(f"{key}-{value}"[:40] for key, value in changes.items()),
 )
-def test_what_an_executor_has_not_is_built(hangar, builds, changes):
+def test_what_an_executor_has_not_is_built(executors, builds, changes):
     scenario = scenario_of(batching=Chunked(max_num_batched_tokens=64))
-    executor_of(hangar, scenario)
-    executor_of(hangar, scenario, **changes)
+    executor_of(executors, scenario)
+    executor_of(executors, scenario, **changes)
     assert len(builds) == 2
 
 
-def test_all_blocks_that_fit_are_found_again_by_their_number(hangar, builds):
+def test_all_blocks_that_fit_are_found_again_by_their_number(executors, builds):
     scenario = scenario_of()
     scenario = replace(scenario, engine=replace(scenario.engine, num_kv_blocks=None))
-    known = with_memory_of(scenario, ARCHITECTURE, hangar)
+    known = with_memory_of(scenario, ARCHITECTURE, executors)
     assert known.engine.num_kv_blocks > 200
-    executor_of(hangar, known)
-    with_memory_of(scenario, ARCHITECTURE, hangar)
+    executor_of(executors, known)
+    with_memory_of(scenario, ARCHITECTURE, executors)
     assert len(builds) == 1
 
 
-def test_a_part_decides_and_answers_as_an_engine_of_its_size(hangar, builds):
+def test_a_part_decides_and_answers_as_an_engine_of_its_size(executors, builds):
     """After an engine that has used all slots; few blocks, so that KV is swapped out."""
     swap = {"caching": Paged(), "scheduling": Fcfs(preemption_mode="swap")}
     large = scenario_of(workload=Traffic(), **swap)
     small = scenario_of(workload=Traffic(), num_kv_blocks=8, **swap)
     small = replace(small, engine=replace(small.engine, max_num_seqs=5))
-    fly(large, ARCHITECTURE, hangar, CONFIG)
-    part = fly(small, ARCHITECTURE, hangar, CONFIG)
+    fly(large, ARCHITECTURE, executors, CONFIG)
+    part = fly(small, ARCHITECTURE, executors, CONFIG)
     assert len(builds) == 1
     assert part.engine["num_kv_blocks"] == 8
     assert part.steps["running"].max() <= 5
@@ -128,10 +129,10 @@ def test_a_part_decides_and_answers_as_an_engine_of_its_size(hangar, builds):
     assert replay(part, small.core(8)).num_equal == len(part.steps)
 
 
-def test_the_row_of_padding_is_nobodys_also_where_another_engine_used_it(hangar):
+def test_the_padding_row_is_cleared_after_another_engine_used_it(executors):
     scenario = scenario_of(workload=Traffic())
-    fly(scenario, ARCHITECTURE, hangar, CONFIG)
-    executor, _ = executor_of(hangar, scenario)
+    fly(scenario, ARCHITECTURE, executors, CONFIG)
+    executor, _ = executor_of(executors, scenario)
     assert executor._tables_SM[3].any()
-    executor_of(hangar, scenario, max_num_seqs=3)
+    executor_of(executors, scenario, max_num_seqs=3)
     assert not executor._tables_SM[3].any()
