@@ -11,7 +11,7 @@ from typing import Any
 from experiments.conformance.days import Asked, Day
 from experiments.conformance.diary import Decision
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
-from experiments.conformance.worlds import Flown, Traffic, World
+from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.core.request import Request
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -25,7 +25,7 @@ def leap_equals_step(world: World) -> None:
 
 def same_again(world: World) -> None:
     """A second run decides what the first did: no clock, no shared random numbers, no state kept between."""
-    first, second = world.fly(), world.fly()
+    first, second = world.simulate(), world.simulate()
     for one, other in zip(first.cores, second.cores, strict=True):
         _assert_equal_decisions(one.decisions, other.decisions, "run", "run again")
     assert_same_records(first.records, second.records)
@@ -33,13 +33,13 @@ def same_again(world: World) -> None:
 
 def everybody_ends(world: World) -> None:
     """Of a finite number of requests each one ends: nobody waits, stands still or is preempted for ever."""
-    _assert_all_ended(world.fly())
+    _assert_all_ended(world.simulate())
 
 
 def no_leaked_blocks(world: World) -> None:
     """Every block has its owners while the run lasts and none at the end; so have slots and host memory."""
-    flown = world.fly(leap=False)
-    for core in flown.cores:
+    run = world.simulate(leap=False)
+    for core in run.cores:
         if core.num_unfinished:
             continue
         num_used = core.pool.num_used - (0 if core.residents is None else core.residents.num_blocks)
@@ -52,7 +52,7 @@ def no_leaked_blocks(world: World) -> None:
 def budget_respected(world: World) -> None:
     """No iteration has more tokens than the batching policy's max_num_batched_tokens."""
     limit = getattr(world.batching, "max_num_batched_tokens", inf)
-    for core in world.fly().cores:
+    for core in world.simulate().cores:
         for decision in core.decisions:
             num_tokens = sum(decision.tokens_by_request.values())
             assert num_tokens <= limit, (
@@ -81,8 +81,8 @@ class AskedAlways:
 
 def unasked_equals_asked(world: World) -> None:
     """A step that `max_unasked_decodes` leaves to the engine is the step that `fill` would have decided."""
-    unasked = world.fly(leap=False)
-    asked = replace(world, batching=AskedAlways(world.batching)).fly(leap=False)
+    unasked = world.simulate(leap=False)
+    asked = replace(world, batching=AskedAlways(world.batching)).simulate(leap=False)
     for one, other in zip(unasked.cores, asked.cores, strict=True):
         _assert_equal_decisions(one.decisions, other.decisions, "left to the engine", "asked of the policy")
     assert_same_records(unasked.records, asked.records)
@@ -91,7 +91,7 @@ def unasked_equals_asked(world: World) -> None:
 def blind_to_the_truth(world: World) -> None:
     """Two runs that differ in nothing but the true lengths decide the same until the first answer ends."""
     asks = tuple(ask._replace(num_output_tokens=max(1, 61 - ask.num_output_tokens)) for ask in world.asks)
-    one, other = world.fly(leap=False), replace(world, asks=asks).fly(leap=False)
+    one, other = world.simulate(leap=False), replace(world, asks=asks).simulate(leap=False)
     first_end_s = min(_first_end_s(one), _first_end_s(other))
     for mine, others in zip(one.cores, other.cores, strict=True):
         one_s, other_s = (
@@ -103,7 +103,7 @@ def blind_to_the_truth(world: World) -> None:
 
 def overtaken_at_most(world: World, bound: int) -> None:
     """Nobody sees more than `bound` requests admitted that came after it."""
-    for core in world.fly().cores:
+    for core in world.simulate().cores:
         admitted = core.first_admitted
         for place, request_id in enumerate(admitted):
             arrival_s = core.arrival_s[request_id]
@@ -115,7 +115,7 @@ def overtaken_at_most(world: World, bound: int) -> None:
 
 def overtaken_within(world: World, bound_s: float) -> None:
     """Nobody sees a request admitted before it that came more than `bound_s` after it."""
-    for core in world.fly().cores:
+    for core in world.simulate().cores:
         admitted = core.first_admitted
         for place, request_id in enumerate(admitted):
             until_s = core.arrival_s[request_id] + bound_s
@@ -149,7 +149,7 @@ class Routed:
 
 def chooses_a_replica(world: World) -> None:
     """What it chooses is the index of a replica, for every request."""
-    replace(world, routing=Routed(world.routing)).fly()
+    replace(world, routing=Routed(world.routing)).simulate()
 
 
 def asks_within_bounds(day: Day) -> None:
@@ -210,14 +210,14 @@ def _in_turn(world: World) -> list[tuple[Request, int]]:
     ]
 
 
-def _assert_all_ended(flown: Flown) -> None:
-    requests = flown.records.requests
+def _assert_all_ended(run: WorldRun) -> None:
+    requests = run.records.requests
     left = requests[requests.status == "unfinished"]
     assert left.empty, f"the engines have stopped, and requests {left.request_id.tolist()} have not ended"
 
 
-def _first_end_s(flown: Flown) -> float:
-    requests = flown.records.requests
+def _first_end_s(run: WorldRun) -> float:
+    requests = run.records.requests
     return min(requests.finished_s[requests.status == "finished"].tolist(), default=inf)
 
 

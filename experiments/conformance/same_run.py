@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from experiments.conformance.worlds import Flown, World
+from experiments.conformance.worlds import World, WorldRun
 from sim.records.run import RunRecords
 
 
@@ -22,9 +22,9 @@ def assert_same_records(one: RunRecords, other: RunRecords) -> None:
     assert one.end_s == other.end_s
 
 
-def assert_leap_equals_step(world: World) -> Flown:
-    """Fly it both ways: the same records, decisions and ends. Returns the run that leapt."""
-    leapt, stepped = world.fly(leap=True), world.fly(leap=False)
+def assert_leap_equals_step(world: World) -> WorldRun:
+    """Simulates the world with and without leaps and compares the runs. Returns the run with leaps."""
+    leapt, stepped = world.simulate(leap=True), world.simulate(leap=False)
     assert_same_records(leapt.records, stepped.records)
     assert_same_decisions(leapt, stepped)
     assert leapt.source.ends == stepped.source.ends
@@ -42,7 +42,7 @@ def assert_same_table(one: pd.DataFrame, other: pd.DataFrame) -> None:
         raise AssertionError(f"{differ} differ:\n{one[differ].compare(other[differ])}")
 
 
-def assert_same_decisions(leapt: Flown, stepped: Flown) -> None:
+def assert_same_decisions(leapt: WorldRun, stepped: WorldRun) -> None:
     """Each leap starts with the very plan that stepping makes there, and goes on with the same tokens."""
     for leaping, stepping in zip(leapt.cores, stepped.cores, strict=True):
         steps = {decision.iteration: decision for decision in stepping.decisions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -102,8 +103,8 @@ class Traffic:
         return Arrival(request, ask.num_output_tokens, ask.sample_tokens)
 
 
-class Flown(NamedTuple):
-    """A run and what it left in the engines, those that were lost in crashes included."""
+class WorldRun(NamedTuple):
+    """A simulated run: its records, and all its engines including those that were lost in crashes."""
 
     records: RunRecords
     cores: list[DiaryCore]
@@ -114,7 +115,7 @@ class Flown(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All that makes a run. `fly` may be called any number of times: each run starts afresh."""
+    """Settings of a small run. `simulate` may be called repeatedly: every run starts from the beginning."""
 
     asks: tuple[Ask, ...]
     batching: Any = field(default_factory=Chunked)
@@ -141,13 +142,18 @@ class World:
     plans_ahead: bool = False
     signal_age_s: float = 0.05
 
-    def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
-        """Run to the end."""
+    def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
+        """Simulates the world to its end."""
         cores: list[DiaryCore] = []
         source, cluster = self._source(), self._cluster()
         sim = SimSettings(leap=leap, until_s=self.until_s)
         simulation = Simulation(source=source, pools=self._pools(cores), cluster=cluster, sim=sim)
-        return Flown(self._run(simulation, report), cores, source, simulation.fleet, cluster.admission)
+        return WorldRun(self._run(simulation, report), cores, source, simulation.fleet, cluster.admission)
+
+    def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
+        """Old name of `simulate`, kept for one version."""
+        warnings.warn("World.fly is deprecated: use World.simulate", DeprecationWarning, stacklevel=2)
+        return self.simulate(leap, report)
 
     def _cluster(self) -> ClusterSettings:
         """The fields of the world, or of one of more, that settle a cluster, for one run."""

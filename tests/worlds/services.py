@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from experiments.conformance.adapting import draw_adapters
 from experiments.conformance.diary import DiaryCore
 from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
-from experiments.conformance.worlds import Flown, Traffic, World
+from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from policies.roles.balance import Balance
@@ -77,7 +77,7 @@ class Service(Cluster):
             if count
         ]
 
-    def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> Flown:
+    def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Run to the end; unless that was cut, all engines must be empty then."""
         simulation, cores, source = self.simulation(leap)
         records = simulation.run(report)
@@ -88,7 +88,7 @@ class Service(Cluster):
                 assert not replica.num_outstanding, "a request is counted that is not there"
                 assert not replica.num_outstanding_tokens
                 assert not replica.num_queued_tokens
-        return Flown(records, cores, source, simulation.fleet, None)
+        return WorldRun(records, cores, source, simulation.fleet, None)
 
 
 @st.composite

@@ -43,7 +43,7 @@ lengths = st.lists(st.tuples(st.sampled_from([5, 9, 13, 17, 4]), st.integers(1, 
 
 @given(lengths=lengths, budget=st.integers(1, 16), num_blocks=st.integers(12, 20))
 def test_leap_equals_step(make_core, make_request, lengths, budget, num_blocks):
-    def fly(leap):
+    def run_core(leap):
         core = make_core(
             batching=DecodeOnly(max_num_batched_tokens=budget), presume_cached=True, num_blocks=num_blocks
         )
@@ -60,7 +60,7 @@ def test_leap_equals_step(make_core, make_request, lengths, budget, num_blocks):
         assert left == {i for i, (prompt, _) in enumerate(lengths) if prompt == 4}, "none of these has KV"
         return diary
 
-    assert fly(leap=True) == fly(leap=False)
+    assert run_core(leap=True) == run_core(leap=False)
 
 
 def test_rejects_a_budget_below_one_token():

@@ -45,7 +45,7 @@ requests = st.lists(
 sizes = st.tuples(st.sampled_from([1, 4, 7]), st.integers(13, 20))
 
 
-def fly(core, make_request, asked, leap):
+def run_core(core, make_request, asked, leap):
     """One iteration a second; (tokens by request, admitted, preempted) of each. Ends when all have."""
     coming = sorted((arrival, i, prompt, answer) for i, (prompt, answer, arrival) in enumerate(asked))
     diary, now = [], 0
@@ -96,8 +96,8 @@ def settings_of(policy):
 @every_policy
 @given(asked=requests, size=sizes)
 def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, asked, size):
-    leapt = fly(make(name, make_core, size), make_request, asked, leap=True)
-    assert leapt == fly(make(name, make_core, size), make_request, asked, leap=False)
+    leapt = run_core(make(name, make_core, size), make_request, asked, leap=True)
+    assert leapt == run_core(make(name, make_core, size), make_request, asked, leap=False)
     admitted = {request_id for step in leapt for request_id in step[1]}
     assert admitted == set(range(len(asked)))
 
@@ -106,7 +106,7 @@ def test_leap_equals_step_and_everybody_ends(make_core, make_request, name, aske
 @given(asked=requests, size=sizes)
 def test_the_budget_is_kept(make_core, make_request, name, asked, size):
     """Orca has none, and TGI's is for prompts."""
-    for tokens, _, _, num_decodes in fly(make(name, make_core, size), make_request, asked, leap=True):
+    for tokens, _, _, num_decodes in run_core(make(name, make_core, size), make_request, asked, leap=True):
         if name.startswith("tgi"):
             assert sum(tokens.values()) - num_decodes <= BUDGET
             assert not num_decodes or len(tokens) == num_decodes, "prompts and decodes are kept apart"
@@ -119,7 +119,7 @@ def test_the_budget_is_kept(make_core, make_request, name, asked, size):
 def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, name, asked, size):
     """But for short prompts that pass long ones, where that is the policy's point."""
     begun = []
-    for _, admitted, _, _ in fly(make(name, make_core, size), make_request, asked, leap=True):
+    for _, admitted, _, _ in run_core(make(name, make_core, size), make_request, asked, leap=True):
         begun += [request_id for request_id in admitted if request_id not in begun]
     if name != "partial_prefills":
         assert begun == sorted(begun, key=lambda request_id: (asked[request_id][2], request_id))
@@ -128,7 +128,7 @@ def test_requests_begin_in_the_order_of_their_arrival(make_core, make_request, n
 @pytest.mark.parametrize("name", ["inflight", "inflight, whole", "one_at_a_time"])
 @given(asked=requests, size=sizes)
 def test_who_reserves_or_runs_alone_is_never_preempted(make_core, make_request, name, asked, size):
-    diary = fly(make(name, make_core, size), make_request, asked, leap=True)
+    diary = run_core(make(name, make_core, size), make_request, asked, leap=True)
     assert not any(preempted for _, _, preempted, _ in diary)
 
 
@@ -160,11 +160,11 @@ class Watched:
 @pytest.mark.parametrize("name", [name for name in BY_NAME if hasattr(BY_NAME[name], "max_unasked_decodes")])
 @given(asked=requests, size=sizes, leap=st.booleans())
 def test_a_step_left_to_the_core_is_what_the_policy_decides(make_core, make_request, name, asked, size, leap):
-    def fly_with(policy):
+    def run_with(policy):
         core = Watched(make_core(batching=policy, num_blocks=-(-64 // 4) + size[1], max_num_seqs=5))
-        return fly(core, make_request, asked, leap), core.horizons
+        return run_core(core, make_request, asked, leap), core.horizons
 
-    assert fly_with(BY_NAME[name]) == fly_with(Asked(BY_NAME[name]))
+    assert run_with(BY_NAME[name]) == run_with(Asked(BY_NAME[name]))
 
 
 class Wrapping:

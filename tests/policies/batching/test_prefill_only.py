@@ -45,7 +45,7 @@ def test_leap_equals_step_with_a_worker_that_takes_sequences_over(
 ):
     """Whenever nothing can be computed, the sequence that was paused first is taken away."""
 
-    def fly(leap):
+    def run_core(leap):
         core = make_core(batching=PrefillOnly(max_num_batched_tokens=budget), num_blocks=num_blocks)
         for request_id, (prompt, answer) in enumerate(prompts):
             core.add(make_request(request_id, prompt), stop_after=answer)
@@ -66,7 +66,7 @@ def test_leap_equals_step_with_a_worker_that_takes_sequences_over(
             core.check_integrity()
         return diary
 
-    assert fly(leap=True) == fly(leap=False)
+    assert run_core(leap=True) == run_core(leap=False)
 
 
 def test_rejects_a_budget_below_one_token():

@@ -15,7 +15,7 @@ from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, SequenceState
 from policies.scheduling.fcfs import Fcfs
-from tests.policies.core.test_transfers import fly
+from tests.policies.core.test_transfers import run_core
 
 BLOCK_SIZE = 4
 BELOW = {
@@ -321,4 +321,4 @@ def test_whoever_is_preempted_after_an_admission_everybody_computes_on_kv_that_i
         )
 
     tiers = (host_blocks, 0) if cache.startswith("tiered") else (0, 0)
-    fly(make, draw_requests(rng), seed, num_steps=60, num_swap_blocks=num_swap_blocks, tiers=tiers)
+    run_core(make, draw_requests(rng), seed, num_steps=60, num_swap_blocks=num_swap_blocks, tiers=tiers)

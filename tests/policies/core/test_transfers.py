@@ -279,7 +279,7 @@ def shown(transfers):
     return loads, swaps
 
 
-def fly(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0, 0)):
+def run_core(make, requests, seed, *, num_steps=120, num_swap_blocks=0, tiers=(0, 0)):
     """Serve requests on a machine, beside an engine that names nothing and reserves nothing.
 
     make: an engine for names_blocks or not. Both must decide alike. Returns the machine.
@@ -449,7 +449,7 @@ def test_kv_survives_preemption_by_swap_and_by_recomputation(cache, seed):
     num_swap_blocks = rng.choice([0, 3, 100])
     make = maker(rng, CACHES[cache], rng.randint(16, 24), num_swap_blocks)
     requests = draw_requests(rng, num_contents=0 if cache == "paged" else 3)
-    fly(make, requests, seed, num_swap_blocks=num_swap_blocks)
+    run_core(make, requests, seed, num_swap_blocks=num_swap_blocks)
 
 
 @pytest.mark.parametrize("write", ["back", "through"])
@@ -460,7 +460,7 @@ def test_kv_survives_in_the_tiers_below(write, seed):
     num_swap_blocks = rng.choice([0, 0, 20])
     caching = tiered(*tiers, write, min_load_tokens=rng.choice([1, 1, 9]))
     make = maker(rng, caching, rng.randint(16, 24), num_swap_blocks)
-    fly(make, draw_requests(rng, num_contents=3), seed, num_swap_blocks=num_swap_blocks, tiers=tiers)
+    run_core(make, draw_requests(rng, num_contents=3), seed, num_swap_blocks=num_swap_blocks, tiers=tiers)
 
 
 @pytest.mark.parametrize("cache", ["paged", "prefix", "radix"])
@@ -470,4 +470,4 @@ def test_kv_of_branches_survives_a_swap(cache, seed):
     num_swap_blocks = rng.choice([6, 100, 100])
     make = maker(rng, CACHES[cache], rng.randint(40, 60), num_swap_blocks)
     requests = draw_requests(rng, num_contents=0 if cache == "paged" else 3, branching=True)
-    fly(make, requests, seed, num_swap_blocks=num_swap_blocks)
+    run_core(make, requests, seed, num_swap_blocks=num_swap_blocks)

@@ -85,28 +85,28 @@ def tokenizer():
     return Tokenizer(bytes_only, eos_token_ids=(259,))
 
 
-def fly(scenario, **settings):
+def run_scenario(scenario, **settings):
     """Run a coroutine function on an engine of its own; nothing must be left behind in it."""
 
-    async def flight():
+    async def run():
         async with make(**settings) as llm:
             result = await asyncio.wait_for(scenario(llm), TIMEOUT_S)
             await until(lambda: llm.num_unfinished == 0)
         return llm, result
 
-    llm, result = asyncio.run(flight())
+    llm, result = asyncio.run(run())
     assert_nothing_left(llm)
     return result
 
 
-def fly_to_death(scenario, **settings):
-    """The same where the engine is not fit to be looked at afterwards."""
+def run_until_failure(scenario, **settings):
+    """Run a coroutine function on an engine that fails, so that its state cannot be checked afterwards."""
 
-    async def flight():
+    async def run():
         async with make(**settings) as llm:
             return await asyncio.wait_for(scenario(llm), TIMEOUT_S)
 
-    return asyncio.run(flight())
+    return asyncio.run(run())
 
 
 def assert_nothing_left(llm):
@@ -160,7 +160,7 @@ def test_many_at_once_get_the_tokens_of_the_offline_engine(settings, expected):
     async def scenario(llm):
         return await asyncio.gather(*(last(llm, prompt) for prompt in prompts()))
 
-    outputs = fly(scenario, **settings)
+    outputs = run_scenario(scenario, **settings)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert [output.prompt_token_ids for output in outputs] == [tuple(prompt) for prompt in prompts()]
     assert all(output.finished and output.outputs[0].finish_reason == "length" for output in outputs)
@@ -172,7 +172,7 @@ def test_cumulative_outputs_grow_and_deltas_join_to_them(expected):
             *(collect(llm, prompts()[2], output_kind=kind) for kind in ("cumulative", "delta", "final_only"))
         )
 
-    cumulative, deltas, final = fly(scenario)
+    cumulative, deltas, final = run_scenario(scenario)
     tokens = [output.outputs[0].token_ids for output in cumulative]
     assert all(new[: len(old)] == old and len(new) > len(old) for old, new in pairwise(tokens))
     assert len(tokens) > 3
@@ -192,7 +192,7 @@ def test_text_streams_whole_characters_and_is_the_text_of_the_tokens(tokenizer):
             *(collect(llm, "Grüße", sampled, output_kind=kind) for kind in ("cumulative", "delta"))
         )
 
-    cumulative, deltas = fly(scenario)
+    cumulative, deltas = run_scenario(scenario)
     tokens = cumulative[-1].outputs[0].token_ids
     text = tokenizer.decode([token for token in tokens if token != 259])
     assert len(set(text)) > 10
@@ -211,7 +211,7 @@ def test_every_answer_of_a_request_has_its_own_tokens_and_logprobs(offline):
             *(collect(llm, prompts()[1], params, output_kind=kind) for kind in ("cumulative", "delta"))
         )
 
-    cumulative, deltas = fly(scenario)
+    cumulative, deltas = run_scenario(scenario)
     assert [output.index for output in cumulative[-1].outputs] == [0, 1, 2]
     assert len({output.token_ids for output in truth.outputs}) == 3
     for index, answer in enumerate(truth.outputs):
@@ -238,7 +238,7 @@ def test_abort_ends_a_request_on_its_way_and_frees_its_memory(expected):
                 await llm.abort("nobody's")
         return outputs, await other
 
-    outputs, other = fly(scenario)
+    outputs, other = run_scenario(scenario)
     assert outputs[-1].outputs[0].finish_reason == "aborted"
     assert outputs[-1].request_id == "mine"
     tokens = outputs[-1].outputs[0].token_ids
@@ -257,7 +257,7 @@ def test_abort_reaches_a_request_that_waits_or_stands_in_line():
         gate.set()
         return await asyncio.gather(*tasks)
 
-    outputs = fly(scenario, max_num_seqs=1, max_waiting=2)
+    outputs = run_scenario(scenario, max_num_seqs=1, max_waiting=2)
     ends = [(len(output.outputs[0].token_ids), output.outputs[0].finish_reason) for output in outputs]
     assert ends == [(12, "length")] + [(0, "aborted")] * 4
 
@@ -287,7 +287,7 @@ def test_a_consumer_that_goes_away_aborts_its_request(how):
         assert answers[0].outputs[0].finish_reason == "aborted"
         return result
 
-    result = fly(scenario)
+    result = run_scenario(scenario)
     assert type(result) is {"cancel": asyncio.CancelledError, "exception": KeyError}.get(how, type(None))
 
 
@@ -303,7 +303,7 @@ def test_cancelled_before_its_turn_it_never_enters_the_engine():
         await tasks[0]
         return len(answers)
 
-    assert fly(scenario, max_num_seqs=1, max_waiting=1) == 1
+    assert run_scenario(scenario, max_num_seqs=1, max_waiting=1) == 1
 
 
 def test_more_than_max_waiting_stand_in_line_first_come_first_served(expected):
@@ -322,7 +322,7 @@ def test_more_than_max_waiting_stand_in_line_first_come_first_served(expected):
         await asyncio.gather(*tasks)
         return waited, order
 
-    waited, order = fly(scenario, max_waiting=2, max_num_seqs=1)
+    waited, order = run_scenario(scenario, max_waiting=2, max_num_seqs=1)
     assert max(waited) == 2
     assert order == list(range(12))
 
@@ -338,7 +338,7 @@ def test_a_full_queue_rejects_and_takes_requests_again_when_there_is_room(expect
         outputs = await asyncio.gather(*tasks)
         return [*outputs, await last(llm, prompts()[3])], waited
 
-    outputs, waited = fly(scenario, max_waiting=3, on_full="reject", max_num_seqs=1)
+    outputs, waited = run_scenario(scenario, max_waiting=3, on_full="reject", max_num_seqs=1)
     assert [output.outputs[0].token_ids for output in outputs] == expected[:4]
     assert max(waited) <= 3
 
@@ -360,7 +360,7 @@ def test_a_request_on_its_way_into_the_engine_counts_as_waiting():
         gate.set()
         return await task
 
-    assert fly(scenario, max_waiting=1, on_full="reject").finished
+    assert run_scenario(scenario, max_waiting=1, on_full="reject").finished
 
 
 def test_running_requests_do_not_count_as_waiting():
@@ -370,7 +370,7 @@ def test_running_requests_do_not_count_as_waiting():
         assert len((await last(llm, prompts()[1])).outputs[0].token_ids) == 12
         await running.aclose()
 
-    fly(scenario, max_waiting=1, on_full="reject")
+    run_scenario(scenario, max_waiting=1, on_full="reject")
 
 
 @pytest.mark.parametrize("kind", ["cumulative", "delta"])
@@ -382,7 +382,7 @@ def test_a_slow_consumer_finds_the_newest_state_and_misses_nothing(kind, expecte
             await until(lambda: llm.num_unfinished == 0)  # the engine does not wait for us
         return outputs
 
-    outputs = fly(scenario)
+    outputs = run_scenario(scenario)
     assert len(outputs) <= 2
     tokens = [output.outputs[0].token_ids for output in outputs]
     assert (tokens[-1] if kind == "cumulative" else sum(tokens, ())) == expected[0]
@@ -401,7 +401,7 @@ def test_an_event_loop_that_stands_still_is_told_once():
         del loop.call_soon_threadsafe
         return first, rest, calls
 
-    first, rest, calls = fly(scenario)
+    first, rest, calls = run_scenario(scenario)
     assert len(first.outputs[0].token_ids) < 100 - 20
     assert len(rest) <= 2
     assert len(rest[-1].outputs[0].token_ids) == 100
@@ -414,7 +414,7 @@ def test_a_bad_request_raises_its_own_error_while_others_go_on(expected):
         asked = [last(llm, prompt) for prompt in [prompts()[0], *bad, prompts()[1]]]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    first, *errors, other = fly(scenario)
+    first, *errors, other = run_scenario(scenario)
     assert [str(error) for error in errors[:3]] == [
         "token 260 at place 1 of the prompt: must be >= 0 and < 260",
         "an empty prompt",
@@ -436,7 +436,7 @@ def test_an_id_is_served_once_at_a_time():
         await until(lambda: llm.num_unfinished == 0)
         return numbered, await last(llm, prompts()[1], request_id="a")
 
-    numbered, again = fly(scenario)
+    numbered, again = run_scenario(scenario)
     assert len({output.request_id for output in numbered}) == 2
     assert again.request_id == "a"
 
@@ -456,7 +456,7 @@ def test_what_fails_on_the_device_ends_with_an_output_that_says_so(expected):
         runner.launch = failing
         return await collect(llm, prompts()[0]), await last(llm, prompts()[1])
 
-    outputs, other = fly(scenario)
+    outputs, other = run_scenario(scenario)
     assert outputs[-1].error == "out of memory"
     assert outputs[-1].outputs[0].finish_reason == "error"
     assert outputs[-1].outputs[0].token_ids == expected[0][:3]
@@ -481,7 +481,7 @@ def test_when_the_engine_dies_everybody_is_told_why():
         assert llm.num_unfinished == 0
         return told
 
-    told = fly_to_death(scenario, max_num_seqs=2, max_waiting=2)
+    told = run_until_failure(scenario, max_num_seqs=2, max_waiting=2)
     assert len(told) == 8
     assert len({id(error) for error in told}) == 8
     for error in told:
@@ -507,7 +507,7 @@ def test_shutdown_aborts_what_is_left_and_may_be_called_again():
             llm.check_health()
         return [output async for output in outputs][-1:] + await asyncio.gather(*waiting)
 
-    outputs = fly(scenario, max_num_seqs=1, max_waiting=1, overlap=True)
+    outputs = run_scenario(scenario, max_num_seqs=1, max_waiting=1, overlap=True)
     assert [output.outputs[0].finish_reason for output in outputs] == ["aborted"] * 5
 
 
@@ -537,7 +537,7 @@ def test_a_last_token_that_is_on_its_way_is_waited_for(how, expected):
         await ending
         return await task
 
-    (output,) = fly(scenario, overlap=True)
+    (output,) = run_scenario(scenario, overlap=True)
     assert output.outputs[0].token_ids == expected[0][:1]
     assert output.outputs[0].finish_reason == "length"
 
@@ -550,7 +550,7 @@ def test_shutdown_may_come_from_the_engine_s_own_thread():
         llm.engine.step = lambda: (step(), llm.shutdown())[0]
         return await last(llm, prompts()[0], LONG)
 
-    assert fly(scenario).outputs[0].finish_reason == "aborted"
+    assert run_scenario(scenario).outputs[0].finish_reason == "aborted"
 
 
 def test_event_loops_in_several_threads_share_an_engine(expected):
@@ -596,7 +596,7 @@ def test_an_engine_without_requests_sleeps():
         await asyncio.sleep(0.2)
         return time.process_time() - used_s
 
-    assert fly(scenario) < 0.05
+    assert run_scenario(scenario) < 0.05
 
 
 def test_an_engine_that_is_forgotten_ends_its_thread():
@@ -669,7 +669,9 @@ def test_fifty_requests_with_random_ends_leave_nothing_behind(overlap, offline):
     async def scenario(llm):
         return await asyncio.gather(*(ask(llm, number) for number in range(50)))
 
-    outputs = fly(scenario, overlap=overlap, num_kv_blocks=14, batching=Chunked(max_num_batched_tokens=24))
+    outputs = run_scenario(
+        scenario, overlap=overlap, num_kv_blocks=14, batching=Chunked(max_num_batched_tokens=24)
+    )
     truth = offline.generate([prompt for prompt, _, _ in asked], [params for _, params, _ in asked])
     ended = [output.outputs[0].finish_reason for output in outputs if output is not None]
     assert ended.count("aborted") > 3
@@ -711,4 +713,4 @@ def test_rejects_an_unknown_output_kind():
         ):
             await last(llm, prompts()[0], output_kind="text")
 
-    fly(scenario)
+    run_scenario(scenario)

@@ -31,23 +31,23 @@ def test_leap_equals_step(data, clusters):
 
 
 def assert_nothing_is_lost(world):
-    flown = world.fly()
-    records, requests = flown.records, flown.records.requests
+    run = world.simulate()
+    records, requests = run.records, run.records.requests
     counts = check_conservation(records)
-    assert len(flown.source.ends) == counts["arrived"] - counts["unfinished"]
-    assert len({request_id for request_id, _, _ in flown.source.ends}) == len(flown.source.ends)
+    assert len(run.source.ends) == counts["arrived"] - counts["unfinished"]
+    assert len({request_id for request_id, _, _ in run.source.ends}) == len(run.source.ends)
     produced = requests.output_tokens.sum() + requests.lost_tokens.sum()
     assert records.iterations.sampled_seqs.sum() == produced
     if world.until_s is None:
         assert requests.request_id.tolist() == list(range(len(world.asks)))
         assert counts["unfinished"] == 0
-        for replica in flown.fleet.replicas:
+        for replica in run.fleet.replicas:
             assert (replica.core.pool.num_used, replica.core.num_unfinished) == (0, 0)
             left = replica.num_outstanding, replica.num_outstanding_tokens, replica.num_queued_tokens
             assert left == (0, 0, 0)
-        for remembered in outstanding_of(flown.admission):
+        for remembered in outstanding_of(run.admission):
             assert remembered == Outstanding()
-    return flown
+    return run
 
 
 def outstanding_of(policy):
@@ -88,7 +88,7 @@ def check_what_is_sent(simulation):
 
 @given(data=st.data())
 def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters):
-    replace(data.draw(clusters), watch=check_what_is_sent).fly()
+    replace(data.draw(clusters), watch=check_what_is_sent).simulate()
 
 
 @settings(max_examples=15)
@@ -97,7 +97,7 @@ def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     world = data.draw(clusters)
 
     def tables():
-        records = world.fly().records
+        records = world.simulate().records
         for table in (records.requests, records.iterations, records.events):
             table.to_parquet(out := io.BytesIO())
             yield out.getvalue()
@@ -110,6 +110,6 @@ def test_a_trouble_that_never_happens_changes_nothing(data, kind, clusters, same
     world = data.draw(clusters)
     never = Scripted(kind=kind, at_s=NEVER_S, duration_s=1.0, factor=2.0 if kind.has_factor else None)
     more = replace(world, troubles=Troubles(events=(*world.troubles.events, never)))
-    one, other = world.fly(), more.fly()
+    one, other = world.simulate(), more.simulate()
     same_records(one.records, other.records)
     assert one.records.replicas == other.records.replicas

@@ -35,18 +35,18 @@ def ticks(requests, *names):
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
-def fly(request, make_world):
+def run_world(request, make_world):
     """The requests of a world, leaping and stepping."""
 
-    def fly(*asks, **settings):
-        return make_world(*asks, **settings).fly(leap=request.param).records.requests
+    def run_world(*asks, **settings):
+        return make_world(*asks, **settings).simulate(leap=request.param).records.requests
 
-    return fly
+    return run_world
 
 
-def test_a_refused_client_comes_again_later_and_later_until_it_is_let_in(fly, ask):
+def test_a_refused_client_comes_again_later_and_later_until_it_is_let_in(run_world, ask):
     """Waits of 2, 4 and 8 ticks from tick 1 on: tick 15 is the first at which the other one is gone."""
-    requests = fly(
+    requests = run_world(
         ask(0.0, 4, 10),
         ask(1 * TICK_S, 4, 3),
         admission=QueueBound(max_outstanding=1),
@@ -58,8 +58,8 @@ def test_a_refused_client_comes_again_later_and_later_until_it_is_let_in(fly, as
     assert requests.attempts.tolist() == [1, 1]  # to a replica
 
 
-def test_a_client_that_was_refused_too_often_is_rejected_for_the_last_reason(fly, ask):
-    requests = fly(
+def test_a_client_that_was_refused_too_often_is_rejected_for_the_last_reason(run_world, ask):
+    requests = run_world(
         ask(0.0, 4, 10),
         ask(1 * TICK_S, 4, 3),
         admission=QueueBound(max_outstanding=1),
@@ -71,9 +71,9 @@ def test_a_client_that_was_refused_too_often_is_rejected_for_the_last_reason(fly
     assert requests.attempts.tolist() == [1, 0]
 
 
-def test_a_client_waits_as_long_as_a_refusal_says(fly, ask):
+def test_a_client_waits_as_long_as_a_refusal_says(run_world, ask):
     """At ticks 1, 6 and 11."""
-    requests = fly(
+    requests = run_world(
         ask(0.0, 4, 10),
         ask(1 * TICK_S, 4, 3),
         admission=QueueBound(max_outstanding=1, retry_after_s=5 * TICK_S),
@@ -82,10 +82,10 @@ def test_a_client_waits_as_long_as_a_refusal_says(fly, ask):
     assert ticks(requests, "scheduled_s") == [(0, 11)]
 
 
-def test_a_rate_limit_lets_those_in_who_come_when_it_says(fly, ask):
+def test_a_rate_limit_lets_those_in_who_come_when_it_says(run_world, ask):
     """A request every 4 ticks. At 1 it says 3 ticks, at 2 it says 2; at 4 it is the first one's turn, and the
     other is told 4 more."""
-    requests = fly(
+    requests = run_world(
         *(ask(tick * TICK_S, 4, 1) for tick in range(3)),
         admission=TokenBucket(rate_per_s=1 / (4 * TICK_S), burst=1),
         retries=clients(4, 0),
@@ -95,28 +95,28 @@ def test_a_rate_limit_lets_those_in_who_come_when_it_says(fly, ask):
 
 def test_a_client_that_has_waited_too_long_drops_its_request_before_it_sends_it_again(make_world, ask):
     """After 4.5 ticks; dropped at 5, having made 5 tokens. Again from 7 to 11.5, dropped at 12."""
-    flown = make_world(ask(0.0, 4, 10), retries=clients(2, 2, timeout_s=4.5 * TICK_S)).fly()
-    row = flown.records.requests.iloc[0]
+    run = make_world(ask(0.0, 4, 10), retries=clients(2, 2, timeout_s=4.5 * TICK_S)).simulate()
+    row = run.records.requests.iloc[0]
     assert (row.status, row.reason, row.finished_s) == ("rejected", "timed out", 12 * TICK_S)
     assert (row.attempts, row.output_tokens, row.lost_tokens) == (2, 0, 10)
     assert row.wait_gateway_s == 2 * TICK_S
     assert np.isnan(row.first_token_s)
-    starts = flown.records.iterations.start_s / TICK_S
+    starts = run.records.iterations.start_s / TICK_S
     assert starts.tolist() == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
-    assert (flown.records.iterations.running == 1).all()
+    assert (run.records.iterations.running == 1).all()
 
 
-def test_a_client_that_waits_for_its_first_token_waits_for_the_rest_too(fly, ask):
-    requests = fly(
+def test_a_client_that_waits_for_its_first_token_waits_for_the_rest_too(run_world, ask):
+    requests = run_world(
         ask(0.0, 4, 10), retries=clients(2, 2, timeout_s=4.5 * TICK_S, timeout_until="first_token")
     )
     assert requests.status.tolist() == ["finished"]
     assert requests.attempts.tolist() == [1]
 
 
-def test_a_crash_after_the_first_token_does_not_let_the_client_time_out(fly, ask):
+def test_a_crash_after_the_first_token_does_not_let_the_client_time_out(run_world, ask):
     """It has seen that token at tick 1; replica 1 begins again at 3.5."""
-    requests = fly(
+    requests = run_world(
         ask(0.0, 4, 10),
         num_replicas=2,
         troubles=crash(3.5, 100, 0),
@@ -126,9 +126,9 @@ def test_a_crash_after_the_first_token_does_not_let_the_client_time_out(fly, ask
     assert ticks(requests, "finished_s") == [(13.5,)]
 
 
-def test_a_budget_without_a_deposit_lets_the_burst_try_again(fly, ask):
+def test_a_budget_without_a_deposit_lets_the_burst_try_again(run_world, ask):
     """Three are refused together and nothing is paid in: one retry is there."""
-    requests = fly(
+    requests = run_world(
         *[ask(0.0, 4, 5)] * 4,
         admission=QueueBound(max_outstanding=1),
         retries=clients(2, 7, retry_budget=0.0, retry_burst=1.0),
@@ -136,9 +136,9 @@ def test_a_budget_without_a_deposit_lets_the_burst_try_again(fly, ask):
     assert requests.status.tolist() == ["finished", "finished", "rejected", "rejected"]
 
 
-def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(fly, ask):
+def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(run_world, ask):
     """3 tokens by tick 3.5. Nobody serves at 3.5, 7.5 and 11.5; at 15.5 the replica does, since 13.5."""
-    requests = fly(ask(0.0, 4, 10), troubles=crash(3.5, 10), max_resends=1, retries=clients(4, 4))
+    requests = run_world(ask(0.0, 4, 10), troubles=crash(3.5, 10), max_resends=1, retries=clients(4, 4))
     assert requests.status.tolist() == ["finished"]
     assert requests.lost_tokens.tolist() == [3]
     assert requests.output_tokens.tolist() == [10]
@@ -147,40 +147,40 @@ def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(fly, ask
     assert ticks(requests, "wait_gateway_s") == [(12,)]
 
 
-def test_the_service_sends_a_lost_request_to_another_replica_at_once(fly, ask):
-    requests = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0), max_resends=1)
+def test_the_service_sends_a_lost_request_to_another_replica_at_once(run_world, ask):
+    requests = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0), max_resends=1)
     assert requests.replica.tolist() == [1]
     assert (requests.lost_tokens[0], requests.attempts[0]) == (3, 2)
     assert ticks(requests, "first_token_s", "finished_s", "wait_gateway_s") == [(4.5,), (13.5,), (0,)]
 
 
-def test_a_crash_at_the_end_of_an_iteration_comes_after_it(fly, ask):
-    requests = fly(ask(0.0, 4, 10), troubles=crash(3, 10))
+def test_a_crash_at_the_end_of_an_iteration_comes_after_it(run_world, ask):
+    requests = run_world(ask(0.0, 4, 10), troubles=crash(3, 10))
     assert requests.lost_tokens.tolist() == [3]
-    requests = fly(ask(0.0, 4, 10), troubles=crash(10, 10))
+    requests = run_world(ask(0.0, 4, 10), troubles=crash(10, 10))
     assert requests.status.tolist() == ["finished"]
 
 
-def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(fly, ask):
-    requests = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0))
+def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(run_world, ask):
+    requests = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0))
     assert (requests.status[0], requests.reason[0]) == ("rejected", "its replica crashed")
     assert ticks(requests, "finished_s") == [(3.5,)]
     assert requests.output_tokens.tolist() == [0]
 
 
-def test_every_crash_takes_one_of_the_resends(fly, ask):
+def test_every_crash_takes_one_of_the_resends(run_world, ask):
     """Of four replicas three crash, one after the other."""
     events = [event for at in (1.5, 3.5, 5.5) for event in crash(at, 100, int(at / 2)).events]
     settings = {"num_replicas": 4, "routing": LeastOutstanding(), "troubles": Troubles(events=tuple(events))}
-    requests = fly(ask(0.0, 4, 10), **settings, max_resends=2)
+    requests = run_world(ask(0.0, 4, 10), **settings, max_resends=2)
     assert (requests.status[0], requests.attempts[0], requests.lost_tokens[0]) == ("rejected", 3, 1 + 2 + 2)
-    requests = fly(ask(0.0, 4, 10), **settings, max_resends=3)
+    requests = run_world(ask(0.0, 4, 10), **settings, max_resends=3)
     assert (requests.status[0], requests.attempts[0], requests.lost_tokens[0]) == ("finished", 4, 5)
 
 
-def test_a_client_that_has_given_up_is_not_served_again_after_a_crash(fly, ask):
+def test_a_client_that_has_given_up_is_not_served_again_after_a_crash(run_world, ask):
     """It leaves at 3.25; before the iteration's end, at which the engine would know, the replica crashes."""
-    requests = fly(
+    requests = run_world(
         ask(0.0, 4, 10),
         num_replicas=2,
         patience_s=3.25 * TICK_S,
@@ -193,15 +193,17 @@ def test_a_client_that_has_given_up_is_not_served_again_after_a_crash(fly, ask):
     assert ticks(requests, "finished_s") == [(3.5,)]
 
 
-def test_a_client_that_gives_up_does_not_time_out_after_that(fly, ask):
+def test_a_client_that_gives_up_does_not_time_out_after_that(run_world, ask):
     """It leaves at 3.25, the engine knows at 4, and at 3.5 its timer for this attempt goes off."""
-    requests = fly(ask(0.0, 4, 10), patience_s=3.25 * TICK_S, retries=clients(3, 1, timeout_s=3.5 * TICK_S))
+    requests = run_world(
+        ask(0.0, 4, 10), patience_s=3.25 * TICK_S, retries=clients(3, 1, timeout_s=3.5 * TICK_S)
+    )
     assert requests.status.tolist() == ["aborted"]
     assert (requests.attempts[0], requests.output_tokens[0]) == (1, 4)
 
 
-def test_a_client_may_give_up_while_it_waits_to_come_again(fly, ask):
-    requests = fly(
+def test_a_client_may_give_up_while_it_waits_to_come_again(run_world, ask):
+    requests = run_world(
         ask(0.0, 4, 10),
         ask(1 * TICK_S, 4, 3),
         patience_s=10.5 * TICK_S,
@@ -212,8 +214,8 @@ def test_a_client_may_give_up_while_it_waits_to_come_again(fly, ask):
     assert ticks(requests, "finished_s", "wait_gateway_s") == [(10, 11.5), (0, 10.5)]
 
 
-def test_a_request_that_can_never_be_served_is_sent_once(fly, ask):
-    requests = fly(ask(0.0, 50, 2), max_model_len=40, retries=clients(4, 1))
+def test_a_request_that_can_never_be_served_is_sent_once(run_world, ask):
+    requests = run_world(ask(0.0, 50, 2), max_model_len=40, retries=clients(4, 1))
     assert (requests.status[0], requests.attempts[0]) == ("rejected", 1)
     assert "max_model_len is 40" in requests.reason[0]
 
@@ -224,17 +226,17 @@ def test_a_router_that_names_an_unknown_replica_is_named(make_world, ask):
             return 2
 
     with pytest.raises(ValueError, match=r"^routing=Lost: choose returned 2; must be a place"):
-        make_world(ask(0.0, 4, 10), num_replicas=2, routing=Lost()).fly()
+        make_world(ask(0.0, 4, 10), num_replicas=2, routing=Lost()).simulate()
 
 
 def test_refusals_in_a_closed_loop_bring_the_next_request(make_world, ask):
     """Two users; each rejection and each end is followed by a request 1 tick later."""
-    flown = make_world(
+    run = make_world(
         *[ask(0.0, 4, 3)] * 4, num_users=2, think_s=TICK_S, admission=QueueBound(max_outstanding=1)
-    ).fly()
-    requests = flown.records.requests
+    ).simulate()
+    requests = run.records.requests
     assert ticks(requests, "arrival_s") == [(0, 0, 1, 2)]
     assert requests.status.tolist() == ["finished", "rejected", "rejected", "rejected"]
-    assert [(i, now / TICK_S) for i, now, _ in flown.source.ends] == [(1, 0), (2, 1), (3, 2), (0, 3)]
+    assert [(i, now / TICK_S) for i, now, _ in run.source.ends] == [(1, 0), (2, 1), (3, 2), (0, 3)]
     assert not requests.replica[1:].ne(-1).any()
     assert np.array_equal(requests.first_token_s[1:], [nan] * 3, equal_nan=True)

@@ -34,4 +34,4 @@ def clusters():
 @given(data=st.data())
 def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
     with patch.object(loads, "FEW", 0):
-        replace(data.draw(clusters), routing=CheckedLeast()).fly()
+        replace(data.draw(clusters), routing=CheckedLeast()).simulate()

@@ -24,7 +24,7 @@ SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_
 TRAFFIC = build_run(composed(SOURCE, SMALL))[0]
 
 
-def flown(*, rate=8.0, ttft_ms=500, slots=8, watched=True):
+def simulated_run(*, rate=8.0, ttft_ms=500, slots=8, watched=True):
     base = TRAFFIC
     scenario = replace(
         base,
@@ -50,8 +50,8 @@ def test_of_fifteen_one_may_miss_ninety_percent():
 @settings(max_examples=8)
 @given(st.sampled_from([5, 40, 70, 400]), st.sampled_from([60, 150, 500]))
 def test_a_run_that_is_ended_early_would_have_missed_and_one_that_is_not_is_unchanged(rate, ttft_ms):
-    whole = flown(rate=rate, ttft_ms=ttft_ms, watched=False)
-    watched = flown(rate=rate, ttft_ms=ttft_ms)
+    whole = simulated_run(rate=rate, ttft_ms=ttft_ms, watched=False)
+    watched = simulated_run(rate=rate, ttft_ms=ttft_ms)
     if watched.records.missed is None:
         assert watched.summary["goodput"] == whole.summary["goodput"]
     else:
@@ -83,7 +83,7 @@ def test_what_is_certain_to_miss_is_counted_and_nothing_else():
 
 
 def test_an_early_end_is_told():
-    result = flown(rate=4000.0, slots=1)
+    result = simulated_run(rate=4000.0, slots=1)
     told = caveats(result.summary)
     assert told[0].startswith("Ended at")
     assert "had missed the SLO" in told[0]

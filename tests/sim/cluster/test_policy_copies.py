@@ -16,7 +16,7 @@ def test_two_replicas_of_one_policy_object_serve_as_if_alone(policy, make_world,
         world = make_world(
             *asks, scheduling=scheduling, num_replicas=num_replicas, max_num_seqs=2, routing=RoundRobin()
         )
-        return world.fly().records.requests.finished_s.tolist()
+        return world.simulate().records.requests.finished_s.tolist()
 
     both = finished_s(asks, given, 2)
     for place in range(2):

@@ -55,16 +55,16 @@ def byte_links(**ways):
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
-def fly(request, make_world):
+def run_world(request, make_world):
     """The records of a world, leaping and stepping, in ticks of an iteration, links of 4 tokens a tick."""
 
-    def fly(*asks, **given):
+    def run_world(*asks, **given):
         usual = {"links": byte_links(), "network": toy_network(4), "max_resends": 1}
-        records = make_world(*asks, **(usual | given)).fly(leap=request.param).records
+        records = make_world(*asks, **(usual | given)).simulate(leap=request.param).records
         check_conservation(records)
         return records
 
-    return fly
+    return run_world
 
 
 def gaps(records):
@@ -72,9 +72,9 @@ def gaps(records):
     return sorted(gap for gap, count in pairs for _ in range(count))
 
 
-def test_from_scratch_the_client_waits_for_everything_again(fly, ask):
+def test_from_scratch_the_client_waits_for_everything_again(run_world, ask):
     """4 prompt tokens, 3 out by 3.5: 6 have their KV. In replica 1 the prompt again until 4.5."""
-    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)))
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)))
     (row,) = records.requests.itertuples()
     assert (row.first_token_s, row.finished_s) == (4.5 * TICK_S, 13.5 * TICK_S)
     assert (row.lost_tokens, row.output_tokens) == (3, 10)
@@ -82,9 +82,9 @@ def test_from_scratch_the_client_waits_for_everything_again(fly, ask):
     assert gaps(records) == [1] * 11
 
 
-def test_with_its_tokens_a_request_goes_on_where_it_was(fly, ask):
+def test_with_its_tokens_a_request_goes_on_where_it_was(run_world, ask):
     """Replica 1 computes 4 + 3 tokens from 3.5 on: the fourth is out at 4.5, the tenth at 10.5."""
-    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
     (row,) = records.requests.itertuples()
     assert (row.first_token_s, row.finished_s) == (TICK_S, 10.5 * TICK_S)
     assert (row.lost_tokens, row.output_tokens, row.attempts, row.replica) == (0, 10, 2, 1)
@@ -94,10 +94,10 @@ def test_with_its_tokens_a_request_goes_on_where_it_was(fly, ask):
     assert records.recovery == (1, 6, 0, 0, 0)
 
 
-def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(fly, ask):
+def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(run_world, ask):
     """Replica 1 has answered the same prompt, a block of 4: of 6 lost tokens 2 are computed again."""
     text = ((7, 4),)
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10, contents=text),
         ask(0.0, 5, 1, contents=text),
         num_replicas=2,
@@ -110,14 +110,14 @@ def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(fly, ask)
     assert records.recovery.num_recomputed_tokens == 2
 
 
-def test_mirrored_kv_is_read_back_and_the_rest_computed_again(fly, ask):
+def test_mirrored_kv_is_read_back_and_the_rest_computed_again(run_world, ask):
     """After 2 iterations, at tick 2, 5 tokens have their KV: with the host of replica 1 at 3.25.
 
     Replica 2 has them at 3.5 + 1.25, and computes the other 2 of 7 by 5.75: the fourth token of the answer.
     The tenth is out at 11.75. It sends on what it has after its iterations 2, 4 and 6, at 6.75, 8.75 and
     10.75: 8 tokens, 2 and 2, to replica 1 again, the next that is up.
     """
-    records = fly(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV)
+    records = run_world(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV)
     row = records.requests.iloc[0]
     assert (row.replica, row.first_token_s, row.finished_s) == (2, TICK_S, 11.75 * TICK_S)
     assert (row.lost_tokens, row.wait_load_s) == (0, 1.25 * TICK_S)
@@ -130,9 +130,9 @@ def test_mirrored_kv_is_read_back_and_the_rest_computed_again(fly, ask):
     assert carried["replica 1 out"] == carried["replica 2 in"] == 5
 
 
-def test_a_mirror_that_is_chosen_reads_its_own_host(fly, ask):
+def test_a_mirror_that_is_chosen_reads_its_own_host(run_world, ask):
     """5 tokens at 4 a tick over its PCIe: at 4.75, and the fourth token at 5.75."""
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10),
         num_replicas=2,
         troubles=crashes((3.5, 0, 100)),
@@ -146,17 +146,17 @@ def test_a_mirror_that_is_chosen_reads_its_own_host(fly, ask):
     assert records.recovery.num_restored_tokens == 5
 
 
-def test_what_was_on_its_way_to_the_mirror_is_lost(fly, ask):
+def test_what_was_on_its_way_to_the_mirror_is_lost(run_world, ask):
     """It would have been there at 3.25: as with tokens only."""
-    records = fly(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.1, 0, 100)), recovery=KV)
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.1, 0, 100)), recovery=KV)
     assert records.requests.finished_s[0] / TICK_S == pytest.approx(10.1)
     assert records.recovery.num_restored_tokens == 0
     assert records.recovery.num_recomputed_tokens == 6
 
 
-def test_a_mirror_that_crashes_first_is_no_help(fly, ask):
+def test_a_mirror_that_crashes_first_is_no_help(run_world, ask):
     """Replica 1, with the KV, at 3.4. Replica 2 computes all 7 tokens by 4.5."""
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10),
         **THREE,
         troubles=crashes((3.4, 1, 100), (3.5, 0, 100)),
@@ -166,9 +166,9 @@ def test_a_mirror_that_crashes_first_is_no_help(fly, ask):
     assert records.recovery.num_restored_tokens == 0
 
 
-def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no_resend(fly, ask):
+def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no_resend(run_world, ask):
     """From 3.5 to 4.5; then all 7 tokens are computed, by 5.5."""
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10),
         **THREE,
         troubles=crashes((3.5, 0, 100), (4.5, 1, 100)),
@@ -180,16 +180,16 @@ def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no
     assert records.recovery.num_restored_tokens == 0
 
 
-def test_a_mirror_out_of_reach_is_not_asked(fly, ask):
+def test_a_mirror_out_of_reach_is_not_asked(run_world, ask):
     down = Scripted(kind=Kind.link_down, at_s=3.4 * TICK_S, duration_s=100.0, replicas=(1,))
     troubles = Troubles(events=(down, *crashes((3.5, 0, 100)).events))
-    records = fly(ask(0.0, 4, 10), **THREE, troubles=troubles, recovery=KV)
+    records = run_world(ask(0.0, 4, 10), **THREE, troubles=troubles, recovery=KV)
     assert records.requests.finished_s[0] == 10.5 * TICK_S
 
 
-def test_a_long_prompt_that_was_half_done_goes_on_from_its_mirror(fly, ask):
+def test_a_long_prompt_that_was_half_done_goes_on_from_its_mirror(run_world, ask):
     """Chunks of 8 of 40 tokens: 16 after 2 iterations, mirrored at once; 24 left: 3 more, from 3.5 on."""
-    records = fly(
+    records = run_world(
         ask(0.0, 40, 2),
         num_replicas=2,
         batching=Chunked(max_num_batched_tokens=8),
@@ -201,10 +201,10 @@ def test_a_long_prompt_that_was_half_done_goes_on_from_its_mirror(fly, ask):
     assert records.recovery[:2] == (1, 8)
 
 
-def test_who_cannot_go_on_in_a_smaller_replica_begins_there(fly, ask):
+def test_who_cannot_go_on_in_a_smaller_replica_begins_there(run_world, ask):
     """Known at 6.5: 10 tokens, replica 1 has room for 8, and ends the answer after 5."""
     pools = (WorldPool(), WorldPool(num_blocks=2))
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10), pools=pools, num_replicas=2, troubles=crashes((6.5, 0, 100)), recovery=TOKENS
     )
     (row,) = records.requests.itertuples()
@@ -212,8 +212,8 @@ def test_who_cannot_go_on_in_a_smaller_replica_begins_there(fly, ask):
     assert records.recovery.num_resumed == 0
 
 
-def test_several_answers_begin_again(fly, ask):
-    records = fly(
+def test_several_answers_begin_again(run_world, ask):
+    records = run_world(
         ask(0.0, 4, 10, branching=Branching(2)),
         num_replicas=2,
         troubles=crashes((3.5, 0, 100)),
@@ -223,9 +223,9 @@ def test_several_answers_begin_again(fly, ask):
     assert (row.output_tokens, row.lost_tokens, row.finished_s) == (20, 6, 13.5 * TICK_S)
 
 
-def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(fly, ask):
+def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(run_world, ask):
     """The second crash comes when all resends are used; the client begins again, from scratch, at 6.5."""
-    records = fly(
+    records = run_world(
         ask(0.0, 4, 10),
         **THREE,
         troubles=crashes((3.5, 0, 100), (5.5, 2, 100)),
@@ -238,8 +238,8 @@ def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(fly, ask):
     assert records.num_crash_tokens == 5
 
 
-def test_without_another_replica_tokens_are_lost(fly, ask):
-    records = fly(ask(0.0, 4, 10), troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+def test_without_another_replica_tokens_are_lost(run_world, ask):
+    records = run_world(ask(0.0, 4, 10), troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason) == ("rejected", "no replica takes requests")
     assert (row.lost_tokens, row.output_tokens) == (3, 0)
@@ -259,7 +259,7 @@ def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
         troubles=crashes((5.5, 1, 100)),
         recovery=TOKENS,
     )
-    leapt, stepped = service.fly(leap=True).records, service.fly(leap=False).records
+    leapt, stepped = service.simulate(leap=True).records, service.simulate(leap=False).records
     same_records(leapt, stepped)
     check_conservation(leapt)
     (row,) = leapt.requests.itertuples()
@@ -278,13 +278,13 @@ def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
         troubles=crashes((2, 0, 100)),
         recovery=TOKENS,
     )
-    (row,) = service.fly().records.requests.itertuples()
+    (row,) = service.simulate().records.requests.itertuples()
     assert (row.first_token_s, row.finished_s) == (3 * TICK_S, 5 * TICK_S)
     assert (row.replica, row.output_tokens, row.lost_tokens) == (2, 3, 0)
 
 
-def test_the_summary_tells_what_was_restored_and_computed_again(fly, ask):
-    told = trouble_use(fly(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV))
+def test_the_summary_tells_what_was_restored_and_computed_again(run_world, ask):
+    told = trouble_use(run_world(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV))
     names = ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes")
     assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
 
@@ -295,7 +295,7 @@ def test_leap_equals_step_and_nothing_is_lost_or_counted_twice(data, same_record
 
 
 def assert_all_adds_up(world, same_records):
-    leapt, stepped = world.fly(leap=True), world.fly(leap=False)
+    leapt, stepped = world.simulate(leap=True), world.simulate(leap=False)
     records, requests = leapt.records, leapt.records.requests
     same_records(records, stepped.records)
     assert_same_decisions(leapt, stepped)
@@ -324,7 +324,7 @@ def test_a_token_that_went_out_is_never_sampled_again(data):
         max_resends=1000,
         asks=tuple(ask._replace(branching=None, sample_tokens=()) for ask in world.asks),
     )
-    requests = alone.fly().records.requests
+    requests = alone.simulate().records.requests
     assert not requests.lost_tokens[requests.status != "rejected"].any()
 
 

@@ -32,9 +32,9 @@ def links(**more):
     return partial(Links, **given | more)
 
 
-def fly(make_world, *asks, serving=None, leap=True, **changes):
+def run_world(make_world, *asks, serving=None, leap=True, **changes):
     given = {"adapters": serving or FixedSlots(max_loras=2), "served": SERVED, "links": links()}
-    return make_world(*asks, **given | changes).fly(leap=leap)
+    return make_world(*asks, **given | changes).simulate(leap=leap)
 
 
 def ticks(times_s):
@@ -47,50 +47,50 @@ def named(ask, adapter, at=0.0, num_prompt=4, num_output=2):
 
 def test_the_first_request_of_an_adapter_waits_for_it_the_next_does_not(make_world, ask):
     """8 bytes from disk take 16 ticks; then prompt and answer one tick each."""
-    flown = fly(make_world, named(ask, "a"), named(ask, "a", at=30))
-    assert ticks(flown.records.requests.finished_s) == [18, 32]
-    waits = flown.records.requests.wait_load_s
+    run = run_world(make_world, named(ask, "a"), named(ask, "a", at=30))
+    assert ticks(run.records.requests.finished_s) == [18, 32]
+    waits = run.records.requests.wait_load_s
     assert ticks(waits) == [16, 0]
-    events = events_table(flown.records)
+    events = events_table(run.records)
     mine = events[events.request_id == 0].event.tolist()
     assert mine == ["arrive", "load", "loaded", "admit", "first_token", "end"]
 
 
 def test_one_copy_serves_all_who_wait_for_it_and_others_go_on_meanwhile(make_world, ask):
     asks = named(ask, "a"), named(ask, "a", at=5), named(ask, None, num_output=10)
-    flown = fly(make_world, *asks)
-    assert ticks(flown.records.requests.finished_s) == [18, 10, 18]  # by time of arrival
-    (core,) = flown.cores
+    run = run_world(make_world, *asks)
+    assert ticks(run.records.requests.finished_s) == [18, 10, 18]  # by time of arrival
+    (core,) = run.cores
     assert (core.residents.counts.num_loads, core.residents.counts.num_starts) == (1, 2)
 
 
 def test_adapters_come_one_after_the_other_on_the_same_way(make_world, ask):
-    flown = fly(make_world, named(ask, "a"), named(ask, "b"))
-    assert ticks(flown.records.requests.finished_s) == [18, 26]
+    run = run_world(make_world, named(ask, "a"), named(ask, "b"))
+    assert ticks(run.records.requests.finished_s) == [18, 26]
 
 
 def test_from_host_memory_an_adapter_comes_faster(make_world, ask):
     """One slot: a from disk, b from disk, a again from host memory."""
     asks = named(ask, "a"), named(ask, "b", at=40), named(ask, "a", at=80)
-    flown = fly(make_world, *asks, serving=FixedSlots(max_loras=1))
-    assert ticks(flown.records.requests.finished_s) == [18, 50, 90]
+    run = run_world(make_world, *asks, serving=FixedSlots(max_loras=1))
+    assert ticks(run.records.requests.finished_s) == [18, 50, 90]
 
 
 def test_a_switch_of_merged_weights_takes_the_copy_and_the_merge(make_world, ask):
-    flown = fly(
+    run = run_world(
         make_world,
         *(named(ask, "a"), named(ask, None, at=20), named(ask, "a", at=30)),
         serving=Merged(),
         links=links(merge_s=3 * TICK_S),
     )
-    assert ticks(flown.records.requests.finished_s) == [16 + 3 + 2, 21 + 3 + 2, 30 + 8 + 3 + 2]
+    assert ticks(run.records.requests.finished_s) == [16 + 3 + 2, 21 + 3 + 2, 30 + 8 + 3 + 2]
 
 
 def test_who_finds_no_slot_for_its_adapter_is_told_to_wait_for_that(make_world, ask):
     """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk.
     Who needs no adapter passes it by."""
     asks = named(ask, "a"), named(ask, "b"), named(ask, None, at=17, num_output=3)
-    requests = fly(make_world, *asks, serving=FixedSlots(max_loras=1)).records.requests
+    requests = run_world(make_world, *asks, serving=FixedSlots(max_loras=1)).records.requests
     assert ticks(requests.wait_adapter_s) == [0, 18, 0]
     assert ticks(requests.wait_load_s) == [16, 8, 0]
     assert requests.filter(regex="wait_(slot|budget|memory|policy)_s").to_numpy().sum() == 0
@@ -99,8 +99,8 @@ def test_who_finds_no_slot_for_its_adapter_is_told_to_wait_for_that(make_world, 
 def test_whose_turn_it_is_not_waits_for_its_adapter_too(make_world, ask):
     """Merged weights: b until a, of 16 + 3 ticks, has answered in 2; then 8 + 3 and 2 of its own."""
     asks = named(ask, "a"), named(ask, "b")
-    flown = fly(make_world, *asks, serving=Merged(), links=links(merge_s=3 * TICK_S))
-    requests = flown.records.requests
+    run = run_world(make_world, *asks, serving=Merged(), links=links(merge_s=3 * TICK_S))
+    requests = run.records.requests
     assert ticks(requests.finished_s) == [21, 34]
     assert requests.wait_policy_s.sum() == 0
     assert ticks(requests.wait_adapter_s + requests.wait_load_s) == [19, 32]
@@ -112,13 +112,13 @@ def test_the_door_closes_when_only_others_wait_however_long_the_leap_is(make_wor
     that comes at 2.5: from disk 16 ticks from 5 on, prompt and answer until 26. Then plain again, at once."""
     asks = named(ask, None, num_prompt=5, num_output=1), named(ask, "a"), named(ask, None, 2.5)
     few = Chunked(max_num_batched_tokens=1)
-    flown = fly(make_world, *asks, serving=Merged(), leap=leap, batching=few)
-    assert ticks(flown.records.requests.finished_s) == [5, 26, 31]
+    run = run_world(make_world, *asks, serving=Merged(), leap=leap, batching=few)
+    assert ticks(run.records.requests.finished_s) == [5, 26, 31]
 
 
 def test_a_run_tells_what_its_adapters_did(make_world, ask):
-    flown = fly(make_world, named(ask, "a"), named(ask, "b"), named(ask, None), named(ask, "a", at=30))
-    iterations = flown.records.iterations
+    run = run_world(make_world, named(ask, "a"), named(ask, "b"), named(ask, None), named(ask, "a", at=30))
+    iterations = run.records.iterations
     assert iterations.adapters.max() == 1
     with_a = iterations[iterations.adapter_ranks > 0]
     assert (with_a.adapter_ranks == 16).all()  # padded to the slots' rank
@@ -127,7 +127,9 @@ def test_a_run_tells_what_its_adapters_did(make_world, ask):
 
 
 def test_without_adapters_the_tables_have_no_columns_of_theirs(make_world, ask):
-    assert not [name for name in make_world(ask(0.0, 4, 3)).fly().records.iterations if "adapter" in name]
+    assert not [
+        name for name in make_world(ask(0.0, 4, 3)).simulate().records.iterations if "adapter" in name
+    ]
 
 
 @pytest.mark.parametrize("leap", [True, False])
@@ -135,8 +137,8 @@ def test_affinity_loads_each_adapter_once_where_turns_load_it_everywhere(make_wo
     asks = [named(ask, "ab"[i // 2 % 2], at=40 * i) for i in range(12)]
     loads = {}
     for routing in (RoundRobin(), AdapterAffinity(), Dedicated()):
-        flown = fly(make_world, *asks, routing=routing, num_replicas=2, leap=leap)
-        loads[type(routing).__name__] = [core.residents.counts.num_loads for core in flown.cores]
+        run = run_world(make_world, *asks, routing=routing, num_replicas=2, leap=leap)
+        loads[type(routing).__name__] = [core.residents.counts.num_loads for core in run.cores]
     assert loads == {"RoundRobin": [2, 2], "AdapterAffinity": [2, 0], "Dedicated": [1, 1]}
 
 
@@ -203,7 +205,7 @@ def test_prefetched_adapters_leave_running_sequences_their_next_block(make_world
     """Ten blocks of a token: the first request, alone in its slot, will need all of them, and adapters that
     the others need come meanwhile. On its way in the last block, one would push the first out for ever.
     """
-    flown = fly(
+    run = run_world(
         make_world,
         ask(0.0, 9, 2),
         named(ask, "b", num_prompt=1, num_output=1),
@@ -216,5 +218,5 @@ def test_prefetched_adapters_leave_running_sequences_their_next_block(make_world
         num_blocks=10,
         max_num_seqs=1,
     )
-    assert flown.records.requests.status.tolist() == ["finished"] * 3
-    assert flown.records.requests.preemptions.tolist() == [1, 0, 0]  # by those that came before it grew
+    assert run.records.requests.status.tolist() == ["finished"] * 3
+    assert run.records.requests.preemptions.tolist() == [1, 0, 0]  # by those that came before it grew

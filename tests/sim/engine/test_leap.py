@@ -46,9 +46,9 @@ def test_leap_equals_step_with_adapters(data, adapter_worlds):
 def test_leap_equals_step_when_requests_arrive_on_a_boundary_or_a_hair_beside_it(
     data, worlds, ask, boundary, early_or_late
 ):
-    """A world is flown once, and again with two more requests at the very end of one of its iterations."""
+    """A world is simulated, then again with two more requests at the very end of one of its iterations."""
     world = data.draw(worlds.filter(lambda world: world.num_users is None))
-    iterations = world.fly().records.iterations
+    iterations = world.simulate().records.iterations
     if len(iterations):
         row = iterations.iloc[boundary % len(iterations)]
         at_s = row.start_s + row.duration_s
@@ -99,21 +99,21 @@ def test_leap_equals_step_for_a_policy_that_promises_nothing(data, worlds):
     assert all(decision.num_iterations == 1 for core in leapt.cores for decision in core.decisions)
 
 
-def leaps(flown):
-    return [decision.num_iterations for decision in flown.cores[0].decisions]
+def leaps(run):
+    return [decision.num_iterations for decision in run.cores[0].decisions]
 
 
 def test_an_undisturbed_answer_is_one_leap(make_world, ask):
     """One iteration for the prompt and the first token, then 29 more tokens at once."""
-    flown = assert_leap_equals_step(make_world(ask(0.0, 4, 30)))
-    assert leaps(flown) == [1, 29]
-    assert flown.records.requests.finished_s.tolist() == [30 * TICK_S]
+    run = assert_leap_equals_step(make_world(ask(0.0, 4, 30)))
+    assert leaps(run) == [1, 29]
+    assert run.records.requests.finished_s.tolist() == [30 * TICK_S]
 
 
 def test_a_leap_is_priced_in_parts(make_world, ask):
     num_tokens = 2 * MAX_LEAP + 100
-    flown = assert_leap_equals_step(make_world(ask(0.0, 4, num_tokens)))
-    assert leaps(flown) == [1, MAX_LEAP, MAX_LEAP, 99]
+    run = assert_leap_equals_step(make_world(ask(0.0, 4, num_tokens)))
+    assert leaps(run) == [1, MAX_LEAP, MAX_LEAP, 99]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_a_second_arrival_can_cut_a_leap_shorter_but_never_longer(make_world, as
     world = make_world(
         ask(0.0, 4, 30), ask(4.5 * TICK_S, 4, 2), ask(4.8 * TICK_S, 4, 2), ask(5.0 * TICK_S, 4, 2)
     )
-    flown = assert_leap_equals_step(world)
-    assert flown.records.requests.scheduled_s.tolist()[1:] == [5 * TICK_S] * 3
-    assert leaps(flown)[:3] == [1, 4, 1]
+    run = assert_leap_equals_step(world)
+    assert run.records.requests.scheduled_s.tolist()[1:] == [5 * TICK_S] * 3
+    assert leaps(run)[:3] == [1, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -240,18 +240,18 @@ def test_a_preemption_is_counted_once_however_long_the_leap_behind_it(make_world
         caching=Paged(block_size=4),
         num_blocks=4,
     )
-    flown = assert_leap_equals_step(world)
-    assert flown.records.requests.preemptions.tolist() == [1, 0]
-    assert flown.records.iterations.preempted.sum() == 1
+    run = assert_leap_equals_step(world)
+    assert run.records.requests.preemptions.tolist() == [1, 0]
+    assert run.records.iterations.preempted.sum() == 1
 
 
 def test_a_long_prompt_is_leapt_over_chunk_by_chunk(make_world, ask):
     """Budget 8: 100 tokens are twelve chunks of 8 and one of 4, which is a plan of its own."""
     world = make_world(ask(0.0, 100, 2), batching=Chunked(max_num_batched_tokens=8))
-    flown = assert_leap_equals_step(world)
-    assert leaps(flown) == [12, 1, 1]
-    assert flown.records.iterations.prefill_tokens.tolist() == [8] * 12 + [4, 0]
-    assert flown.records.iterations.kv_blocks_used.tolist() == [*range(2, 26, 2), 25, 26]
+    run = assert_leap_equals_step(world)
+    assert leaps(run) == [12, 1, 1]
+    assert run.records.iterations.prefill_tokens.tolist() == [8] * 12 + [4, 0]
+    assert run.records.iterations.kv_blocks_used.tolist() == [*range(2, 26, 2), 25, 26]
 
 
 def test_kv_that_is_loaded_takes_no_place_among_the_partial_prefills(make_world, ask):
@@ -268,8 +268,8 @@ def test_kv_that_is_loaded_takes_no_place_among_the_partial_prefills(make_world,
         links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=8.0),
         max_num_seqs=4,
     )
-    flown = assert_leap_equals_step(world)
-    assert flown.records.requests.preemptions.sum() > 2
+    run = assert_leap_equals_step(world)
+    assert run.records.requests.preemptions.sum() > 2
 
 
 def test_two_whose_kv_takes_turns_in_memory_come_to_an_end(make_world, ask):
@@ -283,9 +283,9 @@ def test_two_whose_kv_takes_turns_in_memory_come_to_an_end(make_world, ask):
         links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=16.0),
         max_num_seqs=8,
     )
-    flown = assert_leap_equals_step(world)
-    assert flown.records.requests.status.tolist() == ["finished"] * 2
-    assert flown.records.requests.preemptions.sum() > 0
+    run = assert_leap_equals_step(world)
+    assert run.records.requests.status.tolist() == ["finished"] * 2
+    assert run.records.requests.preemptions.sum() > 0
 
 
 @pytest.mark.parametrize("half_ticks", range(20, 60))

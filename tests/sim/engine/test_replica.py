@@ -114,7 +114,7 @@ def test_giving_up_before_the_first_plan_leaves_no_trace(replica):
 def test_the_queue_moves_up_when_a_running_client_gives_up(make_world, ask):
     """One slot. The first gives up at 6 ticks; the second starts there and gives up at 2 + 6."""
     world = make_world(ask(0.0, 4, 50), ask(2.0 * TICK_S, 4, 50), max_num_seqs=1, patience_s=6 * TICK_S)
-    requests = world.fly().records.requests
+    requests = world.simulate().records.requests
     assert requests.scheduled_s.tolist() == [0.0, 6 * TICK_S]
     assert requests.finished_s.tolist() == [6 * TICK_S, 8 * TICK_S]
     assert requests.output_tokens.tolist() == [6, 2]
@@ -138,7 +138,7 @@ def test_a_request_preempted_in_the_step_that_admitted_it_is_scheduled_when_it_r
         caching=Paged(block_size=4),
         num_blocks=2,
     )
-    requests = world.fly().records.requests
+    requests = world.simulate().records.requests
     assert requests.preemptions.tolist() == [0, 1]
     assert requests.scheduled_s.tolist() == [0.0, 3 * TICK_S]
     assert requests.first_token_s.tolist() == [TICK_S, 4 * TICK_S]

@@ -49,11 +49,11 @@ class Spy:
         return (replica.num_running, replica.num_waiting, used, *unseen, *own, found)
 
 
-def fly(world, **given):
+def run_world(world, **given):
     """The diary and the records of a run."""
     DIARY.clear()
     leap = given.pop("leap", True)
-    records = replace(world, routing=Spy(**given)).fly(leap=leap).records
+    records = replace(world, routing=Spy(**given)).simulate(leap=leap).records
     return list(DIARY), records
 
 
@@ -76,7 +76,7 @@ def draw_spied(draw, worlds):
 def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_time(data, worlds):
     """The truth is the table of iterations, written without any thought of signals: one row an iteration."""
     world = data.draw(draw_spied(worlds))
-    diary, records = fly(world)
+    diary, records = run_world(world)
     by_replica = dict(iter(records.iterations.groupby("replica")))
     for now, index, (running, waiting, used, *_) in diary:
         at_s = refreshed_s(world.signal_age_s, now)
@@ -112,14 +112,14 @@ def test_leaping_or_reading_more_changes_no_reading(data, worlds):
     """Any engine; with and without a look into the caches, which cuts leaps."""
     world = replace(data.draw(worlds), num_replicas=data.draw(st.integers(1, 3)))
     looks = data.draw(st.booleans())
-    diary, records = fly(world, looks=looks)
-    stepped, _ = fly(world, looks=looks, leap=False)
+    diary, records = run_world(world, looks=looks)
+    stepped, _ = run_world(world, looks=looks, leap=False)
     assert diary == stepped
-    few, _ = fly(world, looks=looks, reads_all=False)
+    few, _ = run_world(world, looks=looks, reads_all=False)
     everything = set(diary)
     assert set(few) <= everything
     if not looks:
-        _, unread = fly(world, looks=True)
+        _, unread = run_world(world, looks=True)
         assert unread.requests.equals(records.requests)
 
 
@@ -164,7 +164,7 @@ def test_by_hand(make_world, ask):
         caching=Paged(block_size=4),
         signal_age_s=2 * TICK_S,
     )
-    diary, _ = fly(world)
+    diary, _ = run_world(world)
     assert [(now / TICK_S, reading) for now, _, reading in diary] == [
         # running, waiting, tokens in blocks; unseen and their tokens; outstanding, their tokens, queued
         (0, (0, 0, 0, 0, 0, 0, 0, 0, None)),
@@ -179,13 +179,13 @@ def test_fresh_signals_tell_of_the_iteration_under_way(make_world, ask):
     world = make_world(
         *[ask(ticks * TICK_S, 4, 20) for ticks in (0, 2.5, 3.5)], max_num_seqs=1, signal_age_s=0.0
     )
-    diary, _ = fly(world)
+    diary, _ = run_world(world)
     assert [reading[:4] for _, _, reading in diary] == [(0, 0, 0, 0), (1, 0, 8, 0), (1, 1, 8, 0)]
 
 
 def test_a_refused_request_is_not_counted(make_world, ask):
     world = make_world(ask(0.0, 50, 2), ask(TICK_S, 4, 2), max_model_len=40, signal_age_s=0.0)
-    diary, _ = fly(world)
+    diary, _ = run_world(world)
     assert diary[1][2] == (0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
@@ -203,7 +203,7 @@ def test_caches_are_seen_as_of_the_iteration_under_way(make_world, ask, make_cac
         caching=make_cache(),
         num_replicas=2,
     )
-    diary, _ = fly(world, looks=True)
+    diary, _ = run_world(world, looks=True)
     assert [reading[-1] for now, index, reading in diary if now] == [found, 0]
 
 
@@ -219,8 +219,8 @@ def test_what_a_leap_has_evicted_is_not_found(make_world, ask):
         num_blocks=10,
         max_num_seqs=1,
     )
-    leapt, _ = fly(world, looks=True)
-    stepped, _ = fly(world, looks=True, leap=False)
+    leapt, _ = run_world(world, looks=True)
+    stepped, _ = run_world(world, looks=True, leap=False)
     assert leapt == stepped
     assert [reading[-1] for *_, reading in leapt[2:]] == [16, 12, 8, 4]
 
@@ -240,8 +240,8 @@ def test_a_look_behind_an_arrival_does_not_let_it_in_early(make_world, ask, know
         frontend_s=known_after * TICK_S,
         plans_ahead=plans_ahead,
     )
-    leapt, records = fly(world, looks=True)
-    stepped, other = fly(world, looks=True, leap=False)
+    leapt, records = run_world(world, looks=True)
+    stepped, other = run_world(world, looks=True, leap=False)
     assert leapt == stepped
     assert records.requests.equals(other.requests)
 
@@ -252,12 +252,12 @@ def test_looking_into_caches_must_be_declared(make_world, ask):
             return 0 * replicas[0].num_cached(request)
 
     with pytest.raises(RuntimeError, match="must declare reads_caches: ClassVar"):
-        make_world(ask(0.0, 4, 2), routing=Undeclared()).fly()
+        make_world(ask(0.0, 4, 2), routing=Undeclared()).simulate()
 
     class Declared(Undeclared):
         reads_caches: ClassVar[bool] = True
 
-    make_world(ask(0.0, 4, 2), routing=Declared()).fly()
+    make_world(ask(0.0, 4, 2), routing=Declared()).simulate()
 
 
 def test_routers_are_told_of_first_tokens_and_ends(make_world, ask):
@@ -286,7 +286,7 @@ def test_routers_are_told_of_first_tokens_and_ends(make_world, ask):
         batching=Chunked(max_num_batched_tokens=8),
         routing=Listening(),
     )
-    world.fly()
+    world.simulate()
     assert told == {0: [("token", 1), ("end", 3)], 1: [("end", 0)], 2: [("end", 6)]}
 
 

@@ -30,7 +30,7 @@ def scaled(make_world, ask):
     scaling = Scheduled(interval_s=4 * TICK_S, entries=tuple(shifts), day_s=48 * TICK_S)
     pool = WorldPool(scaling=scaling, cold_start_s=5 * TICK_S)
     asks = [ask(0.0, 4, 60), ask(22 * TICK_S, 4, 20)]
-    return make_world(*asks, pools=(pool,), routing=LeastOutstanding()).fly().records
+    return make_world(*asks, pools=(pool,), routing=LeastOutstanding()).simulate().records
 
 
 NOTHING_KEPT = dict.fromkeys(
@@ -41,7 +41,7 @@ NOTHING_KEPT = dict.fromkeys(
 def test_a_crash_is_told_with_what_it_cost(make_world, ask):
     """Down from 3.5 to the end at 13.5, of two replicas for 13.5 ticks each."""
     world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
-    assert trouble_use(world.fly().records) == {
+    assert trouble_use(world.simulate().records) == {
         "by_kind": {"crash": {"count": 1, "replica_s": 10 * TICK_S}},
         "crashes": 1,
         "replica_down_s": 10 * TICK_S,
@@ -54,7 +54,7 @@ def test_a_crash_is_told_with_what_it_cost(make_world, ask):
 
 
 def test_a_run_without_troubles_has_none(make_world, ask):
-    records = make_world(ask(0.0, 4, 10)).fly().records
+    records = make_world(ask(0.0, 4, 10)).simulate().records
     nothing = {"crashes": 0, "replica_down_s": 0, "down_share": 0, "lost_tokens": 0, "resends": 0}
     assert trouble_use(records) == {"by_kind": {}, **nothing, **NOTHING_KEPT}
     figures = retry_use(records)
@@ -73,7 +73,7 @@ def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
             admission=QueueBound(max_outstanding=1),
             retries=Retries(max_attempts=4, base_s=2 * TICK_S, jitter="none"),
         )
-        .fly()
+        .simulate()
         .records
     )
     assert records.requests.tries.tolist() == [1, 4, 1]
@@ -89,7 +89,7 @@ def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
 def test_troubles_that_crash_nothing_are_told_by_kind(make_world, ask):
     """Twice as slow from 2 to 6: tokens 3 and 4 take 2 ticks each; the run ends at 12."""
     slow = Scripted(kind=Kind.straggler, at_s=2 * TICK_S, duration_s=4 * TICK_S, factor=2.0)
-    records = make_world(ask(0.0, 4, 10), troubles=Troubles(events=(slow,))).fly().records
+    records = make_world(ask(0.0, 4, 10), troubles=Troubles(events=(slow,))).simulate().records
     assert records.end_s == 12 * TICK_S
     figures = trouble_use(records)
     assert figures["by_kind"] == {"straggler": {"count": 1, "replica_s": 4 * TICK_S}}
@@ -99,14 +99,14 @@ def test_troubles_that_crash_nothing_are_told_by_kind(make_world, ask):
 def test_tokens_for_a_client_that_has_left_are_not_lost_in_a_crash(make_world, ask):
     """Both attempts are given up 3.5 ticks after they came, and end with that iteration, after 4 tokens."""
     retries = Retries(max_attempts=2, base_s=0, jitter="none", timeout_s=3.5 * TICK_S)
-    records = make_world(ask(0.0, 4, 6), retries=retries, until_s=40 * TICK_S).fly().records
+    records = make_world(ask(0.0, 4, 6), retries=retries, until_s=40 * TICK_S).simulate().records
     assert trouble_use(records)["lost_tokens"] == 0
     assert retry_use(records)["lost_tokens"] == records.requests.lost_tokens.sum() == 8
 
 
 def test_what_the_service_sends_again_is_no_attempt_of_a_client(make_world, ask):
     world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
-    records = world.fly().records
+    records = world.simulate().records
     assert (records.requests.tries[0], records.requests.attempts[0]) == (1, 2)
     assert retry_use(records)["attempts"] == 1
 
@@ -137,7 +137,7 @@ def test_replicas_are_counted_by_what_they_do(scaled):
 
 def test_a_replica_that_is_down_is_wanted_and_does_not_serve(make_world, ask):
     world = make_world(ask(0.0, 4, 20), num_replicas=2, routing=LeastOutstanding(), troubles=crash(3, 10, 1))
-    times_s, counts = replicas_over_time(world.fly().records)
+    times_s, counts = replicas_over_time(world.simulate().records)
     assert (times_s / TICK_S).tolist() == [0, 3, 13, 20]
     assert counts["down"].tolist() == [0, 1, 0, 0]
     assert counts["serving"].tolist() == [2, 1, 2, 0]
@@ -149,7 +149,7 @@ def test_each_pool_has_its_part_of_the_figures(make_world, ask):
     models = ToyModel(TICK_S, flat=True), ToyModel(2 * TICK_S, flat=True)
     pools = tuple(WorldPool(model=model) for model in models)
     asks = [ask(0.0, 4, 10), ask(0.0, 4, 5), ask(11 * TICK_S, 4, 1)]
-    records = make_world(*asks, pools=pools).fly().records
+    records = make_world(*asks, pools=pools).simulate().records
     hardware = [
         PoolHardware(model=model, price_usd_per_hour=usd, num_devices=num)
         for model, usd, num in zip(models, (1.0, 10.0), (1, 2), strict=True)

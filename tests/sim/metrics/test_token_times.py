@@ -34,12 +34,12 @@ def assert_rebuilt(records):
 
 @given(draw_worlds(), st.booleans())
 def test_every_token_is_found_whatever_the_policies(world, leap):
-    assert_rebuilt(world.fly(leap=leap).records)
+    assert_rebuilt(world.simulate(leap=leap).records)
 
 
 @given(st.one_of(draw_clusters(), draw_crashes()))
 def test_every_token_is_found_over_replicas_handovers_and_crashes(world):
-    assert_rebuilt(world.fly().records)
+    assert_rebuilt(world.simulate().records)
 
 
 def test_three_requests_by_hand():

@@ -27,20 +27,20 @@ def in_places(waste, num_places):
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
-def fly(request, make_world, toy_model):
+def run_world(request, make_world, toy_model):
     """Run a world, an iteration a second."""
 
     def run(*asks, **settings):
         world = make_world(*asks, model=toy_model(tick_s=1.0, flat=True), **settings)
-        return world.fly(leap=request.param).records
+        return world.simulate(leap=request.param).records
 
     return run
 
 
-def test_a_region_is_filled_reserved_or_lost(fly, ask):
+def test_a_region_is_filled_reserved_or_lost(run_world, ask):
     """20 places for 3 s. Prompt 1, at most 9 output tokens: a region of 10, 1 + 2 + 3 filled. 3 at the end: 7
     are lost each second, and what is left, 2 + 1 + 0, was reserved."""
-    records = fly(
+    records = run_world(
         ask(0.0, 1, 3, max_tokens=9), caching=Contiguous(reserve="max_tokens", block_size=1), num_blocks=20
     )
     waste = waste_of(records)
@@ -48,9 +48,9 @@ def test_a_region_is_filled_reserved_or_lost(fly, ask):
     assert waste["wasted_share"] == pytest.approx(24 / 30)
 
 
-def test_free_places_count_as_external_while_somebody_waits_for_memory(fly, ask):
+def test_free_places_count_as_external_while_somebody_waits_for_memory(run_world, ask):
     """15 places: A has 10 of them for 3 s, and B wants 10, too; then B has them alone for 3 s."""
-    records = fly(
+    records = run_world(
         *[ask(0.0, 1, 3, max_tokens=9), ask(0.0, 1, 3, max_tokens=9)],
         caching=Contiguous(reserve="max_tokens", block_size=1),
         num_blocks=15,
@@ -58,23 +58,23 @@ def test_free_places_count_as_external_while_somebody_waits_for_memory(fly, ask)
     assert in_places(waste_of(records), 90) == pytest.approx([12, 6, 42, 15, 15])
 
 
-def test_a_window_cuts_what_was_lost_as_everything_else(fly, ask):
+def test_a_window_cuts_what_was_lost_as_everything_else(run_world, ask):
     """The same as the first, without its first second: 2 + 3 filled, 1 + 0 reserved, 7 a second lost."""
-    records = fly(
+    records = run_world(
         ask(0.0, 1, 3, max_tokens=9), caching=Contiguous(reserve="max_tokens", block_size=1), num_blocks=20
     )
     assert in_places(waste_of(records, warmup_s=1.0), 40) == pytest.approx([5, 1, 14, 0, 20])
 
 
-def test_blocks_lose_what_is_empty_in_the_last_of_each_sequence(fly, ask):
+def test_blocks_lose_what_is_empty_in_the_last_of_each_sequence(run_world, ask):
     """Prompt 3 in a block of 4, 10 blocks: 3, 4, then 5 of 8 places filled."""
-    records = fly(ask(0.0, 3, 3), caching=Paged(block_size=4), num_blocks=10)
+    records = run_world(ask(0.0, 3, 3), caching=Paged(block_size=4), num_blocks=10)
     assert in_places(waste_of(records), 120) == pytest.approx([12, 0, 1 + 0 + 3, 0, 104])
 
 
-def test_what_is_dropped_is_no_longer_held(fly, ask):
+def test_what_is_dropped_is_no_longer_held(run_world, ask):
     """Prompt 9 fills 9 of 12 places in the iteration that computes it; then 4 of 4, for three seconds."""
-    records = fly(
+    records = run_world(
         ask(0.0, 9, 4),
         caching=StreamingLlm(num_sink_tokens=1, num_recent_tokens=3, block_size=4),
         num_blocks=10,
@@ -83,8 +83,8 @@ def test_what_is_dropped_is_no_longer_held(fly, ask):
     assert in_places(waste_of(records), 160) == pytest.approx([21, 0, 3, 0, 136])
 
 
-def test_an_empty_run_has_no_shares(fly):
-    assert np.isnan(list(waste_of(fly()).values())).all()
+def test_an_empty_run_has_no_shares(run_world):
+    assert np.isnan(list(waste_of(run_world()).values())).all()
 
 
 def place_seconds_one_by_one(records, inside_s):
@@ -101,7 +101,7 @@ def place_seconds_one_by_one(records, inside_s):
 @given(data=st.data())
 def test_shares_add_up_and_none_is_negative(worlds, data):
     """Whatever the cache, the traffic and the window."""
-    records = data.draw(worlds).fly().records
+    records = data.draw(worlds).simulate().records
     trim = {"warmup_s": data.draw(st.sampled_from([0.0, 0.3])) * records.end_s}
     window = measured_window(records.end_s, **trim)
     inside_s = seconds_inside(records.iterations, window)
@@ -147,7 +147,7 @@ def test_regions_waste_most_of_the_memory_and_blocks_hardly_any(make_world, ask,
             model=toy_model(flat=True),
             prediction=OracleWithNoise(error=0.0),
         )
-        records = world.fly().records
+        records = world.simulate().records
         return waste_of(records, warmup_s=0.1 * records.end_s, cooldown_s=0.3 * records.end_s)
 
     orca_max = wasted(Contiguous(allocator="buddy", block_size=2))

@@ -36,16 +36,16 @@ def story_of(records, request_id):
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
-def fly(request):
+def run_world(request):
     """Fly a world, leaping or stepping; returns its records."""
-    return lambda world: world.fly(leap=request.param).records
+    return lambda world: world.simulate(leap=request.param).records
 
 
-def test_waits_for_budget_and_memory_on_paper(fly, make_world, ask):
+def test_waits_for_budget_and_memory_on_paper(run_world, make_world, ask):
     """The schedule of tests/sim/records/test_records.py: C waits two iterations for budget; at 4 A takes the
     last block from C, and then that of B. Both wait for memory, until at 6 B comes back and eats the
     budget."""
-    records = fly(
+    records = run_world(
         make_world(
             *[ask(0.0, 5, 6), ask(0.0, 6, 4), ask(0.0, 3, 3)],
             batching=Chunked(max_num_batched_tokens=6),
@@ -67,21 +67,21 @@ def test_waits_for_budget_and_memory_on_paper(fly, make_world, ask):
     assert records.requests["prefill_iterations"].tolist() == [1, 4, 3]
 
 
-def test_a_wait_for_a_slot_begins_behind_the_iteration_under_way(fly, make_world, ask):
+def test_a_wait_for_a_slot_begins_behind_the_iteration_under_way(run_world, make_world, ask):
     world = make_world(ask(0.0, 4, 10), ask(2.5 * TICK_S, 4, 2), max_num_seqs=1)
-    assert waits_of(fly(world), 1) == {"iteration": 0.5, "slot": 7}
+    assert waits_of(run_world(world), 1) == {"iteration": 0.5, "slot": 7}
 
 
-def test_who_waits_for_a_static_batch_waits_for_the_policy(fly, make_world, ask):
+def test_who_waits_for_a_static_batch_waits_for_the_policy(run_world, make_world, ask):
     world = make_world(ask(0.0, 4, 10), ask(2.5 * TICK_S, 4, 2), batching=Static(batch_size=1))
-    assert waits_of(fly(world), 1) == {"iteration": 0.5, "policy": 7}
+    assert waits_of(run_world(world), 1) == {"iteration": 0.5, "policy": 7}
 
 
-def test_the_way_to_the_engine_is_a_cause_of_its_own(fly, make_world, ask):
+def test_the_way_to_the_engine_is_a_cause_of_its_own(run_world, make_world, ask):
     """The first is known at 2. The second, sent at 3.75, is known at 5.75, in the iteration up to 6, with the
     one up to 7 planned."""
     world = make_world(ask(0.0, 4, 30), ask(3.75 * TICK_S, 4, 2), frontend_s=2 * TICK_S, plans_ahead=True)
-    records = fly(world)
+    records = run_world(world)
     assert waits_of(records, 0) == {"frontend": 2}
     assert waits_of(records, 1) == {"frontend": 2, "iteration": 1.25}
 
@@ -94,7 +94,9 @@ def test_the_way_to_the_engine_is_a_cause_of_its_own(fly, make_world, ask):
         (6.0, {"frontend": 2, "iteration": 0.5, "slot": 1}),
     ],
 )
-def test_a_request_cut_off_by_the_time_limit_has_waited_until_then(fly, make_world, ask, until_ticks, waits):
+def test_a_request_cut_off_by_the_time_limit_has_waited_until_then(
+    run_world, make_world, ask, until_ticks, waits
+):
     world = make_world(
         ask(0.0, 4, 30),
         ask(2.5 * TICK_S, 4, 2),
@@ -102,28 +104,28 @@ def test_a_request_cut_off_by_the_time_limit_has_waited_until_then(fly, make_wor
         max_num_seqs=1,
         until_s=until_ticks * TICK_S,
     )
-    records = fly(world)
+    records = run_world(world)
     assert waits_of(records, 1) == waits
     assert story_of(records, 1) == [(2.5, "arrive"), (until_ticks, "unserved")]
 
 
-def test_who_gives_up_in_the_queue_has_waited_until_then(fly, make_world, ask):
+def test_who_gives_up_in_the_queue_has_waited_until_then(run_world, make_world, ask):
     world = make_world(ask(0.0, 4, 30), ask(0.0, 4, 2), max_num_seqs=1, patience_s=3.5 * TICK_S)
-    records = fly(world)
+    records = run_world(world)
     assert waits_of(records, 1) == {"slot": 4}
     assert story_of(records, 1) == [(0, "arrive"), (4, "unserved"), (4, "end")]
 
 
-def test_a_rejected_request_waits_for_nothing(fly, make_world, ask):
-    records = fly(make_world(ask(0.0, 99, 5), num_blocks=20))
+def test_a_rejected_request_waits_for_nothing(run_world, make_world, ask):
+    records = run_world(make_world(ask(0.0, 99, 5), num_blocks=20))
     assert waits_of(records, 0) == {}
     assert story_of(records, 0) == [(0, "arrive"), (0, "end")]
 
 
-def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(fly, make_world, ask):
+def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(run_world, make_world, ask):
     """Two prompts of a block; at 5 tokens both need a second one and there is one. B goes to host memory with
     4 tokens and comes back when A has ended, at 6 ticks; 4 tokens of 1 byte take 4 s / 16 = 2 ticks."""
-    records = fly(
+    records = run_world(
         make_world(
             ask(0.0, 4, 6),
             ask(0.0, 4, 3),
@@ -158,15 +160,15 @@ class PauseTheSecond:
             step.admit(seq, 99)
 
 
-def test_pauses_are_logged(fly, make_world, ask):
-    records = fly(make_world(ask(0.0, 4, 9), ask(0.0, 4, 9), batching=PauseTheSecond()))
+def test_pauses_are_logged(run_world, make_world, ask):
+    records = run_world(make_world(ask(0.0, 4, 9), ask(0.0, 4, 9), batching=PauseTheSecond()))
     pauses = [event for event in story_of(records, 1) if "pause" in event[1]]
     assert pauses == [(2, "pause"), (4, "unpause")]
 
 
-def test_an_admission_says_how_much_the_cache_held(fly, make_world, ask):
+def test_an_admission_says_how_much_the_cache_held(run_world, make_world, ask):
     """Prompts of 13 tokens in blocks of 4: the second finds three blocks of the first."""
-    records = fly(
+    records = run_world(
         make_world(
             ask(0.0, 13, 1, contents=((7, 13),)),
             ask(3 * TICK_S, 13, 1, contents=((7, 13),)),
@@ -180,7 +182,7 @@ def test_an_admission_says_how_much_the_cache_held(fly, make_world, ask):
 @given(data=st.data())
 def test_leaping_and_stepping_leave_the_same_events(data, worlds):
     world = data.draw(worlds)
-    leapt, stepped = (events_table(world.fly(leap=leap).records) for leap in (True, False))
+    leapt, stepped = (events_table(world.simulate(leap=leap).records) for leap in (True, False))
     assert leapt.equals(stepped)
 
 
@@ -200,7 +202,7 @@ def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
         return plan
 
     with patch.object(EngineCore, "plan", spy):
-        records = world.fly(leap=False).records
+        records = world.simulate(leap=False).records
     causes = [cause.name for cause in Cause if cause is not Cause.iteration]
     requests = records.requests.set_index("request_id")
     left_s = requests["finished_s"].fillna(records.end_s)
@@ -220,7 +222,7 @@ def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
 @given(data=st.data())
 def test_the_causes_add_up_to_the_time_without_work(data, worlds):
     """A first wait ends with the first work, or with the request; later ones begin with a preemption."""
-    records = data.draw(worlds).fly().records
+    records = data.draw(worlds).simulate().records
     events = events_table(records)
     waited_s = records.requests.set_index("request_id")[list(WAIT_COLUMNS)].sum(axis=1)
     for request_id, rows in events[events["request_id"] >= 0].groupby("request_id"):
@@ -240,9 +242,9 @@ def test_the_causes_add_up_to_the_time_without_work(data, worlds):
     assert (records.requests[list(WAIT_COLUMNS)] >= 0).all(axis=None)
 
 
-def test_who_gives_up_while_its_kv_comes_has_waited_until_then(fly, make_world, ask):
+def test_who_gives_up_while_its_kv_comes_has_waited_until_then(run_world, make_world, ask):
     """As above, but B gives up at 7.5 ticks, while its KV is on its way: at once, for nothing runs."""
-    records = fly(
+    records = run_world(
         make_world(
             ask(0.0, 4, 6),
             ask(0.0, 4, 3),

@@ -43,9 +43,9 @@ def test_the_maps_of_a_long_log_are_few():
 @pytest.mark.parametrize("leap", [True, False], ids=["leap", "step"])
 def test_a_run_whose_logs_move_often_leaves_the_same_tables(make_world, ask, monkeypatch, leap):
     world = make_world(*[ask(0.3 * i, 4 + i % 7, 3 + 5 * (i % 4)) for i in range(40)], max_num_seqs=4)
-    whole = world.fly(leap=leap).records
+    whole = world.simulate(leap=leap).records
     monkeypatch.setattr(kept, "NUM_BYTES", 64)
-    moved = world.fly(leap=leap).records
+    moved = world.simulate(leap=leap).records
     assert moved.iterations.equals(whole.iterations)
     assert moved.events.equals(whole.events)
     assert moved.gap_s.tolist() == whole.gap_s.tolist()

@@ -84,7 +84,7 @@ def test_what_the_end_of_the_run_cuts_off_lasts_until_then():
 @given(data=st.data())
 def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
     """Every first token ends a prefill, waits have the length of their causes, and no time is missing."""
-    records = data.draw(worlds).fly().records
+    records = data.draw(worlds).simulate().records
     requests = records.requests.set_index("request_id")
     told = dict(lives(events_table(records), records.end_s))
     assert set(told) == set(requests.index)
@@ -111,7 +111,9 @@ def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
     lets go of it at 20.5, and 4 ticks later it comes again."""
     crash = Scripted(kind=Kind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
     clients = Retries(max_attempts=9, base_s=4 * TICK_S, factor=1.0, jitter="none", timeout_s=4.25 * TICK_S)
-    records = make_world(ask(0.0, 4, 8), troubles=Troubles(events=(crash,)), retries=clients).fly().records
+    records = (
+        make_world(ask(0.0, 4, 8), troubles=Troubles(events=(crash,)), retries=clients).simulate().records
+    )
     [(_, life)] = lives(events_table(records), records.end_s)
     told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in life]
     assert told[:3] == [

@@ -11,15 +11,15 @@ from sim.records.iterations import IterationLog, expanded
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])
 def three(request, make_world, ask, toy_model):
-    """The schedule of tests/policies/batching/test_batching.py, flown, an iteration a second: budget 6, five
-    blocks of 4 tokens; A: prompt 5, answer 6; B: 6, 4; C: 3, 3."""
+    """The schedule of tests/policies/batching/test_batching.py, simulated at one iteration per second:
+    budget 6, five blocks of 4 tokens; A: prompt 5, answer 6; B: 6, 4; C: 3, 3."""
     return make_world(
         *[ask(0.0, 5, 6), ask(0.0, 6, 4), ask(0.0, 3, 3)],
         batching=Chunked(max_num_batched_tokens=6),
         caching=Paged(block_size=4),
         num_blocks=5,
         model=toy_model(tick_s=1.0, flat=True),
-    ).fly(leap=request.param)
+    ).simulate(leap=request.param)
 
 
 def test_requests_have_the_times_worked_out_on_paper(three):
@@ -74,7 +74,7 @@ def test_gaps_span_the_stalls_behind_prompts(make_world, ask, toy_model, list_ga
         batching=PrefillFirst(max_num_batched_tokens=4),
         model=toy_model(tick_s=1.0, flat=True),
     )
-    assert list_gaps(world.fly().records) == [(1.0, 3.0), (1.0, 4.0), (2.0, 3.0)]
+    assert list_gaps(world.simulate().records) == [(1.0, 3.0), (1.0, 4.0), (2.0, 3.0)]
 
 
 def test_gaps_of_an_idle_sequence_grow_until_its_turn(make_world, ask, toy_model, list_gaps):
@@ -91,7 +91,7 @@ def test_gaps_of_an_idle_sequence_grow_until_its_turn(make_world, ask, toy_model
     world = make_world(
         *[ask(0.0, 4, 4), ask(0.0, 4, 3)], batching=OneByOne(), model=toy_model(tick_s=1.0, flat=True)
     )
-    assert list_gaps(world.fly().records) == [(1.0, 2.0), (2.0, 3.0), (2.0, 4.0), (2.0, 5.0), (2.0, 6.0)]
+    assert list_gaps(world.simulate().records) == [(1.0, 2.0), (2.0, 3.0), (2.0, 4.0), (2.0, 5.0), (2.0, 6.0)]
 
 
 def test_times_that_did_not_happen_are_missing(make_world, ask):
@@ -99,7 +99,7 @@ def test_times_that_did_not_happen_are_missing(make_world, ask):
     world = make_world(
         *[ask(0.0, 99, 5), ask(0.0, 8, 5), ask(0.0, 8, 5)], num_blocks=20, max_num_seqs=1, until_s=0.1
     )
-    requests = world.fly().records.requests
+    requests = world.simulate().records.requests
     assert requests.status.tolist() == ["rejected", "unfinished", "unfinished"]
     assert requests.reason.tolist()[0] == "prompt of 99 tokens: the KV cache holds 80 of one sequence"
     assert requests.scheduled_s.isna().tolist() == [True, False, True]
@@ -111,19 +111,19 @@ def test_times_that_did_not_happen_are_missing(make_world, ask):
 
 def test_an_answer_cut_by_a_limit_says_so(make_world, ask):
     world = make_world(ask(0.0, 4, 9, max_tokens=5), ask(0.0, 4, 5), ask(0.0, 4, 999), max_model_len=20)
-    requests = world.fly().records.requests
+    requests = world.simulate().records.requests
     assert requests.output_tokens.tolist() == [5, 5, 16]
     assert requests.reason.tolist() == ["length", "", "length"]
 
 
 def test_a_replica_that_never_ran_leaves_no_iterations(make_world, ask):
-    records = make_world(ask(0.0, 4, 5), num_replicas=3).fly().records
+    records = make_world(ask(0.0, 4, 5), num_replicas=3).simulate().records
     assert set(records.iterations.replica) == {0}
     assert records.num_replicas == 3
 
 
 def test_a_run_without_requests_leaves_empty_tables(make_world):
-    records = make_world().fly().records
+    records = make_world().simulate().records
     assert len(records.requests) == len(records.iterations) == len(records.gap_s) == 0
     assert records.end_s == 0.0
 

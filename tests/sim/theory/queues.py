@@ -188,7 +188,7 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
     return simulation.run(), watched
 
 
-def fly(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def simulate_queue(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(requests, with size, wait and sojourn in s, and iterations) of a run that obeys the laws.
 
     Little's law without an average: the integral of the requests present is the sum of their sojourns.

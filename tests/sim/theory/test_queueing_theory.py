@@ -57,8 +57,8 @@ from tests.sim.theory.queues import (
     SHARED,
     Queue,
     Shares,
-    fly,
     servers,
+    simulate_queue,
 )
 
 
@@ -99,7 +99,7 @@ def means_of_run(queue: Queue, num_requests: int, num_left_out: int, seed: int) 
     For control: the mean size less what the mean gap allows for; the mean waits that the same traffic would
     have, by Lindley's recursion, at one server as fast as all together, and at faster replicas.
     """
-    requests, iterations = fly(queue, num_requests, seed)
+    requests, iterations = simulate_queue(queue, num_requests, seed)
     kept = requests.iloc[num_left_out:-num_left_out]
     begin_s, end_s = kept.arrival_s.iloc[0], kept.arrival_s.iloc[-1]
     ends_s = iterations.start_s + iterations.duration_s
@@ -306,7 +306,7 @@ def test_the_99_percent_interval_lies_within_2_percent_of_theory(name):
 )
 def test_every_request_waits_as_long_as_lindley_says(routing):
     queue = Queue(server=ONE_SERVER, rate_per_s=2.4, routing=routing, num_replicas=3)
-    requests, _ = fly(queue, 3000, seed=1)
+    requests, _ = simulate_queue(queue, 3000, seed=1)
     for _, rows in requests.groupby("replica"):
         assert len(rows) > 800
         np.testing.assert_allclose(rows.wait_s, lindley_wait_s(rows.arrival_s, rows.size_s), atol=1e-9)

@@ -73,7 +73,7 @@ class Counting:
 
 @given(service=draw_troubled_services())
 def test_the_router_is_told_one_end_for_each_time_that_it_has_chosen(service):
-    replace(service, routing=Counting()).fly()
+    replace(service, routing=Counting()).simulate()
 
 
 def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_go(ask):
@@ -96,13 +96,13 @@ def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_
         ),
         routing=Counting(),
     )
-    service.fly()
+    service.simulate()
 
 
 AT_END = HandoverSettings(transfer="at_end")
 
 
-def flown(*asks, **given):
+def run_world(*asks, **given):
     records = assert_leap_equals_step(Service(asks=asks, **given)).records
     check_conservation(records)
     return records
@@ -118,7 +118,7 @@ TIMES = ("first_token", "last_token", "kv_transfer")
 
 def test_one_request_by_hand(ask):
     """8 prompt tokens at tick 1: computed by tick 2; 8 tokens of KV at 4 a tick: there at 4; then 3 ticks."""
-    records = flown(ask(TICK_S, 8, 4), handover=AT_END)
+    records = run_world(ask(TICK_S, 8, 4), handover=AT_END)
     assert ticks(records, *TIMES, "finished") == [(2, 7, 2, 7)]
     (row,) = records.requests.itertuples()
     assert (row.replica, row.prefill_replica, row.output_tokens, row.kv_transfer_bytes) == (1, 0, 4, 8)
@@ -128,7 +128,7 @@ def test_one_request_by_hand(ask):
 def test_the_first_token_may_go_out_with_the_kv(ask):
     """TTFT then includes the transfer, the next gap does not."""
     late = HandoverSettings(transfer="at_end", first_token_at="decode")
-    records = flown(ask(TICK_S, 8, 4), handover=late)
+    records = run_world(ask(TICK_S, 8, 4), handover=late)
     assert ticks(records, *TIMES) == [(4, 7, 2)]
     assert set(records.gap_s / TICK_S) == {1}
 
@@ -142,7 +142,7 @@ def test_the_first_token_may_go_out_with_the_kv(ask):
     ],
 )
 def test_layer_by_layer_kv_is_sent_during_the_prefill(ask, tokens_per_tick, num_layers, left_ticks):
-    records = flown(
+    records = run_world(
         ask(TICK_S, 8, 4),
         handover=HandoverSettings(transfer="layerwise"),
         network=toy_network(tokens_per_tick),
@@ -156,19 +156,19 @@ def test_layer_by_layer_kv_is_sent_during_the_prefill(ask, tokens_per_tick, num_
 def test_two_prompts_of_one_iteration_share_its_time_on_the_link(ask):
     """12 and 4 tokens in one tick at 8 a tick: 6 and 2 go ahead. 6 and 2 left: at 4 each, 2 are there after
     half a tick, and 6 after another half."""
-    records = flown(ask(0, 12, 3), ask(0, 4, 3), network=toy_network(8), handover=HandoverSettings())
+    records = run_world(ask(0, 12, 3), ask(0, 4, 3), network=toy_network(8), handover=HandoverSettings())
     assert ticks(records, "kv_transfer") == [(1,), (0.5,)]
 
 
 def test_concurrent_copies_share_the_link(ask):
     """8 tokens each from tick 1 on, to two decode replicas, out of one port of 4 a tick: 4 ticks."""
-    records = flown(ask(0, 8, 2), ask(0, 8, 2), num_decode=2, handover=AT_END)
+    records = run_world(ask(0, 8, 2), ask(0, 8, 2), num_decode=2, handover=AT_END)
     assert ticks(records, "kv_transfer") == [(4,), (4,)]
     assert records.requests.replica.tolist() == [1, 2]
 
 
 def test_bounded_copies_go_one_after_the_other(ask):
-    records = flown(
+    records = run_world(
         ask(0, 8, 2),
         ask(0, 8, 2),
         num_decode=2,
@@ -182,7 +182,7 @@ def test_a_full_decode_replica_holds_up_the_prefill_replica(ask):
     """Decode: 4 blocks of 4. The first, 12 + 4 tokens, takes them until tick 7 (1 prompt, 3 of transfer, 3).
     The second keeps its KV in the prefill replica, of 4 blocks, too: the third waits for it."""
     asks = [ask(0, 12, 4), ask(0, 12, 4), ask(0, 12, 4)]
-    records = flown(*asks, num_blocks=4, handover=AT_END)
+    records = run_world(*asks, num_blocks=4, handover=AT_END)
     # 1: prompt [0, 1], copy [1, 4], decode [4, 7]. 2: prompt [4, 5] after the copy, copy [7, 10], ...
     assert ticks(records, "first_token", "last_token") == [(1, 7), (5, 13), (11, 19)]
 
@@ -191,7 +191,7 @@ def test_kv_in_the_decode_replicas_cache_is_not_copied(ask):
     """The second prompt shares 8 of its 12 tokens with the first: 4 tokens flow, at 4 a tick."""
     text = ((7, 8),)
     asks = [ask(0, 10, 2, contents=text), ask(10 * TICK_S, 12, 2, contents=text)]
-    records = flown(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
+    records = run_world(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
     assert records.requests.kv_transfer_bytes.tolist() == [10, 4]
     assert records.requests.kv_transfer_s.tolist() == [2.5 * TICK_S, TICK_S]
     use = transfer_use(records, records.requests.assign(e2e_s=1.0))
@@ -202,19 +202,19 @@ def test_kv_that_is_all_there_begins_at_once(ask):
     """12 tokens in 3 whole blocks: the second time nothing flows, and the answer goes on in the next tick."""
     text = ((7, 12),)
     asks = [ask(0, 12, 2, contents=text), ask(10 * TICK_S, 12, 3, contents=text)]
-    records = flown(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
+    records = run_world(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
     assert ticks(records, "first_token", "last_token", "kv_transfer")[1] == (11, 13, 0)
 
 
 def test_one_token_needs_no_decode_replica(ask):
-    records = flown(ask(0, 8, 1), handover=AT_END)
+    records = run_world(ask(0, 8, 1), handover=AT_END)
     assert records.requests.prefill_replica.tolist() == [-1]
     assert records.requests.replica.tolist() == [0]
     assert transfer_use(records, records.requests.assign(e2e_s=1.0)) is None
 
 
 def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
-    records = flown(ask(0, 40, 8), num_prefill_blocks=100, num_blocks=10, handover=AT_END)
+    records = run_world(ask(0, 40, 8), num_prefill_blocks=100, num_blocks=10, handover=AT_END)
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason) == (
         "rejected",
@@ -233,7 +233,7 @@ def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
 )
 def test_who_gives_up_leaves_nothing_behind(ask, patience_ticks, num_tokens):
     """8 prompt tokens until tick 1, KV until 3."""
-    records = flown(ask(0, 8, 20), handover=AT_END, patience_s=patience_ticks * TICK_S)
+    records = run_world(ask(0, 8, 20), handover=AT_END, patience_s=patience_ticks * TICK_S)
     (row,) = records.requests.itertuples()
     assert (row.status, row.output_tokens) == ("aborted", num_tokens)
 
@@ -247,7 +247,7 @@ def crash(at_ticks, replica, duration_ticks=100):
 def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
     """Prompt until tick 1; copy to replica 1 until it crashes at 2; again to replica 2, until 4."""
     troubles = Troubles(events=(crash(2, 1),))
-    records = flown(ask(0, 8, 3), num_decode=2, handover=AT_END, troubles=troubles)
+    records = run_world(ask(0, 8, 3), num_decode=2, handover=AT_END, troubles=troubles)
     assert ticks(records, "first_token", "last_token") == [(1, 6)]
     (row,) = records.requests.itertuples()
     assert (row.replica, row.attempts, row.lost_tokens) == (2, 1, 0)
@@ -256,7 +256,7 @@ def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
 def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
     """Prompt until tick 1; replica 0 crashes at 2, with half of the KV copied; again in replica 1 until 3."""
     troubles = Troubles(events=(crash(2, 0),))
-    records = flown(ask(0, 8, 3), num_prefill=2, handover=AT_END, troubles=troubles)
+    records = run_world(ask(0, 8, 3), num_prefill=2, handover=AT_END, troubles=troubles)
     assert ticks(records, "first_token", "last_token") == [(3, 7)]
     (row,) = records.requests.itertuples()
     assert (row.prefill_replica, row.attempts, row.lost_tokens) == (1, 2, 1)
@@ -265,7 +265,7 @@ def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
 def test_a_lost_link_stalls_the_copy(ask):
     """4 of 8 tokens are copied by tick 2; the link is back at 5: there at 6."""
     down = Scripted(kind=Kind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
-    records = flown(ask(0, 8, 3), handover=AT_END, troubles=Troubles(events=(down,)))
+    records = run_world(ask(0, 8, 3), handover=AT_END, troubles=Troubles(events=(down,)))
     assert ticks(records, "kv_transfer", "last_token") == [(5, 8)]
 
 
@@ -273,24 +273,24 @@ def test_mixed_replicas_take_what_is_too_much_for_the_prefill_replica(ask):
     """16 queued tokens are enough: the third goes to the mixed replica, which answers it alone."""
     few = HandoverSettings(transfer="at_end", overflow_tokens=16)
     asks = [ask(0, 10, 3), ask(0, 10, 3), ask(0, 10, 3)]
-    records = flown(*asks, num_mixed=1, handover=few)
+    records = run_world(*asks, num_mixed=1, handover=few)
     assert records.requests.prefill_replica.tolist() == [0, 0, -1]
     assert records.requests.replica.tolist() == [1, 1, 2]
 
 
 def test_mixed_replicas_take_answers_for_which_the_decode_replica_has_no_room(ask):
     asks = [ask(0, 12, 30), ask(0, 12, 3)]
-    records = flown(*asks, num_mixed=1, num_blocks=12, handover=AT_END, signal_age_s=0.0)
+    records = run_world(*asks, num_mixed=1, num_blocks=12, handover=AT_END, signal_age_s=0.0)
     assert records.requests.prefill_replica.tolist() == [0, 0]
     assert records.requests.replica.tolist() == [1, 1]
     full = replace(Service(asks=(ask(0, 40, 8), ask(4 * TICK_S, 40, 3))), num_mixed=1, num_blocks=12)
-    assert full.fly().records.requests.replica.tolist() == [1, 2]
+    assert full.simulate().records.requests.replica.tolist() == [1, 2]
 
 
 def test_the_prompts_policy_of_a_prefill_replica_may_be_any(ask):
     """Chunks of 4: the prompt takes two ticks, and is handed over at the end of the second."""
     chunked = Chunked(max_num_batched_tokens=4)
-    records = flown(ask(0, 8, 3), prefill_batching=chunked, handover=AT_END)
+    records = run_world(ask(0, 8, 3), prefill_batching=chunked, handover=AT_END)
     assert ticks(records, "first_token", "last_token") == [(2, 6)]
 
 
@@ -298,7 +298,7 @@ def test_long_answers_are_spread(ask):
     """Of six answers two are long; a router that is told so sends each to a replica of its own."""
     lengths = [90, 2, 2, 90, 2, 2]
     asks = [ask(i * TICK_S, 4, num_tokens) for i, num_tokens in enumerate(lengths)]
-    records = flown(
+    records = run_world(
         *asks,
         num_decode=2,
         decode_routing=LengthAware(heavy_tokens=50),
@@ -326,7 +326,7 @@ def test_a_handed_over_answer_waits_for_its_kv_and_for_its_adapter(ask):
     """Adapter to the prefill replica until tick 2, prompt until 3; then both to the decode replica: KV, 8
     tokens at 4 a tick, until 5, and the adapter until 5; 2 ticks of answer. The second finds the adapter in
     both: prompt until 21, KV until 23."""
-    records = flown(with_adapter(ask), with_adapter(ask, 20), **SLOTS)
+    records = run_world(with_adapter(ask), with_adapter(ask, 20), **SLOTS)
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 7, 2), (21, 25, 2)]
     assert [counts.num_loads for counts in records.adapters] == [1, 1]
 
@@ -335,9 +335,9 @@ def test_the_later_of_kv_and_adapter_counts(ask):
     """A slow disk: 8 ticks to the prefill replica, prompt until 9, 8 more to the decode replica; KV until 11.
     A slow network: adapter until 2, prompt until 3, adapter until 5, KV until 11."""
     slow_disk = partial(Links, bytes_per_token=1.0, host_bytes_per_s=1 / TICK_S, disk_bytes_per_s=1 / TICK_S)
-    records = flown(with_adapter(ask), **SLOTS | {"links": slow_disk})
+    records = run_world(with_adapter(ask), **SLOTS | {"links": slow_disk})
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(9, 19, 2)]
-    records = flown(with_adapter(ask), network=toy_network(1), **SLOTS)
+    records = run_world(with_adapter(ask), network=toy_network(1), **SLOTS)
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 13, 8)]
 
 
@@ -345,7 +345,7 @@ def test_without_a_slot_for_its_adapter_an_answer_keeps_its_kv_in_the_prefill_re
     """One slot each. In the prefill replica it is a's until its KV has left at 5: b's 4 bytes come by 6, its
     prompt is done at 7. In the decode replica it is a's until 27: then KV and adapter set out."""
     asks = [with_adapter(ask, 0, num_output=23), with_adapter(ask, 4)._replace(adapter="b")]
-    records = flown(*asks, **SLOTS)
+    records = run_world(*asks, **SLOTS)
     assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 27, 2), (7, 31, 2)]
     waits = records.requests[["wait_adapter_s", "wait_load_s"]] / TICK_S
     assert waits.iloc[1].tolist() == [(5 - 4) + (27 - 7), 1 + 2]
@@ -355,8 +355,8 @@ def test_an_adapter_beside_which_no_decode_replica_can_hold_the_kv_is_refused_on
     """10 blocks of 4 tokens: 2 for the adapter leave 32 tokens, a prompt of 32 would need 33."""
     paged = {**SLOTS, "adapters": UnifiedPaging(), "num_blocks": 10, "num_prefill_blocks": 100}
     fits, too_long = with_adapter(ask, 0, 31), with_adapter(ask, 0, 32)
-    assert flown(fits, **paged).requests.status.tolist() == ["finished"]
-    (row,) = flown(too_long, **paged).requests.itertuples()
+    assert run_world(fits, **paged).requests.status.tolist() == ["finished"]
+    (row,) = run_world(too_long, **paged).requests.itertuples()
     assert (row.status, row.prefill_replica) == ("rejected", -1)
     assert row.reason == "a sequence of 33 tokens: it would have ended here before"
 
@@ -378,7 +378,7 @@ def test_a_replica_changes_its_role_when_it_is_empty(ask):
     """Replica 2 of two decode replicas is drained from tick 2 on, has its last answer out at tick 9, and
     comes back as replica 3, which computes prompts."""
     asks = [ask(0, 4, 8), ask(0, 4, 8), *(ask(n * TICK_S, 4, 4) for n in (12, 12.25))]
-    records = flown(*asks, num_decode=2, roles=TurnOnce(2, "prefill"), handover=AT_END)
+    records = run_world(*asks, num_decode=2, roles=TurnOnce(2, "prefill"), handover=AT_END)
     assert records.requests.replica.tolist() == [1, 2, 1, 1]
     assert records.requests.prefill_replica.tolist() == [0, 0, 3, 0]
     left, came = records.replicas[2], records.replicas[3]
@@ -392,14 +392,14 @@ def test_roles_follow_the_load(ask):
     fixed = Service(asks=asks, num_decode=3, prefill_batching=Chunked(max_num_batched_tokens=30))
     balance = Balance(interval_s=TICK_S, max_backlog_tokens=100, max_kv_share=0.9, rest_s=2 * TICK_S)
     means = [
-        service.fly().records.requests.eval("first_token_s - arrival_s").mean()
+        service.simulate().records.requests.eval("first_token_s - arrival_s").mean()
         for service in (fixed, replace(fixed, roles=balance))
     ]
     assert means[1] < means[0] * 0.7
 
 
 def test_events_tell_the_whole_way(ask):
-    events = events_table(flown(ask(TICK_S, 8, 4), handover=AT_END))
+    events = events_table(run_world(ask(TICK_S, 8, 4), handover=AT_END))
     told = [(row.event, row.replica, row.time_s / TICK_S, row.tokens) for row in events.itertuples()]
     assert told == [
         ("arrive", 1, 1, 8),

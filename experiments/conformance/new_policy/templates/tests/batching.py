@@ -22,5 +22,5 @@ def test_prompts_fill_what_decodes_leave_of_the_budget() -> None:
         asks=(Ask(0.0, num_prompt_tokens=4, num_output_tokens=3), Ask(0.0, 10, 1)),
         batching=MyPolicy(max_num_batched_tokens=8),
     )
-    (engine,) = world.fly(leap=False).cores
+    (engine,) = world.simulate(leap=False).cores
     assert [step.tokens_by_request for step in engine.decisions] == [{0: 4, 1: 4}, {0: 1, 1: 6}, {0: 1}]

@@ -25,7 +25,7 @@ def test_the_second_is_admitted_when_there_is_room_for_it_to_grow() -> None:
             caching=MyPolicy(block_size=4, spare_tokens=spare_tokens),
             num_blocks=5,
         )
-        (engine,) = world.fly(leap=False).cores
+        (engine,) = world.simulate(leap=False).cores
         return [step.admitted for step in engine.decisions]
 
     assert admitted(spare_tokens=8) == [[0, 1], [], []]

@@ -24,5 +24,5 @@ def test_a_shorter_class_goes_first_and_within_a_class_who_came_first() -> None:
         scheduling=MyPolicy(class_tokens=10),
         batching=OneAtATime(),
     )
-    (engine,) = world.fly(leap=False).cores
+    (engine,) = world.simulate(leap=False).cores
     assert engine.first_admitted == [0, 2, 3, 1]
