@@ -70,7 +70,7 @@ class Lack(Enum):
 
     NO_VALUES = "nothing was measured"
     SHORT = "the run is too short"
-    DEPENDENT = "what comes late depends on what came long before"
+    DEPENDENT = "batches are autocorrelated"
 
 
 class RunInterval(NamedTuple):

@@ -20,7 +20,7 @@ TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN}
 
 
 def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
-    """Three panels: all requests by term, by time of arrival, by octave of prompt length; needs a request."""
+    """Three panels: attainment by term, by arrival time, per doubling of prompt length; needs a request."""
     held = {"all terms": measured["slo_met"].to_numpy(dtype=np.bool_)}
     held |= {term.upper(): met for term, met in slo.terms_met(measured).items()}
     colours = dict(zip(held, [BLUE, *(TERM_COLOURS[term] for term in slo.limits_s)], strict=True))

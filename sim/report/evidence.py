@@ -1,4 +1,4 @@
-"""What a run says of its own worth: whether it was overloaded, where its warm-up ends, how sure it is."""
+"""Texts about the validity of a run: overload, warm-up and confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sim.report.wording import CLASS_LATENCIES, LATENCIES
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """What a reader must know first: what the run found out about itself, then `wording.caveats`."""
+    """Sentences to read before the figures: overload, warm-up, then `wording.caveats`."""
     found = []
     if summary.get("overload"):
         found.append(_overload(summary["overload"]))
@@ -21,7 +21,7 @@ def caveats(summary: dict[str, Any]) -> list[str]:
 
 
 def interval_lines(summary: dict[str, Any]) -> list[str]:
-    """How sure the figures are, by this run alone, and which are not; nothing where that was not asked."""
+    """Confidence intervals from this run alone, and the figures without one; empty if not asked for."""
     found = summary.get("intervals")
     if not found:
         return []
@@ -34,10 +34,10 @@ def interval_lines(summary: dict[str, Any]) -> list[str]:
         if one["lack"] is not None:
             lacking.setdefault(one["lack"], []).append(label)
         else:
-            known.append(f"{label} {_plus_minus(one, summary[section][key], key == 'share')}")
+            known.append(f"{label} {_bounds(one, summary[section][key], key == 'share')}")
     level = f"{100 * found['confidence']:g} %"
-    lines = [f"By this run alone, {level} sure: {', '.join(known)}"] if known else []
-    lines += [f"No interval for {', '.join(labels)}: {lack}" for lack, labels in lacking.items()]
+    lines = [f"{level} confidence (single run): {', '.join(known)}"] if known else []
+    lines += [f"No confidence interval for {', '.join(labels)}: {lack}" for lack, labels in lacking.items()]
     return lines
 
 
@@ -49,12 +49,12 @@ _INTERVALS = (
     ),
     ("throughput", "output_tokens_per_s", "output tok/s"),
     ("throughput", "requests_per_s", "requests/s"),
-    ("goodput", "share", "SLO met"),
+    ("goodput", "share", "SLO attainment"),
 )
-"""Sections and keys of the summary, and what they are called."""
+"""Section and key of each figure in the summary, and its label."""
 
 
-def _plus_minus(one: dict[str, Any], value: float, is_share: bool) -> str:
+def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
     up, down = one["high"] - value, value - one["low"]
     if is_share:
         return _one_sided(one, value) if value in (0, 1) else f"± {100 * up:.1f} points"
@@ -65,20 +65,21 @@ def _plus_minus(one: dict[str, Any], value: float, is_share: bool) -> str:
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:
-    """Of a share of all or of none; rounded towards what is less sure, with digits enough to differ."""
+    """The bound of a share of 0 or 1, rounded outwards to enough digits to differ from the share."""
     beyond = 100 * (value - one["low"] if value else one["high"])
     digits = max(1, -math.floor(math.log10(beyond))) if beyond else 1
     # Rounding must not push a bound of exactly 3 % up to the next digit.
     beyond = math.ceil(beyond * 10**digits - 1e-6) / 10**digits
-    return f"at least {100 - beyond:.{digits}f} %" if value else f"at most {beyond:.{digits}f} %"
+    return f"≥ {100 - beyond:.{digits}f} %" if value else f"≤ {beyond:.{digits}f} %"
 
 
 def _overload(found: dict[str, Any]) -> str:
     return (
-        f"Overloaded, and ended at {seconds(found['at_s'])}: from {seconds(found['since_s'])} on "
-        f"{number(found['arrivals_per_s'])} requests/s came and {number(found['ends_per_s'])} ended, so the "
-        f"backlog of {found['outstanding']:,} grows by {number(found['growth_per_s'])} /s "
-        f"(99.9 % sure: by {number(found['least_growth_per_s'])} or more). Latencies only tell for how long."
+        f"Overloaded; the run was stopped at {seconds(found['at_s'])}. Since {seconds(found['since_s'])}, "
+        f"{number(found['arrivals_per_s'])} requests/s arrived and {number(found['ends_per_s'])} finished. "
+        f"The backlog of {found['outstanding']:,} requests grows by {number(found['growth_per_s'])} "
+        f"requests/s (99.9 % confidence: ≥ {number(found['least_growth_per_s'])}). "
+        "Latencies depend on how long the run lasted."
     )
 
 
@@ -88,17 +89,17 @@ def _warm_up(found: dict[str, Any]) -> str:
     if not found["settled"]:
         moving = [label for label, one in series.items() if not one["settled"]]
         if not moving:
-            return f"No steady state was found: nothing was answered. Of {of_requests} none was cut."
+            return f"No steady state: none of the {of_requests} finished, so no warm-up was removed."
         return (
-            f"No steady state was found ({found['method']}): {' and '.join(moving)} did not settle within "
-            f"half of the {of_requests}, so no warm-up was cut. Longer, or less loaded, the run might."
+            f"No steady state ({found['method']}): {' and '.join(moving)} did not settle within the first "
+            f"half of the {of_requests}, so no warm-up was removed. Try a longer run or a lower load."
         )
     if not found["requests"]:
-        return f"No warm-up was found ({found['method']}, {of_requests}): nothing was cut."
+        return f"No warm-up detected ({found['method']}, {of_requests}): nothing was removed."
     parts = (
-        f"{label} after {one['requests']:,} ({milliseconds(one['mean_before_s'])} ms before, "
-        f"{milliseconds(one['mean_after_s'])} ms from then on)"
+        f"{label}: the first {one['requests']:,} requests (mean {milliseconds(one['mean_before_s'])} ms, "
+        f"later ones {milliseconds(one['mean_after_s'])} ms)"
         for label, one in series.items()
         if one["requests"]
     )
-    return f"Warm-up found ({found['method']}), in order of arrival: {'; '.join(parts)}."
+    return f"Warm-up detected ({found['method']}). {'; '.join(parts)}."

@@ -17,7 +17,7 @@ MAX_SCATTER_POINTS = 3000
 
 
 def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
-    """The share of requests (ITL: of gaps) that were at most so slow, for the four latencies."""
+    """Cumulative share of requests (ITL: of gaps) for each of the four latencies."""
     inside = window.holds(records.gap_end_s)
     series = {
         "ttft": ("TTFT", cdf_points(measured["ttft_s"].to_numpy())),
@@ -51,7 +51,7 @@ def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, sl
 
 
 def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
-    """A point a request (thinned, the slowest always kept); lines: median and p99 by octave of length."""
+    """One point per request (thinned; the slowest are kept); lines: median and p99 per doubling of length."""
     started = measured[measured["ttft_s"].notna()]
     lengths = started["prompt_tokens"].to_numpy(dtype=np.int64)
     ttft_ms = started["ttft_s"].to_numpy(dtype=np.float64) * 1e3

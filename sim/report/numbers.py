@@ -1,4 +1,4 @@
-"""Figures as text, with their units: the same rounding on the terminal and in the report."""
+"""Numbers formatted as text with units and the same rounding on the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISSING = "–"
 
 
 def amount_of_kv(num_tokens: int, num_bytes: float) -> str:
-    """In bytes, where it is known how many a token takes."""
+    """An amount of KV in GB, or in tokens if its bytes are not known."""
     return f"{number(num_bytes / 1e9)} GB" if num_bytes else f"{num_tokens:,} tokens"
 
 

@@ -27,28 +27,29 @@ from sim.report.timeline import MAX_REPLICAS_APART, timeline
 
 GLOSSARY = {
     "TTFT": "time to first token: arrival at the service to the first output token, queueing included",
-    "TPOT": "time per output token: (last token − first token) / (output tokens − 1), one figure a request",
+    "TPOT": "time per output token: (last token − first token) / (output tokens − 1), one value per request",
     "ITL": "inter-token latency: every single gap between two tokens, of all requests together",
     "E2E": "arrival to the last token",
-    "queue": "arrival to the start of the first iteration that works on the request",
-    "waiting": "all time in the queue, after preemptions too, by what the first in the queue lacked: a slot, "
-    "token budget, KV memory, a slot for its adapter, or the policy's consent; before that the iteration "
-    "under way",
-    "tokens found": "tokens whose KV a cache or another tier had when the request was admitted",
-    "goodput": "requests a second that finished within every limit of the SLO",
+    "queue": "arrival to the start of the first iteration that computes tokens of the request",
+    "waiting": "all time in the queue, also after preemptions, by what the first request in the queue "
+    "waited for: the end of the current iteration, a sequence slot, token budget, KV memory, an adapter "
+    "slot, or the policy's permission",
+    "hit rate": "share of prompt tokens whose KV was in the prefix cache or another tier at admission",
+    "goodput": "requests per second that finished within every limit of the SLO",
     "GPU busy": "share of the time with an iteration running, which nvidia-smi calls utilisation",
     "MFU": "model FLOPs done / (time × peak dense FLOP/s of the data type)",
     "MBU": "bytes of weights and KV read / (time × peak memory bandwidth)",
     "KV use": "blocks of the KV cache that sequences hold, as a share of all",
-    "internal waste": "share of the reserved KV places that hold no token: the unfilled ends of last blocks",
-    "decode, prefill, mixed": "iterations that only continue answers, only read prompts, or do both",
-    "cost, split": "the rent shared between input and output tokens by the busy time that each took; "
-    "a mixed iteration by its tokens",
-    "energy": "of the boards, from idle to TDP by MFU and MBU; kWh and CO2e are those of the electricity "
-    "bought, the data centre's overhead (PUE) included",
-    "by this run alone": "95 % confidence intervals from batches of the run (batch means, sections), where "
-    "these are long enough not to depend on each other; other seeds say more: windtunnel compare",
-    "percentiles": "by linear interpolation; p99: 99 % were at most so slow",
+    "internal waste": "internal fragmentation: share of the allocated KV slots without a token, at the ends "
+    "of last blocks",
+    "decode, prefill, mixed": "iterations with decodes only, with prefill chunks only, or with both",
+    "cost, split": "the rent divided between input and output tokens by the GPU time that each took; "
+    "mixed iterations are divided by their tokens",
+    "energy": "of the GPUs, between idle power and TDP according to MFU and MBU; kWh and CO2e include the "
+    "data centre's overhead (PUE)",
+    "confidence (single run)": "95 % confidence intervals by the method of batch means, where the run is "
+    "long enough for independent batches; several seeds give better ones: windtunnel compare",
+    "percentiles": "by linear interpolation; p99: 99 % of the values are at most this large",
 }
 
 NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
@@ -135,30 +136,32 @@ def report_sections(
     if measured.empty and not len(records.iterations):
         return sections
     if slo and not measured.empty:
-        caption = "Share of the requests that kept the SLO, and each term alone. Dashed: the target."
+        caption = "Share of the requests that met the SLO, and each of its limits alone. Dashed: the target."
         sections.append(Section("SLO attainment", caption, slo_attainment(measured, window, slo)))
-    caption = "How many requests (for ITL: how many gaps) were at most so slow. Dashed: the SLO's limit."
+    caption = "Cumulative share of requests (ITL: of gaps between tokens). Dashed: the SLO's limit."
     sections.append(Section("Latency", caption, latency_cdfs(records, measured, window, slo)))
     caption = (
-        "One point a request, at most "
-        f"{MAX_SCATTER_POINTS:,} of them, the slowest always among them; lines by octave of prompt length."
+        f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown); "
+        "lines: median and p99 per doubling of the prompt length."
     )
     sections.append(Section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
-    caption = "Means over short spans of time; dotted: the highest value in each."
+    caption = "Means over short intervals; dotted: the maximum of each interval."
     if records.num_replicas > MAX_REPLICAS_APART:
-        caption = f"Mean of {records.num_replicas} replicas over short spans; dotted: the highest of any."
+        caption = f"Mean of {records.num_replicas} replicas over short intervals; dotted: the highest one."
     elif records.num_replicas > 1:
-        caption += " A colour a replica."
+        caption += " One colour per replica."
     if window != (0.0, records.end_s):
-        caption += " Shaded: trimmed, in no other figure."
+        caption += " Shaded: warm-up and cool-down, which no other figure includes."
     sections.append(Section("Over time", caption, timeline(records, window)))
     if (figure := replicas_over_time(records)) is not None:
-        caption = "Wanted: all but those that drain. Starting, down and draining ones are paid for, too."
+        caption = (
+            "Wanted: all replicas except draining ones. Starting, down and draining ones are billed too."
+        )
         sections.append(Section("Replicas", caption, figure))
-    caption = "Kinds of iteration, split into what the hardware model says the time went to."
+    caption = "Time by kind of iteration, split into the parts that the hardware model computes."
     sections.append(Section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     caption = (
-        "Duration of an iteration against the tokens in its batch; the longest are always among those shown."
+        "Duration of iterations against the tokens in their batch; the longest iterations are always shown."
     )
     sections.append(Section("Iterations", caption, iteration_times(records, inside_s)))
     return sections

@@ -1,4 +1,4 @@
-"""A summary in words and figures, the same on the terminal and in the report."""
+"""Texts and tables of a summary, shared by the terminal and the report."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue"
 WAITS = {
     "gateway": "no replica",
     "frontend": "frontend",
-    "iteration": "iteration under way",
-    "slot": "no slot",
+    "iteration": "current iteration",
+    "slot": "no sequence slot",
     "budget": "no token budget",
     "memory": "no KV memory",
     "policy": "policy",
-    "adapter": "no slot for its adapter",
+    "adapter": "no adapter slot",
     "load": "KV being loaded",
 }
-"""Why a request waited, in words."""
+"""Cause of a wait -> its label."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 CLASS_LATENCIES = ("ttft", "tpot", "e2e")
-"""What is told of each class of requests."""
+"""Latencies in the tables of priorities and tenants."""
 
 
 def verdict(summary: dict[str, Any]) -> str:
-    """One sentence: was the SLO met, and by how many of how many; without an SLO, how many finished."""
+    """One sentence: how many requests met the SLO; without an SLO, how many finished."""
     requests, goodput = summary["requests"], summary["goodput"]
     measured = requests["arrived"] - summary["trimmed"]["requests_left_out"]
     if measured == 0:
-        return "No request arrived in the measured time."
+        return "No request arrived in the measurement window."
     if goodput is None:
         return f"{requests['finished']:,} of {requests['arrived']:,} requests finished; no SLO was given."
     name = " ".join(("SLO", goodput["slo"]["name"])).strip()
@@ -50,49 +50,53 @@ def verdict(summary: dict[str, Any]) -> str:
 
 
 def caveats(summary: dict[str, Any]) -> list[str]:
-    """What a reader must know first: what was trimmed, lost, left out or out of reach."""
+    """Sentences to read before the figures: trimming, early ends, rejected and unfinished requests, notes."""
     trimmed, requests = summary["trimmed"], summary["requests"]
     found = []
     if summary["interrupted"]:
         found.append(
-            f"Interrupted at {seconds(summary['simulated_s'])} of simulated time: a part of the run."
+            f"Interrupted at {seconds(summary['simulated_s'])} of simulated time; "
+            "the figures are of this part."
         )
     if trimmed["warmup_s"] or trimmed["cooldown_s"]:
         found.append(
-            f"Measured from {seconds(trimmed['start_s'])} to {seconds(trimmed['end_s'])} only; "
-            f"{trimmed['requests_left_out']:,} requests that arrived outside are left out."
+            f"Measured from {seconds(trimmed['start_s'])} to {seconds(trimmed['end_s'])}; "
+            f"{plural(trimmed['requests_left_out'], 'request')} outside this window "
+            f"{'is' if trimmed['requests_left_out'] == 1 else 'are'} not counted."
         )
     if missed := summary.get("missed"):
         found.append(
-            f"Ended at {seconds(missed['at_s'])}: {missed['missed']:,} requests had missed the SLO, and "
-            f"{missed['allowed']:,} of {missed['requests']:,} may. All figures are of this part."
+            f"Stopped early at {seconds(missed['at_s'])}: {missed['missed']:,} requests had missed the SLO; "
+            f"at most {missed['allowed']:,} of {missed['requests']:,} may. The figures are of this part."
         )
     for status in ("rejected", "aborted"):
         if requests[status]:
-            found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {status}.")
+            verb = "was" if requests[status] == 1 else "were"
+            found.append(f"{requests[status]:,} of {requests['arrived']:,} requests {verb} {status}.")
     if requests["unfinished"]:
         # A run ends before its last request for one of three reasons.
         is_cut = summary.get("missed") or summary.get("overload")
         end = "interruption" if summary["interrupted"] else "early end" if is_cut else "time limit"
-        missed = " and count as missed" if summary["goodput"] else ""
+        is_one = requests["unfinished"] == 1
+        counts = f" and count{'s' * is_one} as missed" if summary["goodput"] else ""
         found.append(
             f"{requests['unfinished']:,} of {requests['arrived']:,} requests "
-            f"were still running or waiting at the {end}{missed}."
+            f"{'was' if is_one else 'were'} still running or waiting at the {end}{counts}."
         )
     found += summary.get("notes", [])
     return found
 
 
 def slo_terms(goodput: dict[str, Any]) -> list[str]:
-    """Each term of the SLO, its limit and for which share of the requests it held."""
+    """Each limit of the SLO and the share of the requests that met it."""
     return [
-        f"{LATENCIES[term]} ≤ {goodput['slo'][f'{term}_ms']:g} ms held for {percent_at_least(share)}"
+        f"{LATENCIES[term]} ≤ {goodput['slo'][f'{term}_ms']:g} ms: {percent_at_least(share)} of requests"
         for term, share in goodput["term_shares"].items()
     ]
 
 
 def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The figures under the latencies, in three blocks: title -> label -> value with its unit."""
+    """The blocks below the latency table: title -> label -> value with its unit."""
     throughput, goodput, kv, cost = (summary[key] for key in ("throughput", "goodput", "kv", "cost"))
     iterations = summary["iterations"]
     return {
@@ -121,7 +125,7 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def energy(summary: dict[str, Any]) -> dict[str, str]:
-    """The figures of energy: label -> value with its unit; nothing where none was worked out."""
+    """Energy figures: label -> value with its unit; empty if the summary has none."""
     figures = summary.get("energy")
     if figures is None:
         return {}
@@ -130,15 +134,15 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
         "emissions": f"{grams(figures['g_co2e'])} CO2e",
         "per output token": f"{number(figures['joules_per_output_token'])} J",
         "per 1,000 requests": f"{number(figures['kwh_per_1000_requests'])} kWh",
-        "power of a GPU": f"{number(figures['mean_device_w'])} W",
+        "power per GPU": f"{number(figures['mean_device_w'])} W",
     }
 
 
 def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """What the cache found, who was preempted, why requests and stages waited: a line each, if any.
+    """One line each, if not empty, for cache, preemptions, waiting, pipeline and KV transfers.
 
-    Waits are worth a line if they were for more than the iteration under way and the way to the engine: more
-    than a tenth of them, and a millisecond a request.
+    The line on waiting is left out unless causes other than the current iteration and the frontend exceed a
+    tenth of the mean wait and 1 ms per request.
     """
     lines = (
         _cache(summary),
@@ -160,10 +164,10 @@ def _kv_transfer(summary: dict[str, Any]) -> str:
         return ""
     seconds, links = use["seconds"], use["links"]
     return (
-        f"KV handed over {use['requests']:,} times, {use['bytes'] / 1e9:,.1f} GB: "
-        f"{seconds['mean_s'] * 1e3:.3g} ms each (p99 {seconds['p99_s'] * 1e3:.3g} ms), "
-        f"{percent(use['share_of_e2e'])} of E2E; fullest link {percent(links['fullest_share'])}; "
-        f"TTFT counts to the first token from the {use['first_token_at']} replica"
+        f"KV transfers: {use['requests']:,}, {use['bytes'] / 1e9:,.1f} GB in total; "
+        f"mean {seconds['mean_s'] * 1e3:.3g} ms (p99 {seconds['p99_s'] * 1e3:.3g} ms), "
+        f"{percent(use['share_of_e2e'])} of E2E; busiest link {percent(links['fullest_share'])}; "
+        f"the {use['first_token_at']} replica sends the first token"
     )
 
 
@@ -171,16 +175,16 @@ def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
     if not figures:
         return ""
     return (
-        f"{title}: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches at once; "
-        f"bubbles {percent(figures['bubble_share'])} of the stages' time "
+        f"{title}: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches in flight; "
+        f"bubbles take {percent(figures['bubble_share'])} of the stages' time "
         f"({percent(figures['unequal_stages_share'])} unequal stages, "
-        f"{percent(figures['few_micro_batches_share'])} too few micro-batches), "
-        f"{percent(figures['host_share'])} waiting for the host"
+        f"{percent(figures['few_micro_batches_share'])} too few micro-batches); "
+        f"{percent(figures['host_share'])} is spent waiting for the host"
     )
 
 
 def fleet_lines(summary: dict[str, Any]) -> list[str]:
-    """What became of the replicas, and who had to come again: a line each, where anything happened."""
+    """One line each, if not empty, for failures, retries and scaling."""
     return [line for line in (_troubles(summary), _retries(summary), _scaling(summary)) if line]
 
 
@@ -190,36 +194,36 @@ def _troubles(summary: dict[str, Any]) -> str:
         return ""
     others = [
         f"{kind.replace('_', ' ')} {seconds(found['replica_s'])}"
-        + (f" ({found['count']:,} times)" if found["count"] > 1 else "")
+        + (f" ({found['count']:,} events)" if found["count"] > 1 else "")
         for kind, found in figures["by_kind"].items()
         if kind not in ("crash", "host_out_of_memory")
     ]
     if not figures["crashes"]:
-        return f"Troubles: {'; '.join(others) or 'crashes while nobody served'}"
+        return f"Failures: {'; '.join(others) or 'crashes of replicas that were not serving'}"
     return "".join(f"; {part}" if place else part for place, part in enumerate([_crashes(figures), *others]))
 
 
 def _crashes(figures: dict[str, Any]) -> str:
     return (
-        f"Troubles: {_plural(figures['crashes'], 'crash', 'crashes')}, replicas down for "
+        f"Failures: {plural(figures['crashes'], 'crash', 'crashes')}, replicas down for "
         f"{seconds(figures['replica_down_s'])} ({percent(figures['down_share'])} of their time); "
-        f"{figures['lost_tokens']:,} output tokens lost, "
-        f"{_plural(figures['resends'], 'request', 'requests')} sent again by the service{_recovered(figures)}"
+        f"{plural(figures['lost_tokens'], 'output token')} lost, "
+        f"{plural(figures['resends'], 'request')} resent by the service{_recovered(figures)}"
     )
 
 
 def _recovered(figures: dict[str, Any]) -> str:
-    """With what they were sent again; of figures that tell it."""
+    """How much of the resent requests was resumed, recomputed and restored; empty without resends."""
     if not figures.get("resends"):
         return ""
-    told = f" ({figures['resumed']:,} to go on where they were)" if figures["resumed"] else ""
-    told += f", {figures['recomputed_tokens']:,} tokens of KV computed again"
+    text = f" ({figures['resumed']:,} resumed at their last token)" if figures["resumed"] else ""
+    text += f"; KV of {plural(figures['recomputed_tokens'], 'token')} recomputed"
     if figures["mirrored_bytes"]:
-        told += (
-            f", {figures['restored_tokens']:,} restored ({figures['restored_bytes'] / 1e9:,.3g} of "
-            f"{number(figures['mirrored_bytes'] / 1e9)} GB mirrored)"
+        text += (
+            f", of {figures['restored_tokens']:,} restored ({figures['restored_bytes'] / 1e9:,.3g} of "
+            f"{number(figures['mirrored_bytes'] / 1e9)} GB replicated)"
         )
-    return told
+    return text
 
 
 def _retries(summary: dict[str, Any]) -> str:
@@ -229,8 +233,8 @@ def _retries(summary: dict[str, Any]) -> str:
     failed = sorted(figures["failed_attempts"].items(), key=lambda item: (-item[1], item[0]))
     reasons = "; ".join(f"{reason} {count:,}" for reason, count in failed)
     return (
-        f"Attempts: {figures['attempts']:,} by clients, {number(figures['attempts_per_request'])} a request, "
-        f"{sum(count for _, count in failed):,} in vain ({reasons})"
+        f"Attempts: {figures['attempts']:,} by clients, {number(figures['attempts_per_request'])} per "
+        f"request, {sum(count for _, count in failed):,} failed ({reasons})"
     )
 
 
@@ -239,15 +243,15 @@ def _scaling(summary: dict[str, Any]) -> str:
     if not figures or not (figures["starts"] or figures["drains"]):
         return ""
     return (
-        f"Replicas: {number(figures['mean_replicas'])} paid for on average, {figures['max_replicas']:,} at "
-        f"most, {number(figures['mean_serving'])} serving; "
-        f"{figures['starts']:,} started, {figures['drains']:,} let go; "
+        f"Replicas: mean {number(figures['mean_replicas'])} billed "
+        f"({number(figures['mean_serving'])} serving), maximum {figures['max_replicas']:,}; "
+        f"{figures['starts']:,} started, {figures['drains']:,} drained; "
         f"{number(figures['device_hours'])} GPU-hours"
     )
 
 
 def pool_table(summary: dict[str, Any]) -> list[list[str]]:
-    """Heading and rows, one a pool; nothing where there is one pool only."""
+    """Heading and rows, one per pool; empty if there is one pool only."""
     pools = summary.get("by_pool")
     if not pools:
         return []
@@ -266,8 +270,9 @@ def pool_table(summary: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: 1 request, 2 requests; many: an irregular plural."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _cache(summary: dict[str, Any]) -> str:
@@ -277,13 +282,15 @@ def _cache(summary: dict[str, Any]) -> str:
     parts = []
     again = cache["with_resumptions"]
     if cache["found_tokens"] or again["found_tokens"]:
-        with_resumed = f", {percent(again['hit_share'])} with resumptions"
+        with_resumed = f", {percent(again['hit_share'])} including resumed requests"
         resumed = with_resumed if again["looked_up_tokens"] != cache["looked_up_tokens"] else ""
-        parts.append(f"{percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} tokens found{resumed}")
-    if cache["evicted_blocks"] and again["found_tokens"]:  # else nobody has missed them
+        parts.append(
+            f"hit rate {percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} prompt tokens{resumed}"
+        )
+    if cache["evicted_blocks"] and again["found_tokens"]:  # without hits, evictions change nothing
         trimmed = summary["trimmed"]
         when = " in the whole run" if trimmed["warmup_s"] or trimmed["cooldown_s"] else ""
-        parts.append(f"{cache['evicted_blocks']:,} blocks evicted{when}")
+        parts.append(f"{plural(cache['evicted_blocks'], 'block')} evicted{when}")
     for verb, way in (("loaded", "from"), ("stored", "to")):
         for tier, num_tokens in cache[f"{verb}_tokens"].items():
             if num_tokens:
@@ -306,7 +313,7 @@ def _preemption(summary: dict[str, Any]) -> str:
         )
         parts.append(f"{figures['swap']:,} by swap ({out} out, {back} in)")
     if parts:
-        parts.append(f"{figures['recomputed_tokens']:,} tokens computed again")
+        parts.append(f"{plural(figures['recomputed_tokens'], 'token')} recomputed")
     return f"Preemptions: {'; '.join(parts)}" if parts else ""
 
 
@@ -320,22 +327,22 @@ def _waiting(summary: dict[str, Any]) -> str:
         return ""
     causes = sorted(by_cause_s, key=lambda cause: -by_cause_s[cause])
     parts = [f"{WAITS[cause]} {milliseconds(by_cause_s[cause])}" for cause in causes if by_cause_s[cause] > 0]
-    return f"Waiting, ms a request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
+    return f"Waiting, ms per request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
 
 
 def energy_line(summary: dict[str, Any]) -> str:
-    """The same in one line; empty where there is none."""
+    """The energy figures in one line; empty if the summary has none."""
     figures = energy(summary)
     if not figures:
         return ""
     return (
         f"Energy: {figures['electricity']}, {figures['emissions']}; {figures['per output token']} per output "
-        f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power of a GPU']} a GPU"
+        f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power per GPU']} per GPU"
     )
 
 
 def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """Name, the `STATISTICS` in milliseconds and the count, one row a latency."""
+    """One row per latency: label, the `STATISTICS` in milliseconds, count."""
     return [
         [
             label,
@@ -347,7 +354,7 @@ def latency_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def class_tables(summary: dict[str, Any]) -> list[list[list[str]]]:
-    """Heading and rows, one a class, for priorities and for tenants; none where there is one class only."""
+    """Tables (heading and rows) by priority and by tenant; none if there is one class only."""
     tables = []
     for kind in ("priority", "tenant"):
         classes = summary.get(f"by_{kind}", {})

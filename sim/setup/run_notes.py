@@ -72,6 +72,7 @@ def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
     for reason, count in notes.skipped.items():
         yield f"{count:,} skipped: {reason}."
     if notes.num_clipped:
-        yield f"{notes.num_clipped:,} requests were clipped to the model's context."
+        was = "request was" if notes.num_clipped == 1 else "requests were"
+        yield f"{notes.num_clipped:,} {was} truncated to the model's context length."
     if notes.num_conversations_cut:
         yield f"{notes.num_conversations_cut:,} conversations ended early: the context was full."

@@ -71,7 +71,7 @@ def test_a_near_miss_does_not_read_like_the_target():
 def test_verdict_without_an_objective_or_without_requests():
     assert wording.verdict(summary(goodput=None)) == "19,366 of 19,366 requests finished; no SLO was given."
     nobody = dict.fromkeys(("arrived", "finished", "rejected", "aborted", "unfinished"), 0)
-    assert wording.verdict(summary(requests=nobody)) == "No request arrived in the measured time."
+    assert wording.verdict(summary(requests=nobody)) == "No request arrived in the measurement window."
 
 
 def test_caveats_come_only_when_there_are_any():
@@ -79,10 +79,10 @@ def test_caveats_come_only_when_there_are_any():
     requests = {"arrived": 10, "finished": 7, "rejected": 2, "aborted": 0, "unfinished": 1}
     trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
     assert wording.caveats(summary(requests=requests, trimmed=trimmed, interrupted=True)) == [
-        "Interrupted at 60.0 min of simulated time: a part of the run.",
-        "Measured from 60.0 s to 60.0 min only; 3 requests that arrived outside are left out.",
-        "2 of 10 requests rejected.",
-        "1 of 10 requests were still running or waiting at the interruption and count as missed.",
+        "Interrupted at 60.0 min of simulated time; the figures are of this part.",
+        "Measured from 60.0 s to 60.0 min; 3 requests outside this window are not counted.",
+        "2 of 10 requests were rejected.",
+        "1 of 10 requests was still running or waiting at the interruption and counts as missed.",
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_time_limit_explains_the_requests_that_it_cut_off():
 
 def test_prints_verdict_terms_latencies_and_figures():
     text = printed(summary())
-    assert "TTFT ≤ 500 ms held for 95.0 %; TPOT ≤ 50 ms held for 97.0 %" in text
+    assert "TTFT ≤ 500 ms: 95.0 % of requests; TPOT ≤ 50 ms: 97.0 % of requests" in text
     assert ["TTFT", "100", "90.0", "200", "300", "1,500", "123,400", "19,366"] in [
         line.split() for line in text.splitlines()
     ]
@@ -184,24 +184,25 @@ def test_what_the_cache_found_is_one_line():
         "stored_tokens": {"host": 0, "disk": 70},
     }
     assert pressure(cache=cache) == [
-        "Cache: 41.2 % of 1,000 tokens found, 45.5 % with resumptions; 12,345 blocks evicted; "
+        "Cache: hit rate 41.2 % of 1,000 prompt tokens, 45.5 % including resumed requests; "
+        "12,345 blocks evicted; "
         "1.25 GB loaded from host; 70 tokens stored to disk"
     ]
 
 
 def test_preemptions_are_one_line():
     figures = PREEMPTION | {"recompute": 120, "recomputed_tokens": 4321}
-    assert pressure(preemption=figures) == ["Preemptions: 120 by recompute; 4,321 tokens computed again"]
+    assert pressure(preemption=figures) == ["Preemptions: 120 by recompute; 4,321 tokens recomputed"]
     figures |= {"swap": 3, "swapped_out_tokens": 9, "swapped_out_bytes": 2e9, "swapped_in_bytes": 1e9}
     assert pressure(preemption=figures) == [
-        "Preemptions: 120 by recompute; 3 by swap (2.00 GB out, 1.00 GB in); 4,321 tokens computed again"
+        "Preemptions: 120 by recompute; 3 by swap (2.00 GB out, 1.00 GB in); 4,321 tokens recomputed"
     ]
 
 
 def test_waits_are_one_line_once_they_are_for_more_than_an_iteration():
     by_cause_s = WAITING["by_cause_s"] | {"memory": 0.5, "slot": 0.001}
     assert pressure(waiting={"mean_s": 0.521, "by_cause_s": by_cause_s}) == [
-        "Waiting, ms a request: 521; no KV memory 500, iteration under way 20.0, no slot 1.00"
+        "Waiting, ms per request: 521; no KV memory 500, current iteration 20.0, no sequence slot 1.00"
     ]
     by_cause_s = WAITING["by_cause_s"] | {"budget": 0.0015}
     assert pressure(waiting={"mean_s": 0.0215, "by_cause_s": by_cause_s}) == []
@@ -253,7 +254,7 @@ def test_evictions_are_said_to_be_of_the_whole_run_where_it_was_trimmed():
         "stored_tokens": {},
     }
     trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
-    told = "Cache: 50.0 % of 10 tokens found; 1,234 blocks evicted"
+    told = "Cache: hit rate 50.0 % of 10 prompt tokens; 1,234 blocks evicted"
     assert wording.pressure_lines(summary(cache=cache)) == [told]
     assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{told} in the whole run"]
 
@@ -268,10 +269,10 @@ def test_a_pipelines_bubbles_are_told_by_cause():
         "host_share": 0.02,
     }
     assert pressure(pipeline=figures)[-1] == (
-        "Pipeline: 4 stages, 3.5 micro-batches at once; bubbles 10.0 % of the stages' time "
-        "(6.0 % unequal stages, 4.0 % too few micro-batches), 2.0 % waiting for the host"
+        "Pipeline: 4 stages, 3.5 micro-batches in flight; bubbles take 10.0 % of the stages' time "
+        "(6.0 % unequal stages, 4.0 % too few micro-batches); 2.0 % is spent waiting for the host"
     )
     assert not any("Pipeline" in line for line in pressure(pipeline=None))
     by_pool = {"prompts": {"pipeline": figures}, "answers": {"pipeline": None}}
     (line,) = (line for line in pressure(pipeline=None, by_pool=by_pool) if "Pipeline" in line)
-    assert line.startswith("Pipeline of prompts: 4 stages, 3.5 micro-batches at once; bubbles 10.0 %")
+    assert line.startswith("Pipeline of prompts: 4 stages, 3.5 micro-batches in flight; bubbles take 10.0 %")

@@ -36,14 +36,14 @@ def test_an_overloaded_run_ends_early_and_says_why(tmp_path, monkeypatch, capsys
     assert 0 < found["least_growth_per_s"] <= found["growth_per_s"]
     assert found["growth_per_s"] == pytest.approx(found["arrivals_per_s"] - found["ends_per_s"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"Overloaded, and ended at {found['at_s']:.1f} s" in printed
-    assert f"the backlog of {found['outstanding']:,} grows by" in printed
+    assert f"Overloaded; the run was stopped at {found['at_s']:.1f} s" in printed
+    assert f"The backlog of {found['outstanding']:,} requests grows by" in printed
     assert "still running or waiting at the early end and count as missed" in printed
-    assert "No steady state was found (MSER-5): TTFT" in printed
+    assert "No steady state (MSER-5): TTFT" in printed
     assert summary["trimmed"]["warmup_s"] == 0
     page = (tmp_path / "out/report.html").read_text()
-    assert "Overloaded, and ended at" in page
-    assert "By this run alone" in page or "No interval for" in page
+    assert "Overloaded; the run was stopped at" in page
+    assert "confidence (single run):" in page or "No confidence interval for" in page
 
 
 def test_a_run_that_keeps_up_is_not_stopped(tmp_path, monkeypatch, capsys):
@@ -52,7 +52,7 @@ def test_a_run_that_keeps_up_is_not_stopped(tmp_path, monkeypatch, capsys):
     assert (code, summary["overload"], summary["requests"]["finished"]) == (0, None, 200)
     printed = capsys.readouterr().out
     assert "Overloaded" not in printed
-    assert re.search(r"By this run alone, 95 % sure: .*TTFT mean ± ", printed)
+    assert re.search(r"95 % confidence \(single run\): .*TTFT mean ± ", printed)
 
 
 def test_a_found_warm_up_is_cut_and_told(tmp_path, monkeypatch, capsys):
@@ -71,7 +71,7 @@ def test_a_found_warm_up_is_cut_and_told(tmp_path, monkeypatch, capsys):
     assert summary["warmup"]["requests"] == summary["trimmed"]["requests_left_out"] == 200
     assert summary["trimmed"]["warmup_s"] == 30.0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Warm-up found (MSER-5), in order of arrival: TTFT after 200 (" in printed
+    assert "Warm-up detected (MSER-5). TTFT: the first 200 requests (" in printed
     assert "Measured from 30.0 s" in printed
 
 

@@ -278,7 +278,7 @@ def test_a_run_of_two_pools_tells_of_each_and_of_what_went_wrong(tmp_path, monke
     assert replicas["crashes"].tolist() == [1, 0, 0, 0]
     assert replicas["down_s"][0] > 0
     shown = capsys.readouterr().out
-    assert "Troubles: 1 crash" in shown
+    assert "Failures: 1 crash" in shown
     assert "large" in shown
 
 

@@ -92,7 +92,7 @@ def test_nothing_is_cut_where_one_series_never_settles():
     assert (found.evidence["ttft"]["settled"], found.evidence["tpot"]["settled"]) == (False, True)
     told = caveats(summary_with(found.evidence))
     assert told[0].startswith(
-        "No steady state was found (MSER-5): TTFT did not settle within half of the 2,000"
+        "No steady state (MSER-5): TTFT did not settle within the first half of the 2,000"
     )
 
 
@@ -108,7 +108,7 @@ def test_nothing_answered_is_no_steady_state():
     found = find_warm_up(table_of(np.full(500, np.nan), np.full(500, np.nan)))
     assert (found.warmup_s, found.evidence["settled"]) == (0.0, False)
     assert caveats(summary_with(found.evidence))[0].startswith(
-        "No steady state was found: nothing was answered"
+        "No steady state: none of the 500 requests finished"
     )
     assert find_warm_up(table_of([], [])).warmup_s == 0.0
 
@@ -207,9 +207,9 @@ def test_figures_are_told_with_their_intervals_and_others_with_the_reason():
         },
     }
     assert interval_lines(summary) == [
-        "By this run alone, 95 % sure: TTFT mean ± 5 %, E2E mean ± 5 %, output tok/s ± 7 %, requests/s ± 0, "
-        "SLO met ± 1.5 points",
-        "No interval for TTFT p99, E2E p99: the run is too short",
+        "95 % confidence (single run): TTFT mean ± 5 %, E2E mean ± 5 %, output tok/s ± 7 %, requests/s ± 0, "
+        "SLO attainment ± 1.5 points",
+        "No confidence interval for TTFT p99, E2E p99: the run is too short",
     ]
     assert interval_lines({}) == []
 
@@ -217,10 +217,10 @@ def test_figures_are_told_with_their_intervals_and_others_with_the_reason():
 @pytest.mark.parametrize(
     ("num", "met", "low", "high", "line"),
     [
-        (100, True, 0.97, 1.0, "SLO met at least 97.0 %"),
-        (20_000, True, 1 - 3 / 20_000, 1.0, "SLO met at least 99.98 %"),
-        (1000, False, 0.0, 0.003, "SLO met at most 0.3 %"),
-        (2, True, 0.0, 1.0, "SLO met at least 0.0 %"),
+        (100, True, 0.97, 1.0, "SLO attainment ≥ 97.0 %"),
+        (20_000, True, 1 - 3 / 20_000, 1.0, "SLO attainment ≥ 99.98 %"),
+        (1000, False, 0.0, 0.003, "SLO attainment ≤ 0.3 %"),
+        (2, True, 0.0, 1.0, "SLO attainment ≥ 0.0 %"),
     ],
 )
 def test_a_share_of_all_or_none_is_bounded_on_one_side_by_the_rule_of_three(num, met, low, high, line):
@@ -235,7 +235,7 @@ def test_a_share_of_all_or_none_is_bounded_on_one_side_by_the_rule_of_three(num,
         "goodput": {"share": float(met)},
         "intervals": {"confidence": 0.95, "goodput": {"share": found}},
     }
-    assert interval_lines(summary) == [f"By this run alone, 95 % sure: {line}"]
+    assert interval_lines(summary) == [f"95 % confidence (single run): {line}"]
 
 
 def test_unequal_sides_are_both_told():
@@ -243,7 +243,7 @@ def test_unequal_sides_are_both_told():
         "ttft": {"p99_s": 0.4},
         "intervals": {"confidence": 0.95, "ttft": {"p99_s": told(0.38, 0.44)}},
     }
-    assert interval_lines(summary) == ["By this run alone, 95 % sure: TTFT p99 -5 to +10 %"]
+    assert interval_lines(summary) == ["95 % confidence (single run): TTFT p99 -5 to +10 %"]
 
 
 def told(low=None, high=None, lack=None):

@@ -188,7 +188,7 @@ def test_survives_a_run_in_which_nothing_finished(tmp_path):
     records = replace(whole, requests=unserved, gap_s=none, gap_count=none.astype(np.int64), gap_end_s=none)
     page = report_of(records, tmp_path / "report.html")
     assert "SLO chat missed: 0.0 % of 20 requests" in page
-    assert "20 of 20 requests rejected." in page
+    assert "20 of 20 requests were rejected." in page
 
 
 def test_survives_a_run_of_no_duration(tmp_path):
@@ -199,8 +199,8 @@ def test_survives_a_run_of_no_duration(tmp_path):
 def test_says_what_was_trimmed(tmp_path):
     page = report_of(run_of(100), tmp_path / "report.html", warmup_s=20.5, cooldown_s=10.0)
     assert "Measured from 20.5 s to" in page
-    assert "Shaded: trimmed" in page
-    assert "Shaded: trimmed" not in report_of(run_of(100), tmp_path / "report.html")
+    assert "Shaded: warm-up" in page
+    assert "Shaded: warm-up" not in report_of(run_of(100), tmp_path / "report.html")
 
 
 def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
@@ -220,7 +220,7 @@ def test_says_why_requests_waited(tmp_path):
     waits = {f"wait_{cause}_s": 1.0 if cause == "memory" else 0.0 for cause in ("gateway", *WAITS)}
     records = replace(whole, requests=whole.requests.assign(**waits), num_evicted_blocks=7)
     page = report_of(records, tmp_path / "report.html")
-    assert "Waiting, ms a request: 1,000; no KV memory 1,000" in page
+    assert "Waiting, ms per request: 1,000; no KV memory 1,000" in page
     assert "blocks evicted" not in page  # nobody has asked for them again
     assert "Waiting, ms" not in report_of(whole, tmp_path / "report.html")
 

@@ -208,5 +208,5 @@ def test_a_disaggregated_run_tells_what_its_kv_cost():
     tokens = moved.prompt_tokens.sum()
     assert use["bytes"] == pytest.approx(tokens * scenario.kv_bytes_per_token)
     assert use["first_token_at"] == "decode"
-    (line,) = (line for line in pressure_lines(result.summary) if line.startswith("KV handed over"))
-    assert line.endswith("TTFT counts to the first token from the decode replica")
+    (line,) = (line for line in pressure_lines(result.summary) if line.startswith("KV transfers"))
+    assert line.endswith("the decode replica sends the first token")
