@@ -35,6 +35,7 @@ from sim.settings.config_groups import config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override
+from sim.settings.renamed import with_new_names
 from sim.settings.scenario import build_run, run
 from sim.setup.pool import PoolSettings
 
@@ -79,10 +80,10 @@ def simulate(
     if policy is not None:
         given = _of_policy(policy) | given
     dirs = config_dirs(None if config_dir is None else Path(config_dir))
-    texts, objects = list(overrides), {}
+    texts, objects = with_new_names(overrides), {}
     groups = {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
     _check_engine(policy, groups)
-    for key, value in given.items():
+    for key, value in zip(with_new_names(given), given.values(), strict=True):
         if value is None and "none" in groups.get(key, ()):
             texts.append(f"{key}=none")
         elif not _is_plain(value):

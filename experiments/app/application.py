@@ -17,6 +17,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, config_dirs
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
+from sim.settings.renamed import with_new_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     """Do what the command line says. Raises ConfigError, UnsuccessfulError and KeyboardInterrupt."""
     options = parser_of(application).parse_intermixed_args(arguments)
     _check_flags(options)
-    source, overrides = application.source(options.config_dir), options.overrides
+    source, overrides = application.source(options.config_dir), with_new_names(options.overrides)
     if options.help:
         with explained(source, overrides):
             print_help(application.name, application.summary, source, overrides)
@@ -48,18 +49,18 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
     is_shown = options.cfg or options.info
     with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
         if is_shown:
-            _show(source, options)
+            _show(source, options, overrides)
         else:
             run_command(source, overrides, application.module, multirun=options.multirun)
 
 
-def _show(source: ConfigSource, options: argparse.Namespace) -> None:
+def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:
     """Print the config, or what Hydra knows of it."""
     hydra = Hydra(task_name=source.config_name, config_loader=source.loader())
     if options.cfg:
-        hydra.show_cfg(source.config_name, options.overrides, options.cfg, None, options.resolve)
+        hydra.show_cfg(source.config_name, overrides, options.cfg, None, options.resolve)
     else:
-        hydra.show_info(options.info, source.config_name, options.overrides)
+        hydra.show_info(options.info, source.config_name, overrides)
 
 
 def parser_of(application: Application) -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from experiments.dashboard.simulation_service import SimulationService
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
+from sim.settings.renamed import with_new_names
 from sim.settings.scenario import build_run
 
 HOST = "127.0.0.1"
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def build_board(config_dir: Path | None, overrides: Sequence[str]) -> Board:
     """The controls, and what they are changes of, built once. Raises ConfigError."""
-    board = board_of(ConfigSource(config_name="simulate", dirs=config_dirs(config_dir)), overrides)
+    source = ConfigSource(config_name="simulate", dirs=config_dirs(config_dir))
+    board = board_of(source, with_new_names(overrides))
     build_run(board.cfg)
     return board
 

@@ -15,7 +15,7 @@ from sim.cluster.availability import (
     at_least_up,
     availability,
     simulated_at_least_up,
-    simulated_mirrors_left,
+    simulated_kv_copies_left,
 )
 from sim.cluster.recovery import Recovery
 from sim.cluster.troubles import Random, Troubles
@@ -133,14 +133,14 @@ def report(settings: SparesSettings, console: Console) -> None:
     console.print(f"{told}, {basis}", highlight=False)
     if settings.recovery.way == "kv":
         n = k + settings.most_spares if enough is None else enough
-        console.print(_mirrors_left(settings, n), highlight=False)
+        console.print(_kv_copies_left(settings, n), highlight=False)
 
 
-def _mirrors_left(settings: SparesSettings, n: int) -> str:
+def _kv_copies_left(settings: SparesSettings, n: int) -> str:
     """How often the KV of a replica that crashes is left with another one."""
     if n == 1:
-        return "KV mirrored among 1: no other replica can hold a copy"
-    found = simulated_mirrors_left(
+        return "KV replicated among 1: no other replica can hold a copy"
+    found = simulated_kv_copies_left(
         settings.troubles,
         n,
         until_s=settings.moment_s,
@@ -149,8 +149,9 @@ def _mirrors_left(settings: SparesSettings, n: int) -> str:
         confidence=settings.confidence,
     )
     if found is None:
-        return f"KV mirrored among {n}: none of them crashed"
+        return f"KV replicated among {n}: none of them crashed"
     return (
-        f"KV mirrored among {n}: a copy was left at {found.share:.3%} of {found.num_replications:,} crashes "
+        f"KV replicated among {n}: a copy was left at {found.share:.3%} of "
+        f"{found.num_replications:,} crashes "
         f"({settings.confidence:.0%} from {found.low:.3%} to {found.high:.3%})"
     )

@@ -93,7 +93,7 @@ def simulated_at_least_up(
     )
 
 
-def simulated_mirrors_left(
+def simulated_kv_copies_left(
     troubles: Troubles,
     n: int,
     *,
@@ -104,8 +104,8 @@ def simulated_mirrors_left(
 ) -> Estimate | None:
     """Of the crashes of n replicas by until_s, at how many the replica that had a copy of the KV was up.
 
-    A copy is with the next replica that was up (`sim.transfer.mirrors`), and made anew at once when that
-    goes down: so only those that go down together lose it. None: there was no crash.
+    A copy is with the next replica that was up (`sim.transfer.kv_replication`), and made anew at once when
+    that goes down: so only those that go down together lose it. None: there was no crash.
     """
     num_crashes = num_left = 0
     for i in range(num_replications):

@@ -49,7 +49,7 @@ class Clients(GatewayAttachment):
             return False
         replica.recorder.events.timed_out(seq, self._clock.now)
         self._requests.lose(seq.request_id, in_crash=False)
-        self._requests.forget_handover(seq.request_id)
+        self._requests.forget_kv_transfer(seq.request_id)
         self._gateway.fail(attempt, "timed out")
         return True
 

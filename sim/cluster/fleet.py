@@ -20,7 +20,7 @@ from sim.engine.replica import Replica
 from sim.engine.surroundings import Surroundings
 from sim.records.run import PoolRecord, ReplicaRecord
 from sim.transfer.interconnect import Interconnect
-from sim.transfer.mirrors import Mirrors
+from sim.transfer.kv_replication import KvReplication
 
 
 class State(Enum):
@@ -89,7 +89,7 @@ class Fleet:
         *,
         attach: Callable[[Replica], None],
         interconnect: Interconnect | None = None,
-        mirrors: Mirrors | None = None,
+        kv_replication: KvReplication | None = None,
     ) -> None:
         self.pools = pools
         self.members: list[Member] = []
@@ -107,7 +107,7 @@ class Fleet:
         self._around = around
         self._attach = attach
         self._interconnect = interconnect
-        self._mirrors = mirrors
+        self._kv_replication = kv_replication
         self._on_change = on_change
         for index, pool in enumerate(pools):
             for _ in range(pool.replicas):
@@ -201,8 +201,8 @@ class Fleet:
         member.state = State.down
         member.down.append([now, inf])
         lost = member.replica.crash()
-        if self._mirrors is not None:
-            self._mirrors.crashed(member.replica, lost)
+        if self._kv_replication is not None:
+            self._kv_replication.crashed(member.replica, lost)
         if was is State.draining:
             self._leave(member, now)
         else:
@@ -282,8 +282,8 @@ class Fleet:
         member.end_s = now
         if self.on_gone is not None:
             self.on_gone(member)
-        if self._mirrors is not None:
-            self._mirrors.gone(member.replica)
+        if self._kv_replication is not None:
+            self._kv_replication.gone(member.replica)
         if self._interconnect is not None:
             self._interconnect.remove(member.replica.index)
 

@@ -21,9 +21,9 @@ from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
 from sim.engine.clock import Clock
 from sim.engine.pool import Pool
 from sim.records.requests import RequestLog
-from sim.transfer.handovers import Handovers
 from sim.transfer.interconnect import Interconnect
-from sim.transfer.mirrors import Mirrors
+from sim.transfer.kv_replication import KvReplication
+from sim.transfer.kv_transfers import KvTransfers
 
 
 class GatewayAssembly:
@@ -69,11 +69,11 @@ class GatewayAssembly:
         )
         self.interconnect: Interconnect | None = None
         self._transfers: TransferGateway | None = None
-        hands_over = any(pool.role != "mixed" for pool in pools)
-        if hands_over or cluster.recovery.every_tokens is not None:
-            self._make_transfers(hands_over)
+        is_disaggregated = any(pool.role != "mixed" for pool in pools)
+        if is_disaggregated or cluster.recovery.every_tokens is not None:
+            self._make_transfers(is_disaggregated)
 
-    def _make_transfers(self, hands_over: bool) -> None:
+    def _make_transfers(self, is_disaggregated: bool) -> None:
         """The network between replicas, and what moves KV over it."""
         cluster = self._cluster
         self.interconnect = Interconnect(cluster.network, self._clock)
@@ -86,10 +86,10 @@ class GatewayAssembly:
         )
         every_tokens = cluster.recovery.every_tokens
         if every_tokens is not None:
-            self.resends.mirrors = Mirrors(every_tokens, self._transfers, self.interconnect)
-        if hands_over:
-            self.resends.handovers = Handovers(
-                settings=cluster.handover,
+            self.resends.kv_replication = KvReplication(every_tokens, self._transfers, self.interconnect)
+        if is_disaggregated:
+            self.resends.kv_transfers = KvTransfers(
+                settings=cluster.kv_transfer,
                 routing=cluster.decode_routing,
                 clock=self._clock,
                 requests=self._requests,
@@ -106,8 +106,8 @@ class GatewayAssembly:
         self.pool_counts = PoolCounts(fleet, slo, self._requests, self._clock)
         if self._transfers is not None:
             self._transfers.pool_counts = self.pool_counts
-        handovers, retries = self.resends.handovers, cluster.retries
-        if scales or handovers is not None:
+        kv_transfers, retries = self.resends.kv_transfers, cluster.retries
+        if scales or kv_transfers is not None:
             gateway.attach(self.pool_counts)
         if self._lengths is not None:
             gateway.attach(self._lengths)
@@ -115,7 +115,7 @@ class GatewayAssembly:
             gateway.attach(Admitting(cluster.admission, gateway))
         if cluster.troubles.events:
             gateway.attach(self.resends)
-        if handovers is not None:
-            gateway.attach(PrefillPools(handovers, gateway))
+        if kv_transfers is not None:
+            gateway.attach(PrefillPools(kv_transfers, gateway))
         if patience_s is not None or retries.timeout_s is not None or retries.max_attempts > 1:
             gateway.attach(Clients(gateway, retries, patience_s, clock=self._clock, requests=self._requests))

@@ -6,7 +6,7 @@
               NVIDIA Dynamo's request migration.
     kv        and KV has been copied to the host memory of another replica while it was computed; that part is
               read from there, the rest computed again. Replication as in DejaVu (Strati et al., ICML 2024),
-              whose workers send each token's KV to the next one's. The mirror gone, too: as tokens.
+              whose workers send each token's KV to the next one's. If that replica is gone, too: as tokens.
 
 Tokens that went out are never sampled, emitted or counted again. A request that cannot go on in the replica
 that was chosen, whose KV memory is smaller than the other's, begins again there.

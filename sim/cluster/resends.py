@@ -15,14 +15,14 @@ from sim.cluster.recovery import Recovery
 from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
-from sim.transfer.handovers import Handovers
-from sim.transfer.mirrors import Mirrors
+from sim.transfer.kv_replication import KvReplication
+from sim.transfer.kv_transfers import KvTransfers
 
 
 class Resends(GatewayAttachment):
     """Sends lost requests again, at most max_resends times each; then their clients have to.
 
-    handovers, mirrors: if the run has them.
+    kv_transfers, kv_replication: if the run has them.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class Resends(GatewayAttachment):
         requests: RequestLog,
         first_tokens: FirstTokens,
     ) -> None:
-        self.handovers: Handovers | None = None  # set where these are made, which may begin requests again
-        self.mirrors: Mirrors | None = None
+        # Both are set by `GatewayAssembly`: they may begin requests again.
+        self.kv_transfers: KvTransfers | None = None
+        self.kv_replication: KvReplication | None = None
         self._gateway = gateway
         self._max_resends = max_resends
         self._recovery = recovery
@@ -45,17 +46,18 @@ class Resends(GatewayAttachment):
     def lost(self, request_id: int) -> None:
         """A crash has lost a request: the service sends it again, or its client has to."""
         attempt = self._gateway.attempts[request_id]
-        if attempt.has_left or self.handovers is None or not self.handovers.lost(attempt.arrival.request):
+        request, transfers = attempt.arrival.request, self.kv_transfers
+        if attempt.has_left or transfers is None or not transfers.lost(request):
             self.begin_again(request_id)
 
     def begin_again(self, request_id: int, *, is_resend: bool = True) -> None:
         """No replica has a request any more: it goes on behind the tokens that went out, or from scratch.
 
-        is_resend: a crash of its replica is why, not one of a mirror that it was to have KV from.
+        is_resend: the cause is a crash of its replica, not of the one that holds a copy of its KV.
         """
         attempt = self._gateway.attempts[request_id]
         self._gateway.take_back(attempt)
-        self._requests.forget_handover(request_id)
+        self._requests.forget_kv_transfer(request_id)
         is_sent = not attempt.has_left and (not is_resend or attempt.num_resends < self._max_resends)
         several = attempt.arrival.request.branching is not None
         attempt.goes_on = is_sent and self._recovery.keeps_tokens and not several
@@ -83,8 +85,8 @@ class Resends(GatewayAttachment):
         self._requests.num_resumed += 1
         self._first_tokens.resumes(request.request_id, replica)
         if migrant.num_computed:
-            assert self.mirrors is not None
-            self.mirrors.expect(request.request_id, replica)
+            assert self.kv_replication is not None
+            self.kv_replication.expect(request.request_id, replica)
         return True
 
     def failing(self, attempt: RequestAttempt) -> None:
@@ -93,8 +95,8 @@ class Resends(GatewayAttachment):
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
         request_id = attempt.arrival.request.request_id
-        if self.mirrors is not None:
-            self.mirrors.ended(request_id)
+        if self.kv_replication is not None:
+            self.kv_replication.ended(request_id)
         self._requests.lost_kv.pop(request_id, None)
 
     def _migrant(self, attempt: RequestAttempt, replica: Replica, request: Request) -> Migrant | None:
@@ -104,14 +106,14 @@ class Resends(GatewayAttachment):
         """
         request_id, arrival = request.request_id, attempt.arrival
         num_known = request.prompt.num_tokens + self._requests.output_tokens[request_id]
-        num_left = 0 if self.mirrors is None else self.mirrors.num_left(request_id)
+        num_left = 0 if self.kv_replication is None else self.kv_replication.num_left(request_id)
         num_computed = max(0, min(num_left, num_known - 2))
         if num_known == request.prompt.num_tokens and not num_computed:
             return None
         try:
             replica.core.check_migrant(request, num_known, arrival.num_output_tokens)
-            if self.handovers is not None:
-                self.handovers.check(replica, request, num_known)
+            if self.kv_transfers is not None:
+                self.kv_transfers.check(replica, request, num_known)
         except RejectedError:
             self._begin_from_scratch(attempt)
             return None
@@ -122,5 +124,5 @@ class Resends(GatewayAttachment):
         request_id = attempt.arrival.request.request_id
         attempt.goes_on = False
         self._requests.lose(request_id, in_crash=True)
-        if self.mirrors is not None:
-            self.mirrors.ended(request_id)
+        if self.kv_replication is not None:
+            self.kv_replication.ended(request_id)

@@ -17,7 +17,7 @@ from sim.cluster.recovery import Recovery
 from sim.cluster.troubles import Troubles
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
-from sim.transfer.handovers import HandoverSettings
+from sim.transfer.kv_transfers import KvTransferSettings
 from sim.transfer.topology import NetworkSettings
 from sim.workload.retries import Retries
 
@@ -67,7 +67,7 @@ class ClusterSettings:
     signal_age_s: float = 0.05
     """Age that the routers' knowledge of the replicas may reach; 0: always fresh. 50 ms is the default of the
     Gateway API."""
-    handover: HandoverSettings = HandoverSettings()
+    kv_transfer: KvTransferSettings = KvTransferSettings()
     network: NetworkSettings = NetworkSettings()
     """Between replicas."""
     roles: Roles = Fixed()

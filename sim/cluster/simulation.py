@@ -36,7 +36,7 @@ from sim.records.event_rows import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
 from sim.records.requests import RequestLog
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
-from sim.transfer.mirrored import Mirrored
+from sim.transfer.kv_replicator import KvReplicator
 from sim.workload.base import Arrival, Source
 
 EVENTS_BETWEEN_REPORTS = 4096
@@ -101,10 +101,10 @@ class Simulation:
             self.gateway.fleet_changed,
             attach=self._attaching(pools, cluster, on_plan),
             interconnect=assembly.interconnect,
-            mirrors=assembly.resends.mirrors,
+            kv_replication=assembly.resends.kv_replication,
         )
         assembly.join(self.fleet)
-        if assembly.resends.handovers is not None:
+        if assembly.resends.kv_transfers is not None:
             RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
         self._incidents = Incidents(
             cluster.troubles,
@@ -130,7 +130,7 @@ class Simulation:
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales
-        if self._assembly.resends.handovers is not None:
+        if self._assembly.resends.kv_transfers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
@@ -155,10 +155,10 @@ class Simulation:
         """Let join a new replica what this run has."""
         if replica.core.residents is not None:
             replica.attach(AdapterLoads(replica, self._clock))
-        if self._assembly.resends.mirrors is not None:
-            replica.attach(Mirrored(replica, self._assembly.resends.mirrors, self._clock))
-        if self._assembly.resends.handovers is not None:
-            self._assembly.resends.handovers.attach(replica)
+        if self._assembly.resends.kv_replication is not None:
+            replica.attach(KvReplicator(replica, self._assembly.resends.kv_replication, self._clock))
+        if self._assembly.resends.kv_transfers is not None:
+            self._assembly.resends.kv_transfers.attach(replica)
         if on_plan is not None:
             replica.attach(PlanListener(on_plan))
         if scales:
@@ -309,12 +309,12 @@ class Simulation:
         )
 
     def _recovered(self) -> RecoveryRecord:
-        log, mirrors = self._requests, self._assembly.resends.mirrors
+        log, kv_replication = self._requests, self._assembly.resends.kv_replication
         record = RecoveryRecord(log.num_resumed, log.num_recomputed_tokens)
-        if mirrors is None:
+        if kv_replication is None:
             return record
         return record._replace(
-            mirrored_bytes=mirrors.mirrored_bytes,
-            num_restored_tokens=mirrors.num_restored_tokens,
-            restored_bytes=mirrors.restored_bytes,
+            replicated_bytes=kv_replication.replicated_bytes,
+            num_restored_tokens=kv_replication.num_restored_tokens,
+            restored_bytes=kv_replication.restored_bytes,
         )

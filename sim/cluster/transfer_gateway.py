@@ -17,7 +17,7 @@ from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
-from sim.transfer.handovers import Handovers
+from sim.transfer.kv_transfers import KvTransfers
 
 
 class TransferGateway:
@@ -69,7 +69,7 @@ class TransferGateway:
     def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
 
-        num_sends: as it was when the request was handed over from there.
+        num_sends: as it was when the KV transfer from there began.
         """
         attempt = self._gateway.attempts.get(request.request_id)
         if attempt is not None and self.num_sends(request.request_id) == num_sends:
@@ -86,22 +86,22 @@ class TransferGateway:
 class PrefillPools(GatewayAttachment):
     """Prompts go to prefill pools first, and to mixed replicas when these have enough queued."""
 
-    def __init__(self, handovers: Handovers, gateway: Gateway) -> None:
-        self._handovers = handovers
+    def __init__(self, kv_transfers: KvTransfers, gateway: Gateway) -> None:
+        self._kv_transfers = kv_transfers
         self._gateway = gateway
 
     def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica]:
-        return self._gateway.fleet.for_prompt(self._handovers.overflow_tokens)
+        return self._gateway.fleet.for_prompt(self._kv_transfers.overflow_tokens)
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
-        self._handovers.check(replica, request, request.prompt.num_tokens)
+        self._kv_transfers.check(replica, request, request.prompt.num_tokens)
         return False
 
     def aborts(self, request_id: int) -> None:
-        self._handovers.withdraw(request_id)
+        self._kv_transfers.withdraw(request_id)
 
     def left(self, attempt: RequestAttempt, now: float) -> None:
-        self._handovers.ended(attempt.arrival.request, now)
+        self._kv_transfers.ended(attempt.arrival.request, now)
 
     def fleet_changed(self) -> None:
-        self._handovers.ready()
+        self._kv_transfers.ready()

@@ -35,8 +35,8 @@ class Attachment:
     def ending(self, step: RunningStep, now: float) -> None:
         """A step is about to be committed; step.num_iterations says how many iterations have run."""
 
-    def hands_over(self, seq: Sequence, now: float) -> bool:
-        """A prefill is complete; whether the attachment lets another replica go on with the sequence."""
+    def transfers_prefilled(self, seq: Sequence, now: float) -> bool:
+        """A prefill is complete; returns whether the attachment transfers the sequence to another replica."""
         return False
 
     def prefilled(self, seq: Sequence, now: float) -> None:
@@ -64,7 +64,7 @@ class Listeners:
         self.planned: tuple[Callable[[StepPlan | None, float], None], ...] = ()
         self.started: tuple[Callable[[RunningStep | None, float], None], ...] = ()
         self.ending: tuple[Callable[[RunningStep, float], None], ...] = ()
-        self.hands_over: tuple[Callable[[Sequence, float], bool], ...] = ()
+        self.transfers_prefilled: tuple[Callable[[Sequence, float], bool], ...] = ()
         self.prefilled: tuple[Callable[[Sequence, float], None], ...] = ()
         self.intervening: tuple[Callable[[], None], ...] = ()
         self.left: tuple[Callable[[Sequence], None], ...] = ()

@@ -15,14 +15,14 @@ from sim.engine.interrupt import Interrupt
 class Phase(IntEnum):
     """The order of what happens at one instant; within a phase, replicas go by index.
 
-    Iterations end, then what they have computed is mirrored, then requests arrive or are given up, then
-    replicas crash, come and go, then those that are there plan. So a request that arrives at
-    the very end of an iteration is seen by the plan made there, whether the replica had leapt to that
-    boundary or stepped to it. What engines that plan ahead see one plan late comes after that plan.
+    Iterations end, then the KV that they have computed is replicated, then requests arrive or are given up,
+    then replicas crash, come and go, then those that are there plan. So a request that arrives at the very
+    end of an iteration is seen by the plan made there, whether the replica had leapt to that boundary or
+    stepped to it. What engines that plan ahead see one plan late comes after that plan.
     """
 
     commit = 0
-    mirror = 500_000
+    replicate_kv = 500_000
     arrive = 1_000_000
     control = 1_500_000
     plan = 2_000_000

@@ -257,8 +257,8 @@ class Replica(LoadCounts):
         """A prefill has produced a token: the sequence goes on here, unless another replica decodes it."""
         if self._queued:
             self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
-        for hand_over in self._tell.hands_over:
-            if hand_over(seq, now):
+        for transfers_on in self._tell.transfers_prefilled:
+            if transfers_on(seq, now):
                 return
         self.recorder.prefilled(seq, now)
         for tell in self._tell.prefilled:

@@ -49,7 +49,7 @@ def trouble_use(records: RunRecords) -> dict[str, Any]:
         "recomputed_tokens": recovery.num_recomputed_tokens,
         "restored_tokens": recovery.num_restored_tokens,
         "restored_bytes": recovery.restored_bytes,
-        "mirrored_bytes": recovery.mirrored_bytes,
+        "mirrored_bytes": recovery.replicated_bytes,
     }
 
 

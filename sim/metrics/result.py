@@ -30,17 +30,17 @@ class RunResult:
     def replicas(self) -> pd.DataFrame:
         """One row a replica: what it was sent, what it did, and for how long it was busy.
 
-        A request that a prefill replica has handed over counts for both in `requests`, and its prompt for
-        that which computed it; how it ended and its answer, for the other.
+        A request that was transferred from a prefill replica counts for both in `requests`, and its prompt
+        for that which computed it; how it ended and its answer, for the other.
         """
         iterations = self.records.iterations.groupby("replica")
         requests = self.requests[self.requests["replica"] >= 0].groupby("replica")
         computed_by = self.requests["prefill_replica"]
-        handed_over = self.requests[computed_by >= 0].groupby("prefill_replica")
+        transferred = self.requests[computed_by >= 0].groupby("prefill_replica")
         prompts = self.requests.assign(by=computed_by.where(computed_by >= 0, self.requests["replica"]))
         table = pd.DataFrame(index=pd.RangeIndex(self.records.num_replicas, name="replica"))
         names = [self.records.pools[replica.pool].name for replica in self.records.replicas]
-        table["requests"] = requests.size().add(handed_over.size(), fill_value=0)
+        table["requests"] = requests.size().add(transferred.size(), fill_value=0)
         for status in Status:
             mine = self.requests[self.requests["status"] == status.name]
             table[status.name] = mine.groupby("replica").size()

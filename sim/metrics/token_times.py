@@ -6,7 +6,7 @@
 
 A request's tokens come at the iterations with decodes of its replica, one behind the other, but for the gaps
 of its own (`RunRecords.own_gaps`): the first one behind its prompt, those over which it was preempted, idle
-or handed over. Of requests with several answers it is not told which answer a token belongs to.
+or transferred. Of requests with several answers it is not told which answer a token belongs to.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from sim.records.run import RunRecords
 
 
 def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] | None:
-    """Of the requests measured, with their e2e_s; None where no KV was handed over.
+    """Of the requests measured, with their e2e_s; None where no KV was transferred.
 
-    tokens, cached_tokens: of the whole run, handed over, and of these those whose KV the decode replica had
+    tokens, cached_tokens: of the whole run, transferred, and of these those whose KV the decode replica had
     already. seconds: from slot and blocks there to the last byte. share_of_e2e: those of finished requests
     over their E2E. links: bytes over capacity x the whole run, on average over the ports and switches in use,
     and of the fullest.
@@ -47,8 +47,8 @@ def transfer_use(records: RunRecords, measured: pd.DataFrame) -> dict[str, Any] 
 
 
 def _cached(records: RunRecords) -> dict[str, int]:
-    """Tokens handed over, and of these those that were not copied."""
+    """Tokens of transferred sequences, and of these those that were not copied."""
     event, tokens = (records.events[name].to_numpy() for name in ("event", "tokens"))
     is_copied = (event == Event.load) & (records.events["tier"].to_numpy() == TIERS.index("remote"))
-    handed_over = int(tokens[event == Event.adopt].sum())
-    return {"tokens": handed_over, "cached_tokens": max(handed_over - int(tokens[is_copied].sum()), 0)}
+    num_tokens = int(tokens[event == Event.adopt].sum())
+    return {"tokens": num_tokens, "cached_tokens": max(num_tokens - int(tokens[is_copied].sum()), 0)}

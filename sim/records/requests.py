@@ -192,8 +192,8 @@ class RequestLog:
         self.finished_s[request_id] = now
         self.note(seq, last_token_s)
 
-    def forget_handover(self, request_id: int) -> None:
-        """Nothing is left of the KV that was handed over, nor of a token that was to go out with it."""
+    def forget_kv_transfer(self, request_id: int) -> None:
+        """Reset the record of a request's KV transfer, and the token that was held back for it."""
         self.held_back.discard(request_id)
         self.prefill_replica[request_id] = -1
         self.kv_transfer_s[request_id] = NAN

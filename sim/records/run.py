@@ -91,7 +91,8 @@ class RecoveryRecord(NamedTuple):
     """Times that a request went on where it was."""
     num_recomputed_tokens: int = 0
     """Lost in crashes, and computed a second time, whoever began again or went on."""
-    mirrored_bytes: float = 0.0
+    replicated_bytes: float = 0.0
+    """Copied to the host memory of other replicas."""
     num_restored_tokens: int = 0
     restored_bytes: float = 0.0
 

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sim.settings import pools
 from sim.settings.config_groups import find_groups
+from sim.settings.renamed import with_new_names
 from sim.settings.yaml_files import YamlRepository
 
 
@@ -114,7 +115,7 @@ class PoolsLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Of a multirun as a whole, pools are as they are written."""
-        overrides = pools.forced(overrides)
+        overrides = pools.forced(with_new_names(overrides))
         checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
         load = super().load_configuration
         cfg = load(config_name, overrides, run_mode, **checks)

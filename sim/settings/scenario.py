@@ -16,7 +16,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
-from sim.transfer.handovers import HandoverSettings
+from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
 NOT_OF_A_SCENARIO = ("hydra", "output")
@@ -36,7 +36,7 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     settings |= {key: cfg[key] or None for key in OPTIONAL}
     settings["storage"] = build_as(Storage, cfg["storage"], "storage")
     settings["pools"] = {name: _build_pool(node, f"pools.{name}") for name, node in cfg["pools"].items()}
-    settings["handover"] = build_as(HandoverSettings, cfg["handover"], "handover")
+    settings["kv_transfer"] = build_as(KvTransferSettings, cfg["kv_transfer"], "kv_transfer")
     settings["sim"] = build_as(SimSettings, cfg["sim"], "sim")
     settings["energy"] = build_as(EnergySettings, cfg["energy"], "energy")
     settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")

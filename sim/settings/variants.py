@@ -23,6 +23,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override, keys_overlap
 from sim.settings.pools import pool_keys
+from sim.settings.renamed import with_new_names
 
 KEPT = 64
 """Composed configs that are remembered, those that were asked for last."""
@@ -56,7 +57,7 @@ class Variants:
         return config if seed is None else {**config, "seed": seed}
 
     def _config(self, texts: Sequence[str]) -> dict[str, Any]:
-        whole = tuple(texts)
+        whole = tuple(with_new_names(texts))
         parsed = [Override.parse(text) for text in whole]
         try:
             edits = self._edits(parsed)

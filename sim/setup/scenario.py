@@ -291,7 +291,7 @@ class Scenario(PoolSettings, ClusterSettings):
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:
-            summary["kv_transfer"] |= asdict(self.handover)
+            summary["kv_transfer"] |= asdict(self.kv_transfer)
         summary["workload"] = asdict(source.notes)
         notes = (
             note

@@ -66,7 +66,7 @@ class GatewayForTransfers(Protocol):
     def departed(self, replica: Replica, request: Request, num_sends: int) -> None:
         """A replica has freed what it held of a request that goes on, or has ended, elsewhere.
 
-        num_sends: as it was when the request was handed over from there.
+        num_sends: as it was when the KV transfer from there began.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The two sides of a KV hand-over: what joins a replica that prefills for others, and one that decodes."""
+"""The two sides of a KV transfer: the attachments of a prefill replica and of a decode replica."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 
 
-class Between(Protocol):
-    """What moves a request on: `sim.transfer.handovers.Handovers`."""
+class KvTransferControl(Protocol):
+    """The interface of `sim.transfer.kv_transfers.KvTransfers` that both sides call."""
 
     def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
         """A prompt has been computed, and its first token; prefill_s: its share of the iterations' time."""
@@ -30,11 +30,11 @@ class Between(Protocol):
 
 
 class PrefillSide(Attachment):
-    """Hands every sequence over that a prefill replica has computed the prompt of."""
+    """Begins a KV transfer for every sequence whose prompt a prefill replica has computed."""
 
-    def __init__(self, replica: Replica, between: Between) -> None:
+    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
         self._replica = replica
-        self._between = between
+        self._kv_transfers = kv_transfers
         self._prefill_s: dict[int, float] = {}  # by request id: time of its chunks, shared out by tokens
 
     def ending(self, step: RunningStep, now: float) -> None:
@@ -50,14 +50,14 @@ class PrefillSide(Attachment):
                 self._prefill_s[request_id] = self._prefill_s.get(request_id, 0.0) + share * (end_s - start_s)
             start_s = end_s
 
-    def hands_over(self, seq: Sequence, now: float) -> bool:
+    def transfers_prefilled(self, seq: Sequence, now: float) -> bool:
         if seq.state is not SequenceState.decoding:  # it has ended with its first token
             return False
         replica = self._replica
         migrant = replica.core.hand_over(seq.request_id)
         assert migrant is not None, f"{seq!r} cannot be handed over"
         replica.recorder.events.hand_over(seq, now)
-        self._between.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
+        self._kv_transfers.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
         return True
 
     def left(self, seq: Sequence) -> None:
@@ -68,24 +68,24 @@ class PrefillSide(Attachment):
 
 
 class DecodeSide(Attachment):
-    """Takes in the sequences that were handed over to a replica, and asks for their KV."""
+    """Takes in the sequences that are transferred to a replica, and requests their KV."""
 
-    def __init__(self, replica: Replica, between: Between) -> None:
+    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
         self._replica = replica
-        self._between = between
-        self._incoming: set[int] = set()  # request ids: handed over to this one; no KV here yet
+        self._kv_transfers = kv_transfers
+        self._incoming: set[int] = set()  # request ids: transferred to this replica; no KV here yet
         self._new: set[int] = set()  # of these, those that no plan has seen
         replica.copies.sources["remote"] = self._fetch
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter, now: float) -> None:
-        """The replica takes in a sequence that another has handed over. Raises RejectedError."""
+        """Take in a sequence from another replica. Raises RejectedError."""
         replica, request = self._replica, migrant.request
         replica.core.check_migrant(request, migrant.num_known, stop_after)
         replica.expect(request, now, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
         self._incoming.add(request.request_id)
 
     def received(self, request_id: int) -> None:
-        """The KV of a sequence that was handed over is here."""
+        """The KV of a transferred sequence has arrived."""
         self._incoming.remove(request_id)
 
     def entered(self, seq: Sequence) -> None:
@@ -93,14 +93,14 @@ class DecodeSide(Attachment):
             self._new.add(seq.request_id)
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
-        """A sequence that was handed over and is run by this plan has found all its KV in the cache here."""
+        """A transferred sequence that this plan runs has found all its KV in the cache here."""
         self._new.clear()
         if plan is None or not self._incoming:
             return
         for seq in plan.admitted:
             if seq.request_id in self._incoming:
                 self._incoming.remove(seq.request_id)
-                self._between.found(seq.request_id)
+                self._kv_transfers.found(seq.request_id)
 
     def left(self, seq: Sequence) -> None:
         self._incoming.discard(seq.request_id)
@@ -114,4 +114,4 @@ class DecodeSide(Attachment):
         """The replica has slot and blocks for a sequence: let its KV be copied."""
         assert transfer.seq is not None
         request_id = transfer.seq.request_id
-        self._between.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)
+        self._kv_transfers.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)

@@ -94,7 +94,7 @@ class Cluster(World):
     max_resends: int = 0
     recovery: Recovery | None = None
     network: NetworkSettings = field(default_factory=lambda: toy_network(4))
-    """For KV that is mirrored."""
+    """For KV that is replicated."""
     slo: Slo | None = None
     """For autoscalers that look at it."""
     on_end: Callable[[int], None] | None = None
@@ -299,8 +299,8 @@ def draw_clusters(draw: st.DrawFn) -> Cluster:
 def draw_recovery(*, keeps_kv: bool = True) -> st.SearchStrategy[Recovery]:
     """Strategy: any way to go on after a crash; keeps_kv: KV can be used elsewhere."""
     ways = st.sampled_from(["scratch", "tokens"]).map(lambda way: Recovery(way=way))
-    mirrored = st.integers(1, 6).map(lambda every: Recovery(way="kv", every_tokens=every))
-    return ways | mirrored if keeps_kv else ways
+    replicated = st.integers(1, 6).map(lambda every: Recovery(way="kv", every_tokens=every))
+    return ways | replicated if keeps_kv else ways
 
 
 @st.composite

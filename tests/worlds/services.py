@@ -24,7 +24,7 @@ from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
 from sim.engine.pool import Pool
 from sim.records.trouble import Kind
-from sim.transfer.handovers import HandoverSettings
+from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network
 
@@ -42,7 +42,7 @@ class Service(Cluster):
     """None: as many as others have."""
     decode_routing: Any = field(default_factory=RoundRobin)
     roles: Any = field(default_factory=Fixed)
-    handover: HandoverSettings = field(default_factory=lambda: HandoverSettings(transfer="at_end"))
+    kv_transfer: KvTransferSettings = field(default_factory=lambda: KvTransferSettings(transfer="at_end"))
     num_layers: int = 4
     max_resends: int = 1
     links: Callable[[], Links] = field(default_factory=lambda: lambda: Links(bytes_per_token=1.0))
@@ -129,7 +129,7 @@ def draw_services(draw: st.DrawFn) -> Service:
         num_prefill_blocks=draw(st.none() | st.integers(5, 40)),
         decode_routing=draw(draw_routing(num_replicas, tick_s) | st.builds(LengthAware, heavy_tokens=budget)),
         roles=draw(st.just(Fixed()) | balance),
-        handover=HandoverSettings(
+        kv_transfer=KvTransferSettings(
             transfer=draw(st.sampled_from(["layerwise", "at_end"])),
             first_token_at=draw(st.sampled_from(["prefill", "decode"])),
             overflow_tokens=draw(st.sampled_from([0, 10, 10_000])),

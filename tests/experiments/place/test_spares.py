@@ -38,10 +38,10 @@ def test_spares_in_one_rack_do_not_help(capsys):
 
 
 @pytest.mark.parametrize(("troubles", "share"), [("random_crashes", "100.000%"), ("rack", "0.000%")])
-def test_mirrored_kv_is_left_unless_all_crash_together(capsys, troubles, share):
+def test_replicated_kv_is_left_unless_all_crash_together(capsys, troubles, share):
     out = spares(capsys, f"troubles={troubles}", "recovery=kv", "replications=20", "most_spares=1")
     assert f"a copy was left at {share} of" in out
-    assert "mirrored" not in spares(capsys, f"troubles={troubles}", "replications=20", "recovery=tokens")
+    assert "replicated" not in spares(capsys, f"troubles={troubles}", "replications=20", "recovery=tokens")
 
 
 def test_a_scripted_trouble_is_asked_at_a_moment(capsys):

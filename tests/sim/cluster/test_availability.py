@@ -9,7 +9,7 @@ from sim.cluster.availability import (
     availability,
     replicas_for,
     simulated_at_least_up,
-    simulated_mirrors_left,
+    simulated_kv_copies_left,
 )
 from sim.cluster.troubles import Random, Scripted, Troubles
 from sim.records.trouble import Kind
@@ -84,15 +84,15 @@ def test_slow_replicas_are_up_and_lost_ones_are_not():
     assert share(Kind.crash) == share(Kind.link_down) == share(Kind.host_out_of_memory) == 0
 
 
-def test_a_mirror_is_left_unless_it_goes_at_the_same_time():
-    """Of 4: 0 crashes, its mirror 1 stays. 1 and 2 together: 1's is 2, gone; 2's is 3. 3, alone now, has
-    none. Replica 2 is out of reach at 5 when 1, up again at 4, crashes: its mirror is 3."""
+def test_a_copy_is_left_unless_it_goes_at_the_same_time():
+    """Of 4: 0 crashes, its copy on 1 stays. 1 and 2 together: 1's is 2, gone; 2's is 3. 3, alone now, has
+    none. Replica 2 is out of reach at 5 when 1, up again at 4, crashes: its copy is on 3."""
 
     def at(at_s, duration_s, *replicas, kind=Kind.crash):
         return Scripted(kind=kind, at_s=at_s, duration_s=duration_s, replicas=replicas)
 
     def left(*events):
-        found = simulated_mirrors_left(Troubles(events=events), 4, until_s=100, num_replications=1)
+        found = simulated_kv_copies_left(Troubles(events=events), 4, until_s=100, num_replications=1)
         return found and (found.num_true, found.num_replications)
 
     assert left(at(1, 50, 0)) == (1, 1)

@@ -17,7 +17,7 @@ from sim.engine.links import Links
 from sim.metrics.fleet import trouble_use
 from sim.metrics.summary import check_conservation
 from sim.records.trouble import Kind
-from sim.transfer.handovers import HandoverSettings
+from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, draw_crashes, toy_network
 from tests.worlds.services import Service
@@ -110,7 +110,7 @@ def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(run_world
     assert records.recovery.num_recomputed_tokens == 2
 
 
-def test_mirrored_kv_is_read_back_and_the_rest_computed_again(run_world, ask):
+def test_replicated_kv_is_read_back_and_the_rest_computed_again(run_world, ask):
     """After 2 iterations, at tick 2, 5 tokens have their KV: with the host of replica 1 at 3.25.
 
     Replica 2 has them at 3.5 + 1.25, and computes the other 2 of 7 by 5.75: the fourth token of the answer.
@@ -126,11 +126,11 @@ def test_mirrored_kv_is_read_back_and_the_rest_computed_again(run_world, ask):
     assert records.recovery[3:] == (5, 5)
     carried = {link.name.replace(", infiniband", ""): link.carried_bytes for link in records.links}
     assert carried["replica 0 out"] == 5
-    assert carried["replica 1 in"] == records.recovery.mirrored_bytes == 5 + 8 + 2 + 2
+    assert carried["replica 1 in"] == records.recovery.replicated_bytes == 5 + 8 + 2 + 2
     assert carried["replica 1 out"] == carried["replica 2 in"] == 5
 
 
-def test_a_mirror_that_is_chosen_reads_its_own_host(run_world, ask):
+def test_a_replica_with_a_copy_that_is_chosen_reads_its_own_host(run_world, ask):
     """5 tokens at 4 a tick over its PCIe: at 4.75, and the fourth token at 5.75."""
     records = run_world(
         ask(0.0, 4, 10),
@@ -146,7 +146,7 @@ def test_a_mirror_that_is_chosen_reads_its_own_host(run_world, ask):
     assert records.recovery.num_restored_tokens == 5
 
 
-def test_what_was_on_its_way_to_the_mirror_is_lost(run_world, ask):
+def test_what_was_on_its_way_to_the_copy_is_lost(run_world, ask):
     """It would have been there at 3.25: as with tokens only."""
     records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.1, 0, 100)), recovery=KV)
     assert records.requests.finished_s[0] / TICK_S == pytest.approx(10.1)
@@ -154,7 +154,7 @@ def test_what_was_on_its_way_to_the_mirror_is_lost(run_world, ask):
     assert records.recovery.num_recomputed_tokens == 6
 
 
-def test_a_mirror_that_crashes_first_is_no_help(run_world, ask):
+def test_a_copy_that_is_lost_first_is_no_help(run_world, ask):
     """Replica 1, with the KV, at 3.4. Replica 2 computes all 7 tokens by 4.5."""
     records = run_world(
         ask(0.0, 4, 10),
@@ -166,7 +166,7 @@ def test_a_mirror_that_crashes_first_is_no_help(run_world, ask):
     assert records.recovery.num_restored_tokens == 0
 
 
-def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no_resend(run_world, ask):
+def test_a_copy_that_is_lost_while_it_is_read_costs_the_time_until_then_and_no_resend(run_world, ask):
     """From 3.5 to 4.5; then all 7 tokens are computed, by 5.5."""
     records = run_world(
         ask(0.0, 4, 10),
@@ -180,15 +180,15 @@ def test_a_mirror_that_crashes_while_it_is_read_costs_the_time_until_then_and_no
     assert records.recovery.num_restored_tokens == 0
 
 
-def test_a_mirror_out_of_reach_is_not_asked(run_world, ask):
+def test_a_copy_out_of_reach_is_not_read(run_world, ask):
     down = Scripted(kind=Kind.link_down, at_s=3.4 * TICK_S, duration_s=100.0, replicas=(1,))
     troubles = Troubles(events=(down, *crashes((3.5, 0, 100)).events))
     records = run_world(ask(0.0, 4, 10), **THREE, troubles=troubles, recovery=KV)
     assert records.requests.finished_s[0] == 10.5 * TICK_S
 
 
-def test_a_long_prompt_that_was_half_done_goes_on_from_its_mirror(run_world, ask):
-    """Chunks of 8 of 40 tokens: 16 after 2 iterations, mirrored at once; 24 left: 3 more, from 3.5 on."""
+def test_a_long_prompt_that_was_half_done_goes_on_from_its_copy(run_world, ask):
+    """Chunks of 8 of 40 tokens: 16 after 2 iterations, replicated at once; 24 left: 3 more, from 3.5 on."""
     records = run_world(
         ask(0.0, 40, 2),
         num_replicas=2,
@@ -255,7 +255,7 @@ def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
     service = Service(
         asks=(ask(0.0, 8, 6),),
         num_decode=2,
-        handover=HandoverSettings(transfer="at_end", first_token_at=first_token_at),
+        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at=first_token_at),
         troubles=crashes((5.5, 1, 100)),
         recovery=TOKENS,
     )
@@ -274,7 +274,7 @@ def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
     service = Service(
         asks=(ask(0.0, 8, 3),),
         num_mixed=1,
-        handover=HandoverSettings(transfer="at_end", first_token_at="decode"),
+        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
         troubles=crashes((2, 0, 100)),
         recovery=TOKENS,
     )

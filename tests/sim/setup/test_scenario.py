@@ -189,7 +189,7 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
         ),
         (["network=ethernet", "network.bandwidth_bytes_per_s=0"], "bandwidth_bytes_per_s=0"),
         (["routing@decode_routing=length_aware"], "prediction=none: decode_routing=LengthAware needs"),
-        (["handover.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
+        (["kv_transfer.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
     ],
 )
 def test_rejects_roles_that_do_not_go_together(overrides, message):
@@ -199,7 +199,7 @@ def test_rejects_roles_that_do_not_go_together(overrides, message):
 
 def test_a_disaggregated_run_tells_what_its_kv_cost():
     """Each answer but those of one token passes from the first pool to the second."""
-    scenario, source = build("pools=disaggregated", "handover.first_token_at=decode")
+    scenario, source = build("pools=disaggregated", "kv_transfer.first_token_at=decode")
     result = scenario.run(source)
     use = result.summary["kv_transfer"]
     moved = result.requests[result.requests.prefill_replica >= 0]

@@ -24,7 +24,7 @@ from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transfer_use
 from sim.records.event_table import events_table
 from sim.records.trouble import Kind
-from sim.transfer.handovers import HandoverSettings
+from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.services import (
     Service,
@@ -90,7 +90,7 @@ def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_
         num_prefill=2,
         max_num_seqs=2,
         prefill_batching=Chunked(max_num_batched_tokens=4),
-        handover=HandoverSettings(transfer="at_end", first_token_at="decode"),
+        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
         retries=Retries(
             timeout_s=8.0 * TICK_S, base_s=0.05 * TICK_S, jitter="none", timeout_until="first_token"
         ),
@@ -99,7 +99,7 @@ def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_
     service.simulate()
 
 
-AT_END = HandoverSettings(transfer="at_end")
+AT_END = KvTransferSettings(transfer="at_end")
 
 
 def run_world(*asks, **given):
@@ -118,7 +118,7 @@ TIMES = ("first_token", "last_token", "kv_transfer")
 
 def test_one_request_by_hand(ask):
     """8 prompt tokens at tick 1: computed by tick 2; 8 tokens of KV at 4 a tick: there at 4; then 3 ticks."""
-    records = run_world(ask(TICK_S, 8, 4), handover=AT_END)
+    records = run_world(ask(TICK_S, 8, 4), kv_transfer=AT_END)
     assert ticks(records, *TIMES, "finished") == [(2, 7, 2, 7)]
     (row,) = records.requests.itertuples()
     assert (row.replica, row.prefill_replica, row.output_tokens, row.kv_transfer_bytes) == (1, 0, 4, 8)
@@ -127,8 +127,8 @@ def test_one_request_by_hand(ask):
 
 def test_the_first_token_may_go_out_with_the_kv(ask):
     """TTFT then includes the transfer, the next gap does not."""
-    late = HandoverSettings(transfer="at_end", first_token_at="decode")
-    records = run_world(ask(TICK_S, 8, 4), handover=late)
+    late = KvTransferSettings(transfer="at_end", first_token_at="decode")
+    records = run_world(ask(TICK_S, 8, 4), kv_transfer=late)
     assert ticks(records, *TIMES) == [(4, 7, 2)]
     assert set(records.gap_s / TICK_S) == {1}
 
@@ -144,7 +144,7 @@ def test_the_first_token_may_go_out_with_the_kv(ask):
 def test_layer_by_layer_kv_is_sent_during_the_prefill(ask, tokens_per_tick, num_layers, left_ticks):
     records = run_world(
         ask(TICK_S, 8, 4),
-        handover=HandoverSettings(transfer="layerwise"),
+        kv_transfer=KvTransferSettings(transfer="layerwise"),
         network=toy_network(tokens_per_tick),
         num_layers=num_layers,
     )
@@ -156,13 +156,13 @@ def test_layer_by_layer_kv_is_sent_during_the_prefill(ask, tokens_per_tick, num_
 def test_two_prompts_of_one_iteration_share_its_time_on_the_link(ask):
     """12 and 4 tokens in one tick at 8 a tick: 6 and 2 go ahead. 6 and 2 left: at 4 each, 2 are there after
     half a tick, and 6 after another half."""
-    records = run_world(ask(0, 12, 3), ask(0, 4, 3), network=toy_network(8), handover=HandoverSettings())
+    records = run_world(ask(0, 12, 3), ask(0, 4, 3), network=toy_network(8), kv_transfer=KvTransferSettings())
     assert ticks(records, "kv_transfer") == [(1,), (0.5,)]
 
 
 def test_concurrent_copies_share_the_link(ask):
     """8 tokens each from tick 1 on, to two decode replicas, out of one port of 4 a tick: 4 ticks."""
-    records = run_world(ask(0, 8, 2), ask(0, 8, 2), num_decode=2, handover=AT_END)
+    records = run_world(ask(0, 8, 2), ask(0, 8, 2), num_decode=2, kv_transfer=AT_END)
     assert ticks(records, "kv_transfer") == [(4,), (4,)]
     assert records.requests.replica.tolist() == [1, 2]
 
@@ -172,7 +172,7 @@ def test_bounded_copies_go_one_after_the_other(ask):
         ask(0, 8, 2),
         ask(0, 8, 2),
         num_decode=2,
-        handover=AT_END,
+        kv_transfer=AT_END,
         network=toy_network(4, max_transfers=1),
     )
     assert ticks(records, "kv_transfer") == [(2,), (4,)]
@@ -182,7 +182,7 @@ def test_a_full_decode_replica_holds_up_the_prefill_replica(ask):
     """Decode: 4 blocks of 4. The first, 12 + 4 tokens, takes them until tick 7 (1 prompt, 3 of transfer, 3).
     The second keeps its KV in the prefill replica, of 4 blocks, too: the third waits for it."""
     asks = [ask(0, 12, 4), ask(0, 12, 4), ask(0, 12, 4)]
-    records = run_world(*asks, num_blocks=4, handover=AT_END)
+    records = run_world(*asks, num_blocks=4, kv_transfer=AT_END)
     # 1: prompt [0, 1], copy [1, 4], decode [4, 7]. 2: prompt [4, 5] after the copy, copy [7, 10], ...
     assert ticks(records, "first_token", "last_token") == [(1, 7), (5, 13), (11, 19)]
 
@@ -191,7 +191,7 @@ def test_kv_in_the_decode_replicas_cache_is_not_copied(ask):
     """The second prompt shares 8 of its 12 tokens with the first: 4 tokens flow, at 4 a tick."""
     text = ((7, 8),)
     asks = [ask(0, 10, 2, contents=text), ask(10 * TICK_S, 12, 2, contents=text)]
-    records = run_world(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
+    records = run_world(*asks, caching=PrefixCaching(block_size=4), kv_transfer=AT_END)
     assert records.requests.kv_transfer_bytes.tolist() == [10, 4]
     assert records.requests.kv_transfer_s.tolist() == [2.5 * TICK_S, TICK_S]
     use = transfer_use(records, records.requests.assign(e2e_s=1.0))
@@ -202,19 +202,19 @@ def test_kv_that_is_all_there_begins_at_once(ask):
     """12 tokens in 3 whole blocks: the second time nothing flows, and the answer goes on in the next tick."""
     text = ((7, 12),)
     asks = [ask(0, 12, 2, contents=text), ask(10 * TICK_S, 12, 3, contents=text)]
-    records = run_world(*asks, caching=PrefixCaching(block_size=4), handover=AT_END)
+    records = run_world(*asks, caching=PrefixCaching(block_size=4), kv_transfer=AT_END)
     assert ticks(records, "first_token", "last_token", "kv_transfer")[1] == (11, 13, 0)
 
 
 def test_one_token_needs_no_decode_replica(ask):
-    records = run_world(ask(0, 8, 1), handover=AT_END)
+    records = run_world(ask(0, 8, 1), kv_transfer=AT_END)
     assert records.requests.prefill_replica.tolist() == [-1]
     assert records.requests.replica.tolist() == [0]
     assert transfer_use(records, records.requests.assign(e2e_s=1.0)) is None
 
 
 def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
-    records = run_world(ask(0, 40, 8), num_prefill_blocks=100, num_blocks=10, handover=AT_END)
+    records = run_world(ask(0, 40, 8), num_prefill_blocks=100, num_blocks=10, kv_transfer=AT_END)
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason) == (
         "rejected",
@@ -233,7 +233,7 @@ def test_a_prompt_that_no_decode_replica_can_hold_is_refused_on_arrival(ask):
 )
 def test_who_gives_up_leaves_nothing_behind(ask, patience_ticks, num_tokens):
     """8 prompt tokens until tick 1, KV until 3."""
-    records = run_world(ask(0, 8, 20), handover=AT_END, patience_s=patience_ticks * TICK_S)
+    records = run_world(ask(0, 8, 20), kv_transfer=AT_END, patience_s=patience_ticks * TICK_S)
     (row,) = records.requests.itertuples()
     assert (row.status, row.output_tokens) == ("aborted", num_tokens)
 
@@ -247,7 +247,7 @@ def crash(at_ticks, replica, duration_ticks=100):
 def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
     """Prompt until tick 1; copy to replica 1 until it crashes at 2; again to replica 2, until 4."""
     troubles = Troubles(events=(crash(2, 1),))
-    records = run_world(ask(0, 8, 3), num_decode=2, handover=AT_END, troubles=troubles)
+    records = run_world(ask(0, 8, 3), num_decode=2, kv_transfer=AT_END, troubles=troubles)
     assert ticks(records, "first_token", "last_token") == [(1, 6)]
     (row,) = records.requests.itertuples()
     assert (row.replica, row.attempts, row.lost_tokens) == (2, 1, 0)
@@ -256,7 +256,7 @@ def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
 def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
     """Prompt until tick 1; replica 0 crashes at 2, with half of the KV copied; again in replica 1 until 3."""
     troubles = Troubles(events=(crash(2, 0),))
-    records = run_world(ask(0, 8, 3), num_prefill=2, handover=AT_END, troubles=troubles)
+    records = run_world(ask(0, 8, 3), num_prefill=2, kv_transfer=AT_END, troubles=troubles)
     assert ticks(records, "first_token", "last_token") == [(3, 7)]
     (row,) = records.requests.itertuples()
     assert (row.prefill_replica, row.attempts, row.lost_tokens) == (1, 2, 1)
@@ -265,22 +265,22 @@ def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
 def test_a_lost_link_stalls_the_copy(ask):
     """4 of 8 tokens are copied by tick 2; the link is back at 5: there at 6."""
     down = Scripted(kind=Kind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
-    records = run_world(ask(0, 8, 3), handover=AT_END, troubles=Troubles(events=(down,)))
+    records = run_world(ask(0, 8, 3), kv_transfer=AT_END, troubles=Troubles(events=(down,)))
     assert ticks(records, "kv_transfer", "last_token") == [(5, 8)]
 
 
 def test_mixed_replicas_take_what_is_too_much_for_the_prefill_replica(ask):
     """16 queued tokens are enough: the third goes to the mixed replica, which answers it alone."""
-    few = HandoverSettings(transfer="at_end", overflow_tokens=16)
+    few = KvTransferSettings(transfer="at_end", overflow_tokens=16)
     asks = [ask(0, 10, 3), ask(0, 10, 3), ask(0, 10, 3)]
-    records = run_world(*asks, num_mixed=1, handover=few)
+    records = run_world(*asks, num_mixed=1, kv_transfer=few)
     assert records.requests.prefill_replica.tolist() == [0, 0, -1]
     assert records.requests.replica.tolist() == [1, 1, 2]
 
 
 def test_mixed_replicas_take_answers_for_which_the_decode_replica_has_no_room(ask):
     asks = [ask(0, 12, 30), ask(0, 12, 3)]
-    records = run_world(*asks, num_mixed=1, num_blocks=12, handover=AT_END, signal_age_s=0.0)
+    records = run_world(*asks, num_mixed=1, num_blocks=12, kv_transfer=AT_END, signal_age_s=0.0)
     assert records.requests.prefill_replica.tolist() == [0, 0]
     assert records.requests.replica.tolist() == [1, 1]
     full = replace(Service(asks=(ask(0, 40, 8), ask(4 * TICK_S, 40, 3))), num_mixed=1, num_blocks=12)
@@ -290,7 +290,7 @@ def test_mixed_replicas_take_answers_for_which_the_decode_replica_has_no_room(as
 def test_the_prompts_policy_of_a_prefill_replica_may_be_any(ask):
     """Chunks of 4: the prompt takes two ticks, and is handed over at the end of the second."""
     chunked = Chunked(max_num_batched_tokens=4)
-    records = run_world(ask(0, 8, 3), prefill_batching=chunked, handover=AT_END)
+    records = run_world(ask(0, 8, 3), prefill_batching=chunked, kv_transfer=AT_END)
     assert ticks(records, "first_token", "last_token") == [(2, 6)]
 
 
@@ -303,7 +303,7 @@ def test_long_answers_are_spread(ask):
         num_decode=2,
         decode_routing=LengthAware(heavy_tokens=50),
         prediction=OracleWithNoise(error=0.0),
-        handover=AT_END,
+        kv_transfer=AT_END,
     )
     heavy = records.requests[records.requests.output_tokens == 90]
     assert sorted(heavy.replica) == [1, 2]
@@ -317,7 +317,7 @@ SLOTS = {
     "adapters": FixedSlots(max_loras=1),
     "served": (Adapter(name="a", rank=8), Adapter(name="b", rank=4)),
     "links": partial(Links, bytes_per_token=1.0, host_bytes_per_s=8 / TICK_S, disk_bytes_per_s=4 / TICK_S),
-    "handover": AT_END,
+    "kv_transfer": AT_END,
 }
 """An adapter of 8 bytes comes from disk in 2 ticks, from host memory in 1."""
 
@@ -378,7 +378,7 @@ def test_a_replica_changes_its_role_when_it_is_empty(ask):
     """Replica 2 of two decode replicas is drained from tick 2 on, has its last answer out at tick 9, and
     comes back as replica 3, which computes prompts."""
     asks = [ask(0, 4, 8), ask(0, 4, 8), *(ask(n * TICK_S, 4, 4) for n in (12, 12.25))]
-    records = run_world(*asks, num_decode=2, roles=TurnOnce(2, "prefill"), handover=AT_END)
+    records = run_world(*asks, num_decode=2, roles=TurnOnce(2, "prefill"), kv_transfer=AT_END)
     assert records.requests.replica.tolist() == [1, 2, 1, 1]
     assert records.requests.prefill_replica.tolist() == [0, 0, 3, 0]
     left, came = records.replicas[2], records.replicas[3]
@@ -399,7 +399,7 @@ def test_roles_follow_the_load(ask):
 
 
 def test_events_tell_the_whole_way(ask):
-    events = events_table(run_world(ask(TICK_S, 8, 4), handover=AT_END))
+    events = events_table(run_world(ask(TICK_S, 8, 4), kv_transfer=AT_END))
     told = [(row.event, row.replica, row.time_s / TICK_S, row.tokens) for row in events.itertuples()]
     assert told == [
         ("arrive", 1, 1, 8),
@@ -425,4 +425,4 @@ def test_events_tell_the_whole_way(ask):
 )
 def test_refuses_bad_settings(given, message):
     with pytest.raises(ValueError, match=message):
-        HandoverSettings(**given)
+        KvTransferSettings(**given)

@@ -1,17 +1,17 @@
-"""Copies of KV in the host memory of other replicas, for the day on which a replica crashes.
+"""Replicates KV to the host memory of other replicas, for recovery from crashes.
 
     replica 0 --- what is new, every few iterations ---> host of replica 1     its neighbour, while it is up
     replica 0 crashes ... the router chooses replica 2
     replica 2 <-- what had arrived by then ---------------- host of replica 1   the rest is computed again
 
-All that the sequences of a replica have computed since the last copy goes in one flow, which shares the
-links with whatever else is on them. A flow that had not arrived when its replica crashed is lost. A mirror
-that goes is replaced by the next replica that is up, to which everything is sent anew. What a sequence gives
-up, ended or preempted, its mirror gives up.
+All KV that the sequences of a replica have computed since the last copy goes in one flow, which shares the
+links with whatever else is on them. A flow that had not arrived when its replica crashed is lost. A replica
+that holds a copy and goes down is replaced by the next replica that is up, to which all KV is sent again.
+When a sequence gives up its KV, ended or preempted, its copy is dropped.
 
-Left out: the copy costs the replica's iterations nothing (the GPU's copy engines do it); mirrors have room
-for all KV; what sequences share in a prefix cache is sent for each of them; branches are not mirrored, nor
-are replicas of a prefill pool, which have their sequences for the time of a prompt.
+Left out: the copy costs the replica's iterations nothing (the GPU's copy engines do it); host memory has
+room for all copies; what sequences share in a prefix cache is sent for each of them; branches are not
+replicated, nor are replicas of a prefill pool, which have their sequences for the time of a prompt.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sim.transfer.network import Flow
 
 
 @dataclass(slots=True, eq=False)
-class _Mirror:
-    """What one replica has at another's host. Tokens by request id."""
+class _KvCopy:
+    """The KV of one replica in another's host memory, as tokens by request id."""
 
     host: Replica
     sent: dict[int, int] = field(default_factory=dict)
-    """Of those that hold KV: there, or on the way."""
+    """Tokens that have arrived or are being sent, of the sequences that hold KV."""
     there: dict[int, int] = field(default_factory=dict)
     flows: dict[Flow, None] = field(default_factory=dict)
     """Under way."""
@@ -40,7 +40,7 @@ class _Mirror:
 
 @dataclass(slots=True, eq=False)
 class _Restore:
-    """A request that was sent to `target`, to have its KV from `host`."""
+    """A request that was sent to `target` and reads its KV from `host`."""
 
     target: Replica
     host: Replica
@@ -49,42 +49,42 @@ class _Restore:
     flow: Flow | None = None
 
 
-class Mirrors:
-    """All those of a run."""
+class KvReplication:
+    """All copies of KV of a run, made every `every_tokens` iterations."""
 
     def __init__(self, every_tokens: int, gateway: GatewayForTransfers, interconnect: Interconnect) -> None:
         self.every_tokens = every_tokens
-        self.mirrored_bytes = self.restored_bytes = 0.0
+        self.replicated_bytes = self.restored_bytes = 0.0
         self.num_restored_tokens = 0
         self._gateway = gateway
         self._interconnect = interconnect
-        self._mirrors: dict[int, _Mirror] = {}  # by replica whose KV it is
+        self._copies: dict[int, _KvCopy] = {}  # by replica whose KV it is
         self._left: dict[int, tuple[Replica, int]] = {}  # by request id: host, and tokens, after a crash
         self._restores: dict[int, _Restore] = {}  # by request id
 
     def copy(self, replica: Replica, computed: Mapping[int, int]) -> None:
         """Send what is new. computed: tokens of each sequence that holds KV, by request id."""
-        mirror = self._mirrors.get(replica.index)
-        if mirror is None:
+        kv_copy = self._copies.get(replica.index)
+        if kv_copy is None:
             host = self._gateway.fleet.next_serving(replica)
             if host is None:
                 return
-            mirror = self._mirrors[replica.index] = _Mirror(host)
-        sent = mirror.sent
+            kv_copy = self._copies[replica.index] = _KvCopy(host)
+        sent = kv_copy.sent
         new = {rid: tokens for rid, tokens in computed.items() if tokens > sent.get(rid, 0)}
         num_tokens = sum(tokens - sent.get(rid, 0) for rid, tokens in new.items())
-        mirror.sent = {rid: max(tokens, sent.get(rid, 0)) for rid, tokens in computed.items()}
-        mirror.there = {rid: tokens for rid, tokens in mirror.there.items() if rid in computed}
+        kv_copy.sent = {rid: max(tokens, sent.get(rid, 0)) for rid, tokens in computed.items()}
+        kv_copy.there = {rid: tokens for rid, tokens in kv_copy.there.items() if rid in computed}
         if not num_tokens:
             return
-        host = mirror.host
+        host = kv_copy.host
         route = self._interconnect.route(replica.index, host.index, host=host.index)
         num_bytes = num_tokens * replica.copies.links.bytes_per_token
-        flow = self._interconnect.network.send(route, num_bytes, lambda: self._on_there(mirror, flow, new))
-        mirror.flows[flow] = None
+        flow = self._interconnect.network.send(route, num_bytes, lambda: self._on_there(kv_copy, flow, new))
+        kv_copy.flows[flow] = None
 
     def num_left(self, request_id: int) -> int:
-        """Tokens of a request whose replica has crashed that can be read from a mirror now."""
+        """Tokens of a request whose replica has crashed that can be read from a copy now."""
         host, num_tokens = self._left.get(request_id, (None, 0))
         return num_tokens if host is not None and self._gateway.fleet.is_reached(host) else 0
 
@@ -128,28 +128,28 @@ class Mirrors:
 
     def crashed(self, replica: Replica, lost: list[int]) -> None:
         """A replica has lost these requests; what others had in its host's memory is gone."""
-        mirror = self._mirrors.pop(replica.index, None)
+        kv_copy = self._copies.pop(replica.index, None)
         for request_id in lost:
             self._cancel(request_id)
-            num_tokens = 0 if mirror is None else mirror.there.get(request_id, 0)
-            if mirror is not None and num_tokens > self._left.get(request_id, (None, 0))[1]:
-                self._left[request_id] = (mirror.host, num_tokens)
-        if mirror is not None:
-            self._stop(mirror)
+            num_tokens = 0 if kv_copy is None else kv_copy.there.get(request_id, 0)
+            if kv_copy is not None and num_tokens > self._left.get(request_id, (None, 0))[1]:
+                self._left[request_id] = (kv_copy.host, num_tokens)
+        if kv_copy is not None:
+            self._stop(kv_copy)
         self._forget_host(replica)
 
     def gone(self, replica: Replica) -> None:
         """A replica has left the fleet, with its host."""
-        mirror = self._mirrors.pop(replica.index, None)
-        if mirror is not None:
-            self._stop(mirror)
+        kv_copy = self._copies.pop(replica.index, None)
+        if kv_copy is not None:
+            self._stop(kv_copy)
         self._forget_host(replica)
 
     def _forget_host(self, host: Replica) -> None:
-        for index, mirror in list(self._mirrors.items()):
-            if mirror.host is host:
-                self._stop(mirror)
-                del self._mirrors[index]
+        for index, kv_copy in list(self._copies.items()):
+            if kv_copy.host is host:
+                self._stop(kv_copy)
+                del self._copies[index]
         for request_id, (where, _) in list(self._left.items()):
             if where is not host:
                 continue
@@ -160,20 +160,20 @@ class Mirrors:
                 go_on = partial(self._gateway.begin_again, request_id, is_resend=False)
                 restore.target.abort(request_id, go_on)
 
-    def _on_there(self, mirror: _Mirror, flow: Flow, new: Mapping[int, int]) -> None:
+    def _on_there(self, kv_copy: _KvCopy, flow: Flow, new: Mapping[int, int]) -> None:
         """A copy has arrived."""
-        del mirror.flows[flow]
-        self.mirrored_bytes += flow.num_bytes
-        mirror.there |= {rid: tokens for rid, tokens in new.items() if rid in mirror.sent}
+        del kv_copy.flows[flow]
+        self.replicated_bytes += flow.num_bytes
+        kv_copy.there |= {rid: tokens for rid, tokens in new.items() if rid in kv_copy.sent}
 
-    def _stop(self, mirror: _Mirror) -> None:
-        """Nothing more of a mirror is sent."""
-        for flow in mirror.flows:
-            self.mirrored_bytes += self._interconnect.network.cancel(flow)
-        mirror.flows.clear()
+    def _stop(self, kv_copy: _KvCopy) -> None:
+        """Nothing more of a kv_copy is sent."""
+        for flow in kv_copy.flows:
+            self.replicated_bytes += self._interconnect.network.cancel(flow)
+        kv_copy.flows.clear()
 
     def _cancel(self, request_id: int) -> None:
-        """A request is not to have its KV from a mirror any more."""
+        """Cancel the restore of a request's KV, if there is one."""
         restore = self._restores.pop(request_id, None)
         if restore is not None and restore.flow is not None:
             self._interconnect.network.cancel(restore.flow)

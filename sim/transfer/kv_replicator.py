@@ -1,4 +1,4 @@
-"""What joins a replica whose KV is mirrored: copies to another host, and reads after a crash."""
+"""Attachment of a replica whose KV is replicated: copies to another host, and reads after a crash."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
-from sim.transfer.mirrors import Mirrors
+from sim.transfer.kv_replication import KvReplication
 
 
-class Mirrored(Attachment):
-    """Sends what is new behind every `Mirrors.every_tokens` iterations of a replica."""
+class KvReplicator(Attachment):
+    """Sends new KV after every `KvReplication.every_tokens` iterations of a replica."""
 
-    def __init__(self, replica: Replica, mirrors: Mirrors, clock: Clock) -> None:
+    def __init__(self, replica: Replica, kv_replication: KvReplication, clock: Clock) -> None:
         self._replica = replica
-        self._mirrors = mirrors
+        self._kv_replication = kv_replication
         self._clock = clock
         self._step: RunningStep | None = None
         self._timer: int | None = None  # the one that counts
-        self._num_mirrored = 0  # iterations after the last of which KV was copied
+        self._num_replicated = 0  # iterations after the last of which KV was copied
         replica.copies.sources["mirror"] = self._fetch
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
         self._timer = None
         for seq in () if plan is None else plan.admitted:
-            self._mirrors.admitted(seq.request_id)
+            self._kv_replication.admitted(seq.request_id)
 
     def started(self, step: RunningStep | None, now: float) -> None:
         self._step = step
@@ -43,11 +43,11 @@ class Mirrored(Attachment):
 
     def _expect(self, step: RunningStep) -> None:
         """Wait for the next iteration of a step after which KV is to be copied, if there is one."""
-        every, num_before = self._mirrors.every_tokens, self._replica.core.num_iterations
-        due = (max(num_before, self._num_mirrored) // every + 1) * every - num_before
+        every, num_before = self._kv_replication.every_tokens, self._replica.core.num_iterations
+        due = (max(num_before, self._num_replicated) // every + 1) * every - num_before
         if due <= step.num_iterations:
             copy = partial(self._copy, step, due)
-            phase = Phase.mirror + self._replica.index
+            phase = Phase.replicate_kv + self._replica.index
             self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
 
     def _copy(self, step: RunningStep, num_iterations: int, event: int) -> None:
@@ -55,8 +55,8 @@ class Mirrored(Attachment):
         if event != self._timer:
             return
         num_ahead = num_iterations if self._step is step else 0
-        self._num_mirrored = self._replica.core.num_iterations + num_ahead
-        self._mirrors.copy(self._replica, self._computed_after(step.plan, num_ahead))
+        self._num_replicated = self._replica.core.num_iterations + num_ahead
+        self._kv_replication.copy(self._replica, self._computed_after(step.plan, num_ahead))
         if num_ahead:
             self._expect(step)
 
@@ -78,7 +78,7 @@ class Mirrored(Attachment):
         """Let KV be copied that a replica had before it crashed, perhaps from this one's own host."""
         assert transfer.seq is not None
         request_id = transfer.seq.request_id
-        if not self._mirrors.fetch(request_id, transfer.num_tokens):
+        if not self._kv_replication.fetch(request_id, transfer.num_tokens):
             replica = self._replica
             done_s = replica.copies.links.begin(transfer._replace(source="host"), self._clock.now)
-            replica.later(done_s, Phase.arrive, partial(self._mirrors.fetched, request_id))
+            replica.later(done_s, Phase.arrive, partial(self._kv_replication.fetched, request_id))

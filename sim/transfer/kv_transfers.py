@@ -1,4 +1,4 @@
-"""From one replica to another in the middle of a request: prompts are computed here, answers decoded there.
+"""KV transfers of prefill/decode disaggregation: prompts are computed on one replica, decoded on another.
 
     prompt done        chosen      slot and blocks there      KV is there      first token from there
     |-- same instant --|-- queue of that replica --|-- network --|-- next iteration --|
@@ -39,8 +39,8 @@ FIRST_TOKENS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HandoverSettings:
-    """How requests pass from prefill to decode replicas."""
+class KvTransferSettings:
+    """How KV is transferred from prefill to decode replicas."""
 
     transfer: str = "layerwise"
     """When KV is sent: layerwise, while the prompt is computed; at_end, all of it afterwards."""
@@ -61,31 +61,31 @@ class HandoverSettings:
 
 
 @dataclass(slots=True, eq=False)
-class Handover:
-    """A request between two replicas."""
+class KvTransfer:
+    """One request whose KV is on its way from a prefill replica to a decode replica."""
 
     migrant: Migrant
     stop_after: StopAfter
     source: Replica
     prefill_s: float
-    """Of its prompt's share in iterations: when KV could be sent layer by layer."""
+    """Seconds of the prompt's share of iterations, during which KV can be sent layer by layer."""
     num_sends: int
     """As `GatewayForTransfers.num_sends` says when it begins."""
     target: Replica | None = None
     flow: Flow | None = None
     began_s: float = 0.0
-    """The copy."""
+    """Time at which the copy of the KV begins, in seconds."""
     num_bytes: float = 0.0
-    """All of it, also what was sent during the prefill."""
+    """Bytes of KV copied, including those sent during the prefill."""
 
 
-class Handovers:
-    """Those under way. routing: chooses the decode replica."""
+class KvTransfers:
+    """All KV transfers of a run. routing: chooses the decode replica."""
 
     def __init__(
         self,
         *,
-        settings: HandoverSettings,
+        settings: KvTransferSettings,
         routing: Routing,
         clock: Clock,
         requests: RequestLog,
@@ -101,13 +101,13 @@ class Handovers:
         self._requests = requests
         self._gateway = gateway
         self._interconnect = interconnect
-        self._under_way: dict[int, Handover] = {}
-        self._held: dict[int, Handover] = {}  # of these, who waits for a decode replica
+        self._under_way: dict[int, KvTransfer] = {}
+        self._held: dict[int, KvTransfer] = {}  # those of them that wait for a decode replica
         self._routed: set[int] = set()  # request ids: the decode router waits for their end
         self._decode_sides: dict[int, DecodeSide] = {}  # by replica
 
     def attach(self, replica: Replica) -> None:
-        """Let a replica take part: those of prefill pools hand over, all others may be handed over to."""
+        """Attach a new replica: those of prefill pools send KV, all others may receive it."""
         if replica.pool.role == "prefill":
             replica.attach(PrefillSide(replica, self))
         else:
@@ -135,37 +135,37 @@ class Handovers:
         """A prompt has been computed, and its first token."""
         request_id = migrant.request.request_id
         stop_after = self._gateway.stop_after(request_id)
-        handover = Handover(migrant, stop_after, source, prefill_s, self._gateway.num_sends(request_id))
-        self._under_way[request_id] = handover
+        transfer = KvTransfer(migrant, stop_after, source, prefill_s, self._gateway.num_sends(request_id))
+        self._under_way[request_id] = transfer
         self._requests.prefill_replica[request_id] = source.index
         if self._settings.first_token_at == "prefill":
-            self._emit(handover, now)
+            self._emit(transfer, now)
         else:
             self._requests.held_back.add(request_id)
-        self._clock.at(now, Phase.arrive, partial(self._on_begun, handover))
+        self._clock.at(now, Phase.arrive, partial(self._on_begun, transfer))
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
         """A decode replica has slot and blocks for a sequence: copy the KV of so many of its tokens."""
-        handover = self._under_way[request_id]
-        source, target = handover.source, handover.target
+        transfer = self._under_way[request_id]
+        source, target = transfer.source, transfer.target
         assert target is not None
         route = self._interconnect.route(source.index, target.index)
-        handover.began_s = self._clock.now
-        handover.num_bytes = num_tokens * target.copies.links.bytes_per_token
+        transfer.began_s = self._clock.now
+        transfer.num_bytes = num_tokens * target.copies.links.bytes_per_token
         ahead_bytes = 0.0
         if self._settings.transfer == "layerwise" and had_room_at_once:
-            all_but_last = handover.num_bytes * (1 - 1 / source.pool.num_layers)
-            ahead_bytes = min(all_but_last, route.bytes_per_s * handover.prefill_s)
+            all_but_last = transfer.num_bytes * (1 - 1 / source.pool.num_layers)
+            ahead_bytes = min(all_but_last, route.bytes_per_s * transfer.prefill_s)
             self._interconnect.network.note_carried(route, ahead_bytes)
-        handover.flow = self._interconnect.network.send(
-            route, handover.num_bytes - ahead_bytes, partial(self._on_copied, handover)
+        transfer.flow = self._interconnect.network.send(
+            route, transfer.num_bytes - ahead_bytes, partial(self._on_copied, transfer)
         )
 
     def found(self, request_id: int) -> None:
         """A decode replica goes on with a sequence all of whose KV was in its cache."""
-        handover = self._under_way.pop(request_id)
-        handover.began_s = self._clock.now
-        self._arrive(handover)
+        transfer = self._under_way.pop(request_id)
+        transfer.began_s = self._clock.now
+        self._arrive(transfer)
 
     def withdraw(self, request_id: int) -> None:
         """A request is about to end: no decode replica is to be chosen for it any more."""
@@ -178,13 +178,13 @@ class Handovers:
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
         self._requests.held_back.discard(request.request_id)
-        handover = self._under_way.pop(request.request_id, None)
-        if handover is None:
+        transfer = self._under_way.pop(request.request_id, None)
+        if transfer is None:
             return
         self._held.pop(request.request_id, None)
-        if handover.flow is not None:
-            self._interconnect.network.cancel(handover.flow)
-        self._let_go(handover)
+        if transfer.flow is not None:
+            self._interconnect.network.cancel(transfer.flow)
+        self._let_go(transfer)
 
     def lost(self, request: Request) -> bool:
         """A crash has lost a request; whether it goes on all the same, or will begin again by itself.
@@ -197,16 +197,16 @@ class Handovers:
             self._routed.remove(request_id)
             if self._on_routed_end is not None:
                 self._on_routed_end(request, now)
-        handover = self._under_way.get(request_id)
-        if handover is None:
+        transfer = self._under_way.get(request_id)
+        if transfer is None:
             return False
-        target = handover.target
-        if handover.flow is not None:
-            self._interconnect.network.cancel(handover.flow)
-        if handover.source.core.find(request_id) is not None:
-            handover.target = handover.flow = None
-            self._gateway.stays(request_id, handover.source)
-            self._choose(handover)
+        target = transfer.target
+        if transfer.flow is not None:
+            self._interconnect.network.cancel(transfer.flow)
+        if transfer.source.core.find(request_id) is not None:
+            transfer.target = transfer.flow = None
+            self._gateway.stays(request_id, transfer.source)
+            self._choose(transfer)
             return True
         del self._under_way[request_id]
         self._held.pop(request_id, None)
@@ -218,68 +218,68 @@ class Handovers:
     def ready(self) -> None:
         """A decode replica has come: choose for those that wait for one."""
         held, self._held = self._held, {}
-        for handover in held.values():
-            self._choose(handover)
+        for transfer in held.values():
+            self._choose(transfer)
 
-    def _emit(self, handover: Handover, now: float) -> None:
+    def _emit(self, transfer: KvTransfer, now: float) -> None:
         """The token of the prefill goes out: the first, or that with which a resumed request goes on."""
-        request_id = handover.migrant.request.request_id
+        request_id = transfer.migrant.request.request_id
         self._requests.held_back.discard(request_id)
         if isnan(self._requests.first_token_s[request_id]):
             self._requests.first_token(request_id, now)
         else:
             since_s = self._requests.next_token(request_id, now)
-            handover.source.recorder.iterations.add_gap(request_id, since_s, now)
+            transfer.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._gateway.first_token(request_id)
 
-    def _on_begun(self, handover: Handover, event: int) -> None:
-        if self._is_on(handover):
-            self._choose(handover)
+    def _on_begun(self, transfer: KvTransfer, event: int) -> None:
+        if self._is_on(transfer):
+            self._choose(transfer)
 
-    def _is_on(self, handover: Handover) -> bool:
-        return self._under_way.get(handover.migrant.request.request_id) is handover
+    def _is_on(self, transfer: KvTransfer) -> bool:
+        return self._under_way.get(transfer.migrant.request.request_id) is transfer
 
-    def _choose(self, handover: Handover) -> None:
+    def _choose(self, transfer: KvTransfer) -> None:
         """Send a sequence on to a decode replica."""
-        request, now = handover.migrant.request, self._clock.now
+        request, now = transfer.migrant.request, self._clock.now
         targets = self._gateway.fleet.for_decode(request)
         if not targets:
-            self._held[request.request_id] = handover
+            self._held[request.request_id] = transfer
             return
         if self._needs_length:
             self._gateway.tell_length(self._routing, request)
         target = chosen(self._routing, self._routing.choose(request, targets, now), targets, "decode_routing")
         self._routed.add(request.request_id)
         try:
-            self._decode_sides[target.index].adopt(handover.migrant, handover.stop_after, now)
+            self._decode_sides[target.index].adopt(transfer.migrant, transfer.stop_after, now)
         except RejectedError as error:
             self._gateway.refuse(request, str(error))
             return
-        handover.target = target
+        transfer.target = target
         self._requests.replica[request.request_id] = target.index
         self._gateway.moved(request, target)
 
-    def _on_copied(self, handover: Handover) -> None:
-        request_id = handover.migrant.request.request_id
+    def _on_copied(self, transfer: KvTransfer) -> None:
+        request_id = transfer.migrant.request.request_id
         del self._under_way[request_id]
-        assert handover.target is not None
-        self._arrive(handover)
-        self._decode_sides[handover.target.index].received(request_id)
-        handover.target.loaded(request_id)
+        assert transfer.target is not None
+        self._arrive(transfer)
+        self._decode_sides[transfer.target.index].received(request_id)
+        transfer.target.loaded(request_id)
 
-    def _arrive(self, handover: Handover) -> None:
+    def _arrive(self, transfer: KvTransfer) -> None:
         """A sequence has its KV in the decode replica."""
-        request_id, now = handover.migrant.request.request_id, self._clock.now
-        self._requests.kv_transfer_s[request_id] = now - handover.began_s
-        self._requests.kv_transfer_bytes[request_id] = handover.num_bytes
+        request_id, now = transfer.migrant.request.request_id, self._clock.now
+        self._requests.kv_transfer_s[request_id] = now - transfer.began_s
+        self._requests.kv_transfer_bytes[request_id] = transfer.num_bytes
         if self._settings.first_token_at == "decode":
-            self._emit(handover, now)
-        self._let_go(handover)
+            self._emit(transfer, now)
+        self._let_go(transfer)
 
-    def _let_go(self, handover: Handover) -> None:
+    def _let_go(self, transfer: KvTransfer) -> None:
         """The prefill replica frees what it holds of a sequence."""
-        handover.source.depart(handover.migrant.request.request_id, partial(self._departed, handover))
+        transfer.source.depart(transfer.migrant.request.request_id, partial(self._departed, transfer))
 
-    def _departed(self, handover: Handover, seq: Sequence) -> None:
+    def _departed(self, transfer: KvTransfer, seq: Sequence) -> None:
         """The prefill replica has freed what it held."""
-        self._gateway.departed(handover.source, seq.request, handover.num_sends)
+        self._gateway.departed(transfer.source, seq.request, transfer.num_sends)
