@@ -1,1 +1,1 @@
-"""Prices: how long an iteration takes, and what it costs in bytes, dollars and joules."""
+"""Hardware models: the time of an iteration, and its cost in bytes, dollars and joules."""

@@ -1,4 +1,4 @@
-"""Functions of a count, tabulated as they are asked for."""
+"""Functions of a count, tabulated on demand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ PIECE = 256
 
 
 class ByCount:
-    """formula(n) for n = 0, 1, ...: looking a number up takes 60 ns, computing it up to milliseconds.
+    """Table of formula(n) for n = 0, 1, ...: a lookup takes 60 ns, a computation up to milliseconds.
 
-    Always computed in the same pieces of 256 counts, so that numbers and arrays agree to the last bit.
+    Values are always computed in the same pieces of 256 counts, so that numbers and arrays agree to the last
+    bit.
     """
 
     def __init__(self, formula: Callable[[Counts], Seconds]) -> None:
@@ -67,12 +68,12 @@ class RowsByCount:
     """Several cheap functions of a count, looked up together: 3 us for six of them at 1,000 counts."""
 
     def __init__(self, formula: Callable[[Counts], Sequence[Any]]) -> None:
-        """formula: for counts, one array (or number) a function; each count on its own."""
+        """formula: returns one array (or number) per function; it treats each count independently."""
         self._formula = formula
-        self._rows = np.empty((1, 0))  # of no count: any of them is beyond it
+        self._rows = np.empty((1, 0))  # for no count yet: every count is beyond the table
 
     def of_many(self, counts: NDArray[np.intp]) -> NDArray[np.float64]:
-        """[functions, *counts.shape]."""
+        """Returns the values, shape [functions, *counts.shape]."""
         try:
             return self._rows.take(counts, axis=1)
         except IndexError:

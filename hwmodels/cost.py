@@ -9,14 +9,14 @@ from hwmodels.checks import check_finite
 
 
 class SplitCost(NamedTuple):
-    """The rent of a run, laid on what came out of it. Infinite where nothing came out."""
+    """The rent of a run, split over its tokens and requests; infinite where a count is 0."""
 
     usd_per_million_input_tokens: float
-    """The prefill share of the rent over the input tokens."""
+    """Prefill share of the rent per million input tokens."""
     usd_per_million_output_tokens: float
-    """The decode share over the output tokens."""
+    """Decode share of the rent per million output tokens."""
     usd_per_thousand_requests: float
-    """All of it over the requests."""
+    """Whole rent per thousand requests."""
 
 
 def split_cost(
@@ -27,9 +27,10 @@ def split_cost(
     num_output_tokens: float,
     num_requests: float,
 ) -> SplitCost:
-    """What input tokens, output tokens and requests cost, idle time included.
+    """Splits the rent over input tokens, output tokens and requests, idle time included.
 
-    Prefill and decode share the rent as they share the busy time; idle time is laid on both alike.
+    Prefill and decode share the rent in proportion to their busy time; idle time is split in the same
+    proportion.
     Of $1, a prefill share of 0.25 over 500,000 input tokens makes $0.50 per million, the rest over 100,000
     output tokens $7.50, and 200 requests $5 per thousand. usd: the rent of all devices. Raises ValueError for
     a figure that is negative or not finite, and for a share above 1.

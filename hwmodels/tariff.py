@@ -1,6 +1,6 @@
-"""What a provider charges for tokens when prompts are cached: prices of writing, reading and keeping KV.
+"""A provider's token prices with prompt caching: prices of writing, reading and keeping KV.
 
-Prompt caching as APIs sell it: tokens found in the cache are billed at a discount, tokens of a prefix that
+Prompt caching as APIs sell it: tokens found in the cache are billed at a discount; tokens of a prefix that
 the client asked to keep cost more when they are first computed, or rent for as long as they are kept. Worked
 number: 1,000 prompts of 10,000 tokens, 9,000 of which are found in all but the first, at $3 per million: all
 computed, $30; with a read factor of 0.1 and a write factor of 1.25, 9,000 written tokens cost $0.034, 8.991
@@ -16,7 +16,7 @@ from hwmodels.checks import check_finite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tariff:
-    """List prices.
+    """List prices of a provider with prompt caching.
 
     Defaults have the structure of Anthropic's prompt caching with a lifetime of five minutes.
     """
@@ -24,11 +24,11 @@ class Tariff:
     usd_per_million_input_tokens: float = 3.0
     usd_per_million_output_tokens: float = 15.0
     read_factor: float = 0.1
-    """Of the input price, for tokens that were found in the cache."""
+    """Price of tokens found in the cache, as a fraction of the input price."""
     write_factor: float = 1.25
-    """Of the input price, for pinned tokens that had to be computed."""
+    """Price of pinned tokens that had to be computed, as a fraction of the input price."""
     usd_per_million_token_hours: float = 0.0
-    """Rent of pinned tokens (Google's explicit caches: some $1 to $4.5)."""
+    """Rent of pinned tokens per million tokens and hour (Google's explicit caches: some $1 to $4.5)."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -43,7 +43,7 @@ class Tariff:
         output_tokens: float,
         pinned_token_s: float,
     ) -> float:
-        """What input_tokens cost, of which some were found and others written, and the rest."""
+        """Returns the bill in US dollars; `found` and `written` are parts of input_tokens."""
         at_full_price = input_tokens - found - written
         input_usd = at_full_price + self.read_factor * found + self.write_factor * written
         return (

@@ -1,4 +1,4 @@
-"""The operators of an iteration, priced: from a model on a layout of devices to one device's share."""
+"""Builds the priced operators of an iteration: from a model and a layout of devices to one device's share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SAMPLING_KERNELS = 4
 
 
 def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operator]:
-    """In the order of an iteration; with_draft: the model's draft heads run once, too."""
+    """Returns the operators of an iteration in execution order.
+
+    with_draft: appends one pass of the model's draft heads. Raises ValueError if the model has none.
+    """
     model = site.model
     return [
         *placed(
@@ -31,13 +34,16 @@ def iteration_operators(site: Site, *, with_draft: bool = False) -> list[Operato
 
 
 def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
-    """The same in that part of the model; attention and experts, in a draft's layer, stay with layers."""
+    """Assigns operators to a part of the model; attention and expert operators keep `Part.layers`."""
     for op in operators:
         yield op if op.per in (Per.decode, Per.prefill, Per.any_token) else replace(op, part=part)
 
 
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
-    """Of `calls` layers. Norms behind attention and MLP, if any, are counted with those before."""
+    """Yields the operators of `calls` identical layers.
+
+    Norms after attention and after the MLP, if any, are counted with the norms before them.
+    """
     yield site.norm("attention_norm", calls, block.num_norms / 2)
     yield from attention_operators(site, block.attention, calls)
     yield from site.reduced("attention", calls)
@@ -46,7 +52,7 @@ def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator
 
 
 def between_stages(site: Site) -> Iterator[Operator]:
-    """A micro-batch is sent on, stage by stage."""
+    """Yields the send of a micro-batch's hidden states to the next pipeline stage, if there is one."""
     layout = site.layout
     stages = layout.pipeline_parallel_size
     if stages > 1:
@@ -56,7 +62,7 @@ def between_stages(site: Site) -> Iterator[Operator]:
 
 
 def head_operators(site: Site, calls: float) -> Iterator[Operator]:
-    """Logits of the sampled rows, gathered from all ranks, and sampling over them in fp32."""
+    """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
     model, b = site.model, site.model.element_bytes
     vocab = share_of(model.vocab_size, site.tp)
     yield from site.gemm(Matrix("lm_head", model.hidden_size, vocab, role=Role.plain), calls, Per.row)
@@ -80,7 +86,11 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
 
 
 def draft_operators(site: Site) -> Iterator[Operator]:
-    """Medusa: a head is a residual layer and an LM head. MTP: a projection and a layer; shared LM head."""
+    """Yields the operators of the model's draft heads, or raises ValueError if it has none.
+
+    A Medusa head is a residual layer and an LM head. An MTP head is a projection and a layer; it shares the
+    model's LM head.
+    """
     model, draft = site.model, site.model.draft
     if draft is None:
         raise ValueError(f"with_draft=True: {model.name} has no draft heads")

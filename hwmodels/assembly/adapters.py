@@ -1,15 +1,15 @@
-"""What LoRA adapters add to an iteration: segmented kernels over a batch that mixes them.
+"""Operators that LoRA adapters add to an iteration: segmented kernels over a batch that mixes adapters.
 
 Chen et al., "Punica", MLSys 2024 (SGMV); Sheng et al., "S-LoRA", MLSys 2024. Each dense matrix w[k, n] has
-two kernels more, shrink x a[k, r] and expand by b[r, n]. T tokens go through an adapter, each with its rank
+two more kernels, shrink x a[k, r] and expand by b[r, n]. T tokens go through an adapter, each with its rank
 r; R is the sum of the ranks of the different adapters, each of which is read once:
 
     FLOPs   2 (k + n) sum of r over tokens
     bytes   b ((k + n) R + (k + 2 n) T + 2 sum of r over tokens)
 
-Nothing depends on how tokens are spread over adapters but R: the kernels take a segment's tokens together.
-Of tensor parallel ranks each has its share of k or n; the message that sums up what is between the two
-kernels is left out, it is r wide.
+Of the spread of tokens over adapters only R matters: the kernels process a segment's tokens together.
+Each tensor parallel rank has its share of k or n. The all-reduce of the intermediate result between the two
+kernels is left out, because it is only r wide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hwmodels.operators.stream import stream_seconds
 
 
 def adapter_operators(site: Site) -> Iterator[Operator]:
-    """One for each size of dense matrices; 0 s where no token goes through an adapter."""
+    """Yields one operator per shape of dense matrices; it takes 0 s if no token goes through an adapter."""
     calls: Counter[tuple[int, int]] = Counter()
     for matrix in site.model.layer_matrices(site.ranks):
         if matrix.role is Role.dense:
@@ -38,7 +38,7 @@ def adapter_operators(site: Site) -> Iterator[Operator]:
 
 
 class AddedByAdapters:
-    """The operators of a site's adapters, made when the first adapter is met."""
+    """The adapter operators of a site, built when the first batch with an adapter is priced."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -48,7 +48,7 @@ class AddedByAdapters:
         return list(adapter_operators(self._site))
 
     def seconds(self, batch: RankBatch) -> tuple[Any, Any]:
-        """GPU seconds, and how many kernels they are."""
+        """Returns GPU seconds and the number of kernels launched."""
         gpu_s: Any = 0.0
         for op in self.operators:
             gpu_s = gpu_s + op.calls * op.seconds(batch)

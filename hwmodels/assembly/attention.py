@@ -1,6 +1,6 @@
-"""The operators of each kind of attention, projections included, of one layer on one rank.
+"""Attention operators of one layer on one rank, projections included, for each kind of attention.
 
-Grouped-query attention stands here, others in modules of their own; `OPERATORS` says which kind has which.
+Grouped-query attention is defined here, other kinds in their own modules; `OPERATORS` maps kind to function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAtt
 
 
 def attention_operators(site: Site, spec: Attention, calls: float) -> Iterator[Operator]:
-    """Of `calls` layers of that kind."""
+    """Yields the operators of `calls` attention layers of the kind of `spec`."""
     return OPERATORS[type(spec)](site, spec, calls)
 
 
@@ -57,7 +57,7 @@ def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iter
 
 
 def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: float) -> Iterator[Operator]:
-    """Decodes and chunks in one variable-length kernel, as in vLLM; each part with a price of its own."""
+    """Yields decode and prefill attention; one variable-length kernel runs both, each has its own price."""
     curve, library = site.calibration.attention, site.kernels.library
     decode = DecodeAttention(heads, site.device, curve, library)
     prefill = PrefillAttention(heads, site.device, curve, library, site.dtype)
@@ -88,10 +88,11 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
 
 
 def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -> Iterator[Operator]:
-    """Context parallel: what travels among the devices that share a sequence.
+    """Yields the messages of context parallelism among the devices that share a sequence.
 
-    Prefill: the shares of keys and values go round (pass-KV), or those of the queries and their partial
-    results where they are fewer (pass-Q). Decode: queries are on every device; partial results are summed.
+    Prefill: the shards of keys and values go round the ring (pass-KV), or the shards of queries and their
+    partial results if those are smaller (pass-Q). Decode: queries are on every device; partial results are
+    summed.
     """
     ring = site.layout.context_parallel_size
 
@@ -113,7 +114,7 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
 
 
 def _decodes(seqs: Any) -> RankBatch:
-    """A batch of so many decodes."""
+    """Returns the batch of one iteration that decodes `seqs` sequences and nothing else."""
     return RankBatch(seqs, seqs, seqs, seqs, 0, 0, 0, 0, 0)
 
 
@@ -122,4 +123,4 @@ OPERATORS: dict[type, Callable[[Site, Any, float], Iterator[Operator]]] = {
     LatentAttention: latent,
     LinearAttention: linear,
 }
-"""By kind; each takes the site, the layer and how many there are of it."""
+"""Operator function per kind of attention; arguments: site, layer specification, number of such layers."""

@@ -1,4 +1,4 @@
-"""The operators of latent attention (MLA), of one layer on one rank."""
+"""Operators of multi-head latent attention (MLA), of one layer on one rank."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 
 EXPANSION_PEAK_SHARE = 0.7
-"""Of the dense peak, by the GEMM that expands thousands of cached latent vectors."""
+"""Share of the dense peak that the GEMM reaches which expands thousands of cached latent vectors."""
 
 
 def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
-    """MLA. Projections of queries and of the compressed keys and values, norms, attention, output.
+    """Yields MLA: projections of queries and compressed keys and values, norms, attention, output projection.
 
-    kv_b_proj has one form for chunks (it expands their keys and values) and one for absorbed decodes (it is
-    folded into queries and outputs); both multiply each new token by its matrix once. What chunks have cached
-    is expanded again, each time; so is the whole context of decodes that are not absorbed.
+    kv_b_proj has one form for prompt chunks (it expands their keys and values) and one for absorbed decodes
+    (it is folded into queries and outputs); both multiply each new token by its matrix once. The cached
+    context of a chunk is expanded again in each iteration; so is the whole context of decodes that are not
+    absorbed.
     """
     b, heads_here = site.model.element_bytes, share_of(spec.num_heads, site.tp)
     scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
@@ -64,10 +65,10 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
 def latent_attention(
     site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
 ) -> Iterator[Operator]:
-    """Chunks attend to expanded keys and values, absorbed decodes to the latent vectors themselves.
+    """Yields attention: chunks attend to expanded keys and values, absorbed decodes to the latent vectors.
 
-    A naive decode is multi-head attention over expanded ones, each head with keys and values of its own. What
-    is stored, latent vectors, is then read by the expansion.
+    A decode that is not absorbed is multi-head attention over expanded keys and values, separate ones per
+    head. The stored latent vectors are then read by the expansion.
     """
     curve, library = site.calibration.mla, site.kernels.library
     absorbed = site.kernels.absorbed_latent_decode
@@ -108,11 +109,11 @@ def latent_attention(
 def expansion(
     site: Site, elements: float, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
 ) -> Iterator[Operator]:
-    """Keys and values of cached tokens, made again from their latent vectors by kv_b_proj (elements).
+    """Yields the GEMM that expands cached latent vectors to keys and values; elements: weights of kv_b_proj.
 
-    Of what chunks have cached; and, where decode is not absorbed, of every context token that is attended to.
-    A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are written.
-    Whichever takes longer, and the start of a kernel.
+    It expands the cached context of prompt chunks and, if decode is not absorbed, every attended context
+    token. A token takes 2 elements FLOPs; its latent vector is read, heads (nope + rope + v) b bytes are
+    written. The time is the larger of compute and memory time, plus the start of a kernel.
     """
     read_bytes = heads.latent_bytes_per_token
     token_bytes = read_bytes + expanded.kv_bytes_per_token
@@ -161,7 +162,7 @@ def expansion(
 
 
 def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
-    """Scores every cached token with small fp8 keys, to pick those that are attended to (DeepSeek-V3.2)."""
+    """Yields the scores of all cached tokens by small fp8 keys, which select the top k (DeepSeek-V3.2)."""
     key_bytes = spec.index_head_dim + 4.0
     pair_flops = 2.0 * spec.index_n_heads * spec.index_head_dim
     dtype = "fp8" if "fp8" in site.device.peak_flops_per_s else site.dtype

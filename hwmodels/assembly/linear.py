@@ -1,4 +1,4 @@
-"""The operators of linear attention, of one layer on one rank."""
+"""Operators of linear attention, of one layer on one rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hwmodels.iterations.ops import Operator, Per, Quantity, whatever_the_contex
 from hwmodels.model.attention import LinearAttention
 
 DELTA_NET_CHUNK = 64
-"""Tokens that the chunked form of the delta rule takes at once (Yang et al., 2024)."""
+"""Tokens that the chunked form of the delta rule processes at once (Yang et al., 2024)."""
 
 
 def linear(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
-    """Gated delta net: projections, a short convolution, the delta rule over the state, a gated norm."""
+    """Yields a gated delta net: projections, short convolution, delta rule over the state, gated norm."""
     b = site.model.element_bytes
     *in_projs, out_proj = spec.matrices(site.model.hidden_size, site.tp)
     for matrix in in_projs:
@@ -27,10 +27,10 @@ def linear(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator
 
 
 def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
-    """Reads and writes a sequence's state once a decode and once a chunk.
+    """Yields the delta rule, which reads and writes a sequence's state once per decode and once per chunk.
 
-    A token takes 6 heads d_k d_v FLOPs (decay, correct, read the state); in a chunk of C tokens at once
-    2 C heads (2 d_k + d_v) more, for the products among its tokens.
+    A token takes 6 heads d_k d_v FLOPs (decay, correct, read the state). In a chunk of C tokens it takes
+    2 C heads (2 d_k + d_v) more, for the products among the chunk's tokens.
     """
     heads = spec.value_heads_per_rank(site.tp)
     state_bytes = spec.state_bytes(site.model.dtype, site.tp)

@@ -1,4 +1,4 @@
-"""The operators of each kind of MLP, of one layer on one rank."""
+"""MLP operators of one layer on one rank, for each kind of MLP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer
 
 EXPERT_KERNELS = 8
-"""Launches of a fused layer of experts: top-k, sort and count tokens, two grouped GEMMs, activation, sum."""
+"""Kernel launches of a fused layer of experts: top-k, sort and count tokens, two GEMMs, activation, sum."""
 
 
 def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) -> Iterator[Operator]:
@@ -46,7 +46,7 @@ def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operato
 
 
 def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Operator:
-    """All routed experts of this rank, in one fused layer. width: of an expert, as this rank holds it."""
+    """Returns the fused operator of this rank's routed experts; width: intermediate size on this rank."""
     layer = ExpertLayer(
         hidden_size=site.model.hidden_size,
         intermediate_size=width,
@@ -57,8 +57,8 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
     )
     weights, device = site.stored(Role.routed)
     if weights.name == "fp8":
-        # One scale a tensor: the kernels that were measured so on Hopper take five times as long as those for
-        # blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms a token, not 87).
+        # With one scale per tensor: the kernels measured in this format on Hopper take five times as long as
+        # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
         weights = WEIGHT_FORMATS["fp8_block"]
     curve, library, routing = site.calibration.moe, site.kernels.library, site.kernels.routing
 
@@ -86,10 +86,11 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
 
 
 def to_experts(site: Site, mlp: MixtureOfExperts, way: str, calls: float) -> Iterator[Operator]:
-    """With attention data or context parallel tokens travel to the devices that hold their experts, and back.
+    """Yields the messages that carry tokens to their experts' devices ("dispatch") and back ("combine").
 
-    Every device holds some experts whole: an all-to-all of top_k copies of each token (dispatch, combine).
-    Each holds a slice of all: every token goes everywhere (all-gather), slices are summed (reduce-scatter).
+    They exist with attention data parallelism or context parallelism only. If every device holds some experts
+    whole, it is an all-to-all of top_k copies of each token. If each holds a slice of every expert, every
+    token goes to every device (all-gather) and the slices are summed (reduce-scatter).
     """
     layout, hidden_bytes = site.layout, site.hidden_bytes
     if layout.num_token_groups == 1:

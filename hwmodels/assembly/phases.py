@@ -1,4 +1,4 @@
-"""What the operators of several kinds of attention share: the two phases of one kernel."""
+"""Operators that several kinds of attention share: decode and prefill as two phases of one kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def both_phases(
     stored: tuple[Quantity, Quantity],
     moved: tuple[Quantity, Quantity] | None = None,
 ) -> Iterator[Operator]:
-    """Decode and prefill; moved: bytes, where they are not those that are stored."""
+    """Yields the decode and the prefill operator; moved: bytes, if they differ from the stored bytes."""
     for i, phase in enumerate(("decode", "prefill")):
         yield Operator(
             name=f"attention_{phase}{suffix}",
@@ -34,12 +34,12 @@ def both_phases(
             stored_bytes=stored[i],
             bytes_moved=(moved or stored)[i],
             dtype=site.dtype,
-            kernels=1 - i,  # they share one
+            kernels=1 - i,  # the two phases share one kernel
         )
 
 
 def delay_beside_prefill(site: Site, decode: DecodeAttention, window: int | None, calls: float) -> Operator:
-    """What decodes take longer in a kernel that also works on prompt chunks (FlashAttention-2)."""
+    """Returns the time that decodes lose in a kernel that also processes prompt chunks (FlashAttention-2)."""
     longer = decode.beside_prefill - 1
 
     def seconds(batch: RankBatch) -> Any:

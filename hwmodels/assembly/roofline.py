@@ -1,15 +1,15 @@
 """Iterations priced operator by operator: levels `spec` and `calibrated`, which differ in parameters only.
 
-The roofline is that of Williams, Waterman, Patterson, CACM 2009, with curves for what kernels reach of it:
+Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share that kernels reach of it:
 
     operator    hwmodels/operators: the larger of compute and memory time at the shares that its shape
                 reaches, and the start of its kernels; collectives by message size and algorithm
-    gpu         sum over operators, tokens padded to the captured size where a CUDA graph replays; of
-                micro-batches, what `Stages` makes of them
+    gpu         sum over operators, tokens padded to the captured size where a CUDA graph replays;
+                micro-batches: see `Stages`
     iteration   see `HostOverhead`
 
-Every price is there for a number and for an array, side by side so that they stay alike; the numbers of a
-batch that one device computes whole are in `whole_batches`.
+Every price exists for a number and for an array, side by side so that they stay alike. Prices of batches that
+one device computes whole are in `whole_batches`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
 
 FEW_ITERATIONS = 16
-"""Priced one by one: an array of them takes as long as 20 numbers."""
+"""Up to this many iterations are priced one by one: an array of them takes as long as 20 numbers."""
 
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
@@ -51,9 +51,9 @@ NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 class Roofline:
     """An `IterationModel` of one replica: a model on the devices of a layout.
 
-    `seconds` is asked millions of times in a simulation. What depends on the numbers of tokens and of sampled
-    rows alone is looked up in tables; attention comes on top, in arithmetic that numbers and arrays share to
-    the last bit (`hwmodels.exact`). `breakdown` and `explain` go operator by operator.
+    `seconds` is called millions of times in a simulation. Times that depend only on the numbers of tokens and
+    sampled rows are looked up; attention is added by arithmetic that gives the same bits for numbers and
+    arrays (`hwmodels.exact`). `breakdown` and `explain` go operator by operator.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Roofline:
                 host=self._host,
             )
         )
-        """None: several devices, or micro-batches, share each batch."""
+        """None if several devices, or micro-batches, share each batch."""
         self._decode_batches = RowsByCount(self._decode_batch_figures)
         self._known_batches: dict[float, list[float]] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
-        """None: an iteration is one batch, that passes all stages once."""
+        """None if an iteration is one batch that passes all stages once."""
         if self.stages is not None:
             ends = (Part.first, Part.between, Part.last)
             self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
@@ -127,7 +127,7 @@ class Roofline:
             self._known_ends: dict[float, list[float]] = {}
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Wall time of the iteration; for arrays, of each."""
+        """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
         if ndarray in map(type, shape):
             return self._seconds_many(shape)
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, adapters = shape
@@ -161,7 +161,7 @@ class Roofline:
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive decode-only iterations end; see `IterationModel`."""
+        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
         if self._whole is not None:
             return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
         contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
@@ -173,15 +173,15 @@ class Roofline:
         return list(accumulate(durations_s, initial=start_s))[1:]
 
     def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
-        """GPU seconds of every operator, all its calls together; they sum to the iteration's.
+        """Returns GPU seconds of every operator over all its calls; they sum to the iteration's GPU seconds.
 
-        In a pipeline: of one micro-batch on all stages, or of all on the slowest, whichever it waits for.
+        In a pipeline: one micro-batch on all stages, or all on the slowest stage, whichever takes longer.
         """
         parts = self._critical_path(shape)
         return [(op, total_of(op, parts, partial(seconds_of, op))) for op in self._operators_of(shape)]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Seconds by component: `launch` is the GPU waiting for launches, `host` the wait for the rest."""
+        """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
         zeros = np.zeros(np.broadcast(*shape[:-1]).shape)[()]
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
         for op, seconds in self.operator_seconds(shape):
@@ -195,10 +195,10 @@ class Roofline:
         return parts
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """The operators of one iteration with what they take and what bounds them, the longest first.
+        """Returns the operators of one iteration with their time and their bound, the longest first.
 
-        An operator is bound by the larger of its data-sheet times, or by launches where it takes less than
-        15 us a kernel and that time is less than a quarter of it. In a pipeline: as in `operator_seconds`.
+        An operator is bound by the larger of its data-sheet times, or by launches if it takes less than
+        15 us per kernel and that data-sheet time is less than a quarter of it. Pipelines: `operator_seconds`.
         """
         path = self._critical_path(shape)
         fullest = path[0].batch
@@ -225,9 +225,9 @@ class Roofline:
         return sorted(lines.values(), key=lambda line: -line.seconds)
 
     def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
-        """An iteration's fullest micro-batch, how many there are, and one that decodes only. GPU seconds.
+        """Returns the fullest micro-batch, their counts, and a decode-only one; times in GPU seconds.
 
-        For arrays, of each iteration. Without micro-batches: of one batch.
+        For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
         own = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = map(_whole, (own.tokens, own.all_tokens, own.rows))
@@ -242,15 +242,15 @@ class Roofline:
         return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
 
     def flops(self, shape: IterationShape) -> Num:
-        """2 a weight and token, 4 heads head_dim a query-key pair and layer; LM head: sampled rows only."""
+        """2 per weight and token, 4 heads head_dim per query-key pair and layer; LM head on sampled rows."""
         return whole_total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """Matrices that any token is multiplied with, the KV and states of every context attended to."""
+        """Bytes of the matrices that any token is multiplied with, and of KV and states attended to."""
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
-        """Seconds of all operators of these kinds (and part), for counts of tokens or rows; 0 s for none."""
+        """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""
         some = np.maximum(counts, 1)
         batch = RankBatch(some, some, some, 0, 0, 0, 0, 0, 0)
         total = np.zeros_like(counts)
@@ -260,7 +260,7 @@ class Roofline:
         return total * np.minimum(counts, 1)
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """The wall time of one iteration that only decodes, in seconds."""
+        """Returns the wall time of one decode-only iteration in seconds."""
         if self._whole is not None:
             return self._whole.decode_seconds(num_seqs, context_tokens)
         counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
@@ -270,13 +270,13 @@ class Roofline:
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def _decode_batch(self, num_seqs: Any) -> list[float]:
-        """What contexts do not change: GPU seconds, and floor_s and added_s of the host (`HostShare`)."""
+        """Returns what contexts do not change: GPU seconds, floor_s and added_s of the host."""
         if num_seqs not in self._known_batches:
             self._known_batches[num_seqs] = self._decode_batches.of_many(_whole(num_seqs)).tolist()
         return self._known_batches[num_seqs]
 
     def _decode_batch_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any]:
-        """The same of many."""
+        """Computes `_decode_batch` for many numbers of sequences."""
         batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
         tokens, all_tokens, rows = map(_whole, (batch.tokens, batch.all_tokens, batch.rows))
         replays = self._host.replays(tokens, 0)
@@ -284,19 +284,19 @@ class Roofline:
         return (gpu_s, *self._host.bounds(replays, num_seqs))
 
     def _decode_round(self, all_s: Any, full: Any, first_s: Any, between_s: Any, last_s: Any) -> Any:
-        """Seconds of a round of micro-batches that decode only, all_s each on all stages."""
+        """Returns seconds of a round of decode-only micro-batches that take all_s each on all stages."""
         assert self.stages is not None
         batch = MicroBatch(all_s, first_s, between_s, last_s)
         return self.stages.seconds(batch, InFlight(full, 0), NO_MICRO_BATCH)
 
     def _decode_ends_of(self, num_seqs: Any) -> list[float]:
-        """Micro-batches of an iteration that decodes only; seconds of each before, between, behind layers."""
+        """Returns the number of decode-only micro-batches; their seconds before, between, after layers."""
         if num_seqs not in self._known_ends:
             self._known_ends[num_seqs] = self._decode_ends.of_many(_whole(num_seqs)).tolist()
         return self._known_ends[num_seqs]
 
     def _decode_ends_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any, Any]:
-        """The same of many."""
+        """Computes `_decode_ends_of` for many numbers of sequences."""
         shape = IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs)
         batch = self.layout.rank_batch(shape)
         tokens = _whole(batch.tokens)
@@ -304,7 +304,7 @@ class Roofline:
         return self.layout.in_flight(shape).full, *self._ends(computed, _whole(batch.rows))
 
     def _ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
-        """Seconds of a micro-batch before, between and behind layers; numbers or arrays."""
+        """Returns seconds of a micro-batch before, between and after the layers; numbers or arrays."""
         if isinstance(computed, ndarray):
             many = [table.of_many(computed) for table in self._ends_s]
             return many[0], many[1], many[2] + self._rows_s.of_many(rows)
@@ -314,7 +314,7 @@ class Roofline:
     def _round(
         self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
     ) -> Any:
-        """Seconds of a round of an iteration's micro-batches, the fullest of which takes gpu_s."""
+        """Returns seconds of a round of an iteration's micro-batches, the fullest of which takes gpu_s."""
         assert self.stages is not None
         batches = self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
         return self.stages.seconds(*batches)
@@ -322,7 +322,7 @@ class Roofline:
     def _micro_batches(
         self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
     ) -> tuple[MicroBatch, InFlight, MicroBatch]:
-        """The fullest micro-batch, how many there are, and one without a piece of a chunk."""
+        """Returns the fullest micro-batch, the counts, and a micro-batch without a piece of a chunk."""
         batch = MicroBatch(gpu_s, *self._ends(computed, rows))
         in_flight = self.layout.in_flight(shape)
         if not isinstance(in_flight.light, ndarray) and not in_flight.light:
@@ -337,12 +337,12 @@ class Roofline:
         return batch, in_flight, MicroBatch(counted_s + decodes_s, *self._ends(tokens, tokens))
 
     def _own_decodes(self, num_seqs: Any, context_tokens: Any) -> tuple[Any, Any]:
-        """One device's share of the sequences and of their contexts."""
+        """Returns one device's share of the sequences and of their context tokens."""
         batch = self.layout.rank_batch(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs))
         return batch.decode_seqs, batch.decode_context_tokens
 
     def _seconds_many(self, shape: IterationShape) -> Any:
-        """`seconds` of each of many iterations, in the same order of operations."""
+        """Computes `seconds` of each of many iterations, in the same order of operations."""
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
         no_adapters = shape.adapters is None
@@ -369,27 +369,27 @@ class Roofline:
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
 
     def _operators_of(self, shape: IterationShape) -> list[Operator]:
-        """Of an iteration, those of its adapters included."""
+        """Returns the operators of an iteration on one device, those of its adapters included."""
         return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
 
     def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
-        """The same on one device."""
+        """Returns the operators of an iteration of the undivided model, those of its adapters included."""
         if shape.adapters is None:
             return self._whole_model
         return [*self._whole_model, *self._whole_adapters.operators]
 
     def _counted(self, computed: int, all_tokens: int, rows: int) -> float:
-        """GPU seconds of all that is looked up."""
+        """Returns GPU seconds of all operators whose times are looked up by count."""
         gpu_s = self._tokens_s.of(computed) + self._rows_s.of(rows)
         return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of(all_tokens)
 
     def _counted_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
-        """The same of arrays."""
+        """Returns the storage format of matrices of that role, and the device with their peaks."""
         gpu_s = self._tokens_s.of_many(computed) + self._rows_s.of_many(rows)
         return gpu_s if self._any_tokens_s is None else gpu_s + self._any_tokens_s.of_many(all_tokens)
 
     def _critical_path(self, shape: IterationShape) -> list[Passing]:
-        """What an iteration's GPU seconds are spent on: batches, and how often operators of each part run."""
+        """Returns the batches on the critical path, each with the number of runs of each part's operators."""
         batch = self._padded_batch(shape)
         if self.stages is None:
             return [Passing(batch, dict.fromkeys(Part, 1.0))]

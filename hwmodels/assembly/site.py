@@ -1,4 +1,7 @@
-"""Where operators run, and the kinds of operators that every layer is made of: GEMMs, streams, messages."""
+"""The site of operators, and the operators that all layers are made of: GEMMs, streams and messages.
+
+A site is a rank of a model on a device, with the figures that prices depend on.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ COLLECTIVES = {
 }
 
 LORA_PEAK_SHARE = 0.25
-"""Of the dense peak that adapters of rank 8 to 64 can reach: so much of a tile's columns they fill."""
+"""Share of the dense peak that adapters of rank 8 to 64 reach: they fill this share of a tile's columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +46,15 @@ class Kernels:
     """Which kernels the engine runs, as far as prices depend on it."""
 
     library: str = "vllm"
-    """Whose kernels: vllm (SGLang's are much the same), or trtllm."""
+    """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
     gemm_library: str = "vllm"
-    """Whose GEMM kernels."""
+    """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
-    """The operator that makes a tensor of one scale (fp8, int8) quantises it; else a kernel of its own."""
+    """If true, the operator before a GEMM quantises tensors of one scale (fp8, int8); else a kernel does."""
     absorbed_latent_decode: bool = True
-    """Decode over latent vectors attends to them as they are cached; false expands keys and values first."""
+    """If true, decode attends to latent vectors as cached; if false, keys and values are expanded first."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
-    """How evenly tokens choose experts; benchmarks with random prompts, too, find them skewed."""
+    """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
 
     def __post_init__(self) -> None:
         for name in ("library", "gemm_library"):
@@ -61,7 +64,7 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A model's rank on a device. Its methods make the operators that all kinds of layers share."""
+    """A model's rank on a device; its methods build the operators that all kinds of layers share."""
 
     model: ModelSpec
     device: Device
@@ -88,11 +91,11 @@ class Site:
 
     @property
     def hidden_bytes(self) -> float:
-        """Of one token's hidden state."""
+        """Bytes of one token's hidden state."""
         return self.model.hidden_size * self.model.element_bytes
 
     def stream(self, name: str, calls: float, bytes_per_token: float) -> Operator:
-        """A memory-bound operator over the activations of all tokens."""
+        """Returns a memory-bound operator over the activations of all tokens."""
         return Operator(
             name=name,
             component="elementwise",
@@ -106,12 +109,15 @@ class Site:
         )
 
     def norm(self, name: str, calls: float, num_norms: float = 1) -> Operator:
-        """Adds the residual: reads two hidden states, writes two. Cut over tokens where sequence parallel."""
+        """Returns norms with residual add: each reads and writes two hidden states.
+
+        Sequence parallelism splits them over tokens.
+        """
         split = self.tp if self.layout.sequence_parallel else 1
         return self.stream(name, calls, num_norms * 4 * self.hidden_bytes / split)
 
     def gemm(self, matrix: Matrix, calls: float, per: Per = Per.token) -> Iterator[Operator]:
-        """x[m, k] w[k, n] for each token (or sampled row), and what adapters add to it."""
+        """Yields x[m, k] w[k, n] for m tokens (or sampled rows), and its LoRA operator, if any."""
         weights, device = self.stored(matrix.role)
         k, n, b = matrix.k, matrix.n, self.model.element_bytes
         rows = per.value
@@ -143,10 +149,10 @@ class Site:
             yield self._adapters(matrix, calls, self.lora)
 
     def stored(self, role: Role) -> tuple[WeightFormat, Device]:
-        """How matrices of that role are stored, and the device as they see it.
+        """Returns the storage format of matrices of that role, and the device with their peaks.
 
-        2:4 sparse ones have half of the values and two bits of position each, and twice the peak where the
-        chip has the units.
+        2:4 sparse matrices store half of the values plus two bits of position each, and run at twice the peak
+        on chips that have sparse tensor cores.
         """
         weights = weight_format(self.model.weight_format_of(role))
         if self.model.sparsity is None or role is Role.plain:
@@ -159,7 +165,7 @@ class Site:
         return halved, replace(self.device, peak_flops_per_s=peaks)
 
     def _adapters(self, matrix: Matrix, calls: float, lora: Lora) -> Operator:
-        """Shrink x[m, k] a[k, r], then expand by b[r, n]: 2 m r (k + n) FLOPs; an adapter is read once."""
+        """Returns shrink x[m, k] a[k, r] and expand by b[r, n]: 2 m r (k + n) FLOPs, adapters read once."""
         r, k, n, b = lora.rank, matrix.k, matrix.n, self.model.element_bytes
         peak = self.device.peak_flops_per_s[self.dtype] * LORA_PEAK_SHARE
 
@@ -197,9 +203,9 @@ class Site:
         component: str = "communication",
         nodes: int | None = None,
     ) -> Operator:
-        """A collective among num_ranks devices; message_bytes as `operators.collectives` counts them.
+        """Returns a collective among num_ranks devices; message_bytes as `operators.collectives` counts them.
 
-        nodes: over which they are spread; None: as few as hold them.
+        nodes: number of nodes that the devices span; None: the fewest that hold them.
         """
         nodes = nodes or self.layout.nodes_spanned(num_ranks, self.device)
         device, curve, library = self.device, self.calibration.collectives, self.kernels.library
@@ -222,7 +228,7 @@ class Site:
         )
 
     def reduced(self, of: str, calls: float) -> Iterator[Operator]:
-        """The sum of all tensor-parallel ranks' hidden states, on every rank."""
+        """Yields the sum of hidden states over all tensor parallel ranks, on every rank."""
         if self.tp == 1:
             return
         size = per_token(self.hidden_bytes)

@@ -1,7 +1,7 @@
-"""Prices of single iterations, and of leaps of decodes, that one device computes whole.
+"""Prices of iterations, and of runs of decode-only iterations, whose batch one device computes whole.
 
-That is, no attention groups, no ring and no micro-batches share them. These are the prices that a simulation
-asks for in each of its steps, so what depends on a number of sequences alone is kept by that number.
+No attention groups, ring or micro-batches share these batches. A simulation asks for these prices in each of
+its steps, so figures that depend only on the number of sequences are cached by that number.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.ops import Operator
 
 FEW_ITERATIONS = 48
-"""Priced one by one: numpy takes as long for 50."""
+"""Up to this many iterations are priced one by one: numpy takes as long for 50."""
 
 
 class _DecodeBatch(NamedTuple):
-    """What an iteration that only decodes has in common with all others of as many sequences."""
+    """Figures that all decode-only iterations with the same number of sequences share."""
 
     counted_s: float
     """GPU seconds that do not depend on contexts."""
     floor_s: float
     added_s: float
-    """The iteration takes max(GPU, floor_s) + added_s: see `HostShare`."""
+    """Seconds of the host: the iteration takes max(GPU, floor_s) + added_s; see `HostShare`."""
     straight: Straight
 
 
 class WholeBatches:
-    """tokens_s, rows_s: GPU seconds by number of tokens and of sampled rows."""
+    """Prices iterations whose batch one device computes whole.
+
+    tokens_s, rows_s: GPU seconds by number of tokens and by number of sampled rows.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class WholeBatches:
         self._prefill_bounds: dict[int, tuple[float, float]] = {}
 
     def prefill_seconds(self, shape: IterationShape) -> float:
-        """The wall time of one iteration with prompt chunks, in seconds."""
+        """Returns the wall time of one iteration with prompt chunks in seconds."""
         batch: Any = shape  # a device's share of the whole batch is the batch
         decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _ = batch
         gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
@@ -70,7 +73,7 @@ class WholeBatches:
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """The wall time of one iteration that only decodes, in seconds."""
+        """Returns the wall time of one decode-only iteration in seconds."""
         counted_s, floor_s, added_s, _ = self._batches.get(num_seqs) or self._batch(num_seqs)
         gpu_s = counted_s + self._decodes.seconds(num_seqs, context_tokens)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
@@ -78,7 +81,7 @@ class WholeBatches:
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive iterations that only decode end; see `IterationModel`."""
+        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
         batch = self._batches.get(num_seqs) or self._batch(num_seqs)
         counted_s, _, added_s, (from_context, lines) = batch
         last = num_context_tokens + num_seqs * num_iterations
@@ -109,7 +112,7 @@ class WholeBatches:
     def _long_leap_ends(
         self, start_s: float, batch: _DecodeBatch, contexts: NDArray[np.float64]
     ) -> list[float]:
-        """`decode_ends` of many iterations where prices are straight lines."""
+        """Computes `decode_ends` of many iterations whose prices are straight lines."""
         decodes_s = np.zeros(len(contexts))
         for calls, fixed_s, token_s in batch.straight.lines:
             decodes_s += calls * (fixed_s + token_s * contexts)
@@ -119,7 +122,7 @@ class WholeBatches:
         return ends_s
 
     def _leap_seconds(self, batch: _DecodeBatch, num_seqs: int, contexts: range) -> list[float]:
-        """The wall time of each of some consecutive iterations that only decode, in seconds."""
+        """Returns the wall time in seconds of each of several consecutive decode-only iterations."""
         counted_s, floor_s, added_s, _ = batch
         # No iteration takes longer than the last.
         if counted_s + self._decodes.seconds(num_seqs, contexts[-1]) <= floor_s:
@@ -141,6 +144,6 @@ class WholeBatches:
         return self._batches[num_seqs]
 
     def _bounds_beside_prefill(self, num_seqs: Any) -> tuple[float, float]:
-        """floor_s and added_s of an iteration with prompt chunks: no CUDA graph replays it."""
+        """Returns floor_s and added_s of an iteration with prompt chunks, which no CUDA graph replays."""
         self._prefill_bounds[num_seqs] = self._host.bounds(False, num_seqs)
         return self._prefill_bounds[num_seqs]
