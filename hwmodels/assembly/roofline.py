@@ -43,7 +43,7 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
 
 FEW_ITERATIONS = 16
-"""Up to this many iterations are priced one by one: an array of them takes as long as 20 numbers."""
+"""Largest number of iterations priced one by one: an array takes as long as 20 numbers."""
 
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 

@@ -50,9 +50,9 @@ class Kernels:
     gemm_library: str = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
-    """If true, the operator before a GEMM quantises tensors of one scale (fp8, int8); else a kernel does."""
+    """Fuses quantisation to one scale (fp8, int8) into the operator before a GEMM; else a kernel does it."""
     absorbed_latent_decode: bool = True
-    """If true, decode attends to latent vectors as cached; if false, keys and values are expanded first."""
+    """Decode attends to latent vectors as cached if true; false expands keys and values first."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
     """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
 

@@ -20,7 +20,7 @@ from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.ops import Operator
 
 FEW_ITERATIONS = 48
-"""Up to this many iterations are priced one by one: numpy takes as long for 50."""
+"""Largest number of iterations priced one by one: numpy takes as long for 50."""
 
 
 class _DecodeBatch(NamedTuple):

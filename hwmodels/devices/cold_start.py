@@ -1,7 +1,7 @@
-"""How long a replica takes until it serves: a machine, its weights, warm-up, CUDA graphs.
+"""Cold start: the time until a new replica serves, from its machine, weights, warm-up and CUDA graphs.
 
     cold start = provision + weights / rate + warm-up + captured graphs * capture
-    rate = min(loader, PCIe, source),  of one device; all devices load their own share at the same time
+    rate = min(loader, PCIe, source) of one device; all devices load their own share at the same time
 
 Llama-3.1-8B from a disk at 6e9 bytes/s by a loader of 1.5e9 bytes/s: 16.06e9 / 1.5e9 = 10.7 s. With the
 defaults and 51 captured sizes: 300 + 10.7 + 57 + 51 * 0.8 = 408.5 s.
@@ -33,18 +33,18 @@ from hwmodels.devices.storage import Storage
 
 
 class WeightSource(Enum):
-    """Where a starting replica finds the weights."""
+    """Storage from which a starting replica loads the weights."""
 
     disk = "disk"
-    """Of its own machine: `Storage.disk_bytes_per_s`."""
+    """A disk of the replica's own machine; its rate is `Storage.disk_bytes_per_s`."""
     network = "network"
-    """Object storage or a registry, straight into the GPU's machine."""
+    """Object storage or a registry, downloaded straight into the GPU's machine."""
     host_memory = "host_memory"
-    """Kept there for it; PCIe and the loader limit."""
+    """Host memory, where the weights are kept ready; only PCIe and the loader limit the rate."""
 
 
 class ColdStartParts(NamedTuple):
-    """Seconds, one part after the other."""
+    """Seconds of the parts of a cold start, which follow one after the other."""
 
     provision_s: float
     load_s: float
@@ -58,19 +58,19 @@ class ColdStartParts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdStart:
-    """Settings. What is 0 takes no time: provision_s=0 for machines that wait."""
+    """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready."""
 
     provision_s: float = 300.0
-    """Until the engine's process can start: machine, node, container image."""
+    """Seconds until the engine's process can start: machine, node, container image."""
     source: WeightSource = WeightSource.disk
     network_bytes_per_s: float = 0.625e9
-    """From the network, a device's share."""
+    """Network bandwidth per device."""
     loader_bytes_per_s: float | None = 1.5e9
-    """What one process reads, converts and copies; None: no limit of its own."""
+    """Rate at which one process reads, converts and copies weights; None: no limit of its own."""
     warm_up_s: float = 57.0
-    """Imports, compilation or its cache, profiling."""
+    """Seconds for imports, compilation (or loading its cache) and profiling."""
     capture_s: float = 0.8
-    """For each captured CUDA graph."""
+    """Seconds per captured CUDA graph."""
 
     def __post_init__(self) -> None:
         for name in ("provision_s", "warm_up_s", "capture_s"):
@@ -82,7 +82,7 @@ class ColdStart:
     def parts(
         self, *, weights_bytes: float, pcie: Link, storage: Storage, cuda_graphs: CudaGraphs
     ) -> ColdStartParts:
-        """Of a replica whose devices hold weights_bytes each."""
+        """Returns the parts of the cold start of a replica whose devices hold weights_bytes each."""
         rates = [storage.pcie_share * pcie.bandwidth_bytes_per_s]
         if self.source is WeightSource.disk:
             rates.append(storage.disk_bytes_per_s)

@@ -13,37 +13,37 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Figures of one accelerator. Peaks are dense: a data sheet's "with sparsity" figure is twice ours."""
+    """Figures of one accelerator. Peaks are dense: a data sheet's "with sparsity" figure is twice that."""
 
     name: str
     memory_bytes: float
-    """Total that the driver reports."""
+    """Total memory that the driver reports."""
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: dict[str, float]
-    """By dtype (`DTYPE_BYTES`); the types that the chip computes in. Integer types: operations/s."""
+    """Peak per dtype (`DTYPE_BYTES`) that the chip computes in. Integer types: operations/s."""
     num_sms: int
     """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them."""
     l2_bytes: float
-    """Last cache that all of them share (Infinity Cache on AMD). What fits comes faster than from memory."""
+    """Size of the last-level cache that all SMs share (Infinity Cache on AMD); faster than memory."""
     sparse_tensor_cores: bool = False
-    """Whether matrices with two zeros in each four weights run at twice the dense peak (Ampere and later)."""
+    """True if 2:4 sparse weight matrices run at twice the dense peak (Ampere and later)."""
     tdp_w: float
     """Board power limit."""
     idle_w: float
     """Board power while nothing runs, memory clocked up (nvidia-smi: P0), as in a server between requests."""
     pcie: Link
-    """To the host, and to other devices where there is no better one."""
+    """Link to the host, and to other devices if there is no better one."""
     scale_up: Link | None = None
-    """Among the devices of a node (NVLink, xGMI), where there is such a thing."""
+    """Link among the devices of a node (NVLink, xGMI), if there is one."""
     inter_node: Link | None = None
-    """To a device of another node (InfiniBand, RoCE), where nodes usually have one such port a device."""
+    """Link to devices of other nodes (InfiniBand, RoCE); nodes usually have one such port per device."""
     gpus_per_node: int = 8
-    """Usual number of devices a node, the largest tensor parallelism that is offered."""
+    """Usual number of devices per node, the largest tensor parallelism that is offered."""
     price_usd_per_hour: float
     price_source: str
-    """Where the price comes from, and when; prices age fast."""
+    """Source and date of the price; prices age fast."""
     source: str
-    """Where the other figures come from."""
+    """Source of the other figures."""
 
     def __post_init__(self) -> None:
         check_finite("memory_bytes", self.memory_bytes, unit="bytes")
@@ -63,11 +63,11 @@ class Device:
 
     @property
     def link(self) -> Link:
-        """The fastest way to the other devices of the node."""
+        """The fastest link to the other devices of the node."""
         return self.pcie if self.scale_up is None else self.scale_up
 
     def check_node_holds(self, num_ranks: int) -> None:
-        """Raise ValueError where num_ranks devices share neither a node nor a fabric as fast (GB200)."""
+        """Raises ValueError unless num_ranks devices share a node or a fabric as fast (GB200)."""
         beyond = self.inter_node
         if beyond is not None and 2 * beyond.bandwidth_bytes_per_s >= self.link.bandwidth_bytes_per_s:
             return
@@ -78,10 +78,11 @@ class Device:
             )
 
     def compute_dtype(self, requested: str) -> str:
-        """The dtype that a model whose checkpoint says `requested` runs in here.
+        """Returns the dtype in which this device runs a model whose checkpoint says `requested`.
 
-        The requested one; bf16 becomes fp16 on chips older than Ampere (T4), which have no bf16 units: same
-        bytes, the choice every engine leaves its users there. Raises ValueError where there is neither.
+        It is the requested dtype, except that bf16 becomes fp16 on chips older than Ampere (T4), which have
+        no bf16 units: it takes the same bytes, and it is the choice that every engine leaves its users there.
+        Raises ValueError if the device computes in neither.
         """
         if requested in self.peak_flops_per_s:
             return requested

@@ -1,4 +1,4 @@
-"""The CPU's part of an iteration: scheduling, launching, bookkeeping; CUDA graphs, which spare launches."""
+"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hwmodels.exact import larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOverhead:
-    """Seconds that the engine's process spends around the GPU's work. Part of an engine profile.
+    """Seconds that the engine's process spends around the GPU's work; part of an engine profile.
 
     not overlapped:  iteration = max(gpu, launches) + host
     overlapped:      iteration = max(gpu, launches + host) + exposed
@@ -23,17 +23,17 @@ class HostOverhead:
     """
 
     iteration_s: float = 700e-6
-    """Per iteration: schedule, prepare inputs, read the tokens back."""
+    """Host time per iteration: schedule, prepare inputs, read the tokens back."""
     sequence_s: float = 4e-6
-    """Per sequence in it: sampling bookkeeping, detokenising, output."""
+    """Host time per sequence in the batch: sampling bookkeeping, detokenising, output."""
     launch_s: float = 4e-6
     """CPU time to launch one kernel from the framework. Launches run ahead of the GPU, hence the max."""
     graph_replay_s: float = 10e-6
-    """CPU time to launch a captured graph, whatever its length."""
+    """CPU time to launch a captured graph of any length."""
     overlapped: bool = False
-    """The host prepares iteration i+1 while the GPU runs i (asynchronous scheduling)."""
+    """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
     exposed_s: float = 0.0
-    """Where overlapped: what the GPU waits for all the same, between the end of one graph and the next."""
+    """Time that the GPU still waits between the end of one graph and the next if `overlapped` is true."""
 
     def __post_init__(self) -> None:
         for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "exposed_s"):
@@ -63,7 +63,7 @@ class CudaGraphs:
         return [size for size in ladder if size <= self.max_capture_size]
 
     def padded(self) -> list[int]:
-        """By number of sequences, from 0 up: the captured size that runs them; ends at the largest."""
+        """Returns a list: for each number of sequences from 0 up, the captured size that runs it."""
         padded = [0]
         for size in self.sizes:
             padded += [size] * (size + 1 - len(padded))
@@ -71,10 +71,10 @@ class CudaGraphs:
 
 
 class HostShare:
-    """What the host makes of GPU seconds, however they were found: `HostOverhead` and `CudaGraphs` at work.
+    """Turns GPU seconds of an iteration into wall time: applies `HostOverhead` and `CudaGraphs`.
 
-    For iterations of num_kernels kernels. tokens: that a device computes, whole numbers; num_seqs: decodes
-    and prompt chunks in the batch. Numbers and arrays give the same bits.
+    It holds for iterations of num_kernels kernels. tokens: tokens that a device computes, whole numbers;
+    num_seqs: decodes and prompt chunks in the batch. Numbers and arrays give the same bits.
     """
 
     def __init__(self, host: HostOverhead, cuda_graphs: CudaGraphs, num_kernels: float) -> None:
@@ -84,31 +84,31 @@ class HostShare:
         self._padded_array = np.array(self._padded)
 
     def replays(self, tokens: Any, prefill_tokens: Any) -> Any:
-        """Whether (or where) a CUDA graph runs the whole iteration."""
+        """Returns whether a CUDA graph runs the whole iteration; for arrays, per iteration."""
         return (prefill_tokens == 0) & (tokens < len(self._padded))
 
     def computed_tokens(self, tokens: Any, replays: Any) -> Any:
-        """Those of the captured size where a graph replays."""
+        """Returns the number of tokens computed: the captured size if a graph replays, else `tokens`."""
         if isinstance(tokens, ndarray):
             return np.where(replays, self._padded_array.take(tokens, mode="clip"), tokens)
         return self._padded[tokens] if replays else tokens
 
     def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
-        """floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
+        """Returns floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
 
-        more_kernels: that it has beyond num_kernels.
+        more_kernels: number of kernels that the iteration launches beyond num_kernels.
         """
         host_s = self._host.iteration_s + self._host.sequence_s * num_seqs
         launch_s = self._launch_seconds(replays, more_kernels)
         return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
 
     def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> Any:
-        """Of an iteration whose kernels take gpu_s."""
+        """Returns the wall time of an iteration whose kernels take gpu_s."""
         floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
         return larger(gpu_s, floor_s) + added_s
 
     def parts(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
-        """Seconds that the GPU waits for launches, and for the rest of the host."""
+        """Returns the seconds that the GPU waits for launches, and for the rest of the host's work."""
         floor_s, added_s = self.bounds(replays, num_seqs, more_kernels)
         launched_s = larger(gpu_s, self._launch_seconds(replays, more_kernels))
         return launched_s - gpu_s, larger(gpu_s, floor_s) - launched_s + added_s

@@ -9,16 +9,16 @@ from hwmodels.checks import check_finite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What connects a device to others: of its node, or of other nodes."""
+    """A link from a device to others, of its own node or of other nodes."""
 
     name: str
-    """As printed: NVLink 4, PCIe 5.0 x16."""
+    """Name as printed in data sheets: NVLink 4, PCIe 5.0 x16."""
     bandwidth_bytes_per_s: float
-    """Per device and direction, data sheet."""
+    """Bandwidth per device and direction, from the data sheet."""
     latency_s: float
-    """alpha: from one device's memory to its neighbour's, without the launch of the kernel."""
+    """Latency alpha from one device's memory to its neighbour's, without the launch of the kernel."""
     multicast: bool = False
-    """The switch adds up and copies messages itself (NVLink SHARP: switches of NVLink 4 and later)."""
+    """True if the switch reduces and copies messages itself (NVLink SHARP: NVLink 4 and later switches)."""
 
     def __post_init__(self) -> None:
         check_finite("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, unit="bytes/s")

@@ -1,7 +1,7 @@
-"""What lies below the GPUs' memory: the host's memory and a disk, where KV can be kept.
+"""Storage below the GPUs' memory that can hold KV: the host's memory and a disk.
 
-Defaults are those of an 8-GPU server of the H100 generation, a GPU's share of each (NVIDIA DGX H100 user
-guide: 2 TB of memory, 30 TB of NVMe disks for caching).
+Defaults are one GPU's share of an 8-GPU server of the H100 generation (NVIDIA DGX H100 user guide: 2 TB of
+memory, 30 TB of NVMe disks for caching).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from hwmodels.checks import check_finite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """Sizes and speeds, each for one GPU's share."""
+    """Sizes and speeds of host memory and disk, each per GPU."""
 
     host_memory_gib: float = 240.0
-    """Memory of the host that is free for KV."""
+    """Host memory that is free for KV."""
     pcie_share: float = 0.8
-    """Of the data sheet's PCIe bandwidth that pinned copies reach.
+    """Share of the data sheet's PCIe bandwidth that pinned copies reach.
 
-    50 to 55 of 64 GB/s are usual for Gen 5.
+    50 to 55 of 64 GB/s are usual for PCIe Gen 5.
     """
     disk_gib: float = 3500.0
     disk_bytes_per_s: float = 6e9
-    """Sequential reads and writes of an NVMe disk, PCIe 4.0 x4 (data sheets: 6.5 to 7 GB/s read)."""
+    """Rate of sequential reads and writes of an NVMe disk, PCIe 4.0 x4 (data sheets: 6.5 to 7 GB/s read)."""
     overlapped: bool = True
-    """Whether a step runs while KV is still copied out of blocks that it takes (from a staging buffer)."""
+    """Runs steps while KV is still copied out of blocks that they reuse (from a staging buffer)."""
 
     def __post_init__(self) -> None:
         for name, unit in (("host_memory_gib", "GiB"), ("disk_gib", "GiB"), ("disk_bytes_per_s", "bytes/s")):

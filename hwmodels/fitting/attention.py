@@ -1,11 +1,11 @@
 """Fits `AttentionCurve` of one device to measured rows, and predicts rows.
 
 Columns of both tables: framework (vllm, trtllm), kernel, kv_dtype (bfloat16, fp8), batch_size, num_heads,
-num_kv_heads, head_dim, window_size (0 or missing: full), latency_us. Decode: kv_len, tokens in the cache of
-each sequence. Prefill: attn_dtype, and seq_len, new tokens of each sequence, with nothing cached before.
+num_kv_heads, head_dim, window_size (0 or missing: full attention), latency_us. Decode: kv_len, cached tokens
+per sequence. Prefill: attn_dtype, and seq_len, new tokens per sequence, with nothing cached before.
 
-Rows were timed by repeating one call, so that what the L2 cache holds is still there from the time before. In
-an engine other layers come in between. Predictions of rows know this; the operator does not.
+Rows were timed by repeating one call, so data that the L2 cache holds is still there from the previous call.
+In an engine other layers run in between. Predictions of rows account for this; the operator does not.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CAPABILITY_OF_KERNEL = {
     "vllm_flashinfer_trtllmdecode": "sm100",
     "vllm_flash_attn_fa2": "sm120",
 }
-"""What vLLM chooses for decode in bf16 tells the compute capability."""
+"""Compute capability by the decode kernel that vLLM chooses there in bf16."""
 
 FALL_BACKS = ("vllm_triton_attn", "vllm_flash_attn_fa4", "torch_flow_flashinfer")
-"""Kernels for head dimensions that the usual ones do not support: predicted as those, not fitted."""
+"""Kernels for head dimensions that the usual ones do not support: predicted like those, not fitted."""
 
 L2_BYTES_PER_SM_S = 19e9
-"""That one SM streams out of the L2 cache: on RTX PRO 6000 2.2 times what memory gives it, elsewhere less."""
+"""L2 bandwidth per SM: on RTX PRO 6000 2.2 times its share of memory bandwidth, elsewhere less."""
 
 DECODE_FIELDS = ("decode_start_s", "decode_item_s", "kv_bandwidth_share")
 DECODE_LOWER = np.array([1e-6, 0.1e-6, 0.2])
@@ -57,9 +57,9 @@ PREFILL_UPPER = np.array([50e-6, 1.0, 50e-6])
 def fit_attention(
     decode: Rows, prefill: Rows, device: Device, *, compute_capability: str | None = None
 ) -> AttentionCurve:
-    """The curve of the device that all rows are of, whichever library ran them.
+    """Returns the curve of the device that all rows were measured on, for all libraries together.
 
-    compute_capability None: read off the kernels of vLLM's decode rows. Raises ValueError if there are none.
+    compute_capability None: derived from vLLM's decode kernels. Raises ValueError if there are none.
     """
     capability = compute_capability or capability_of(decode["kernel"])
     curve = AttentionCurve(compute_capability=capability)
@@ -86,7 +86,7 @@ def fit_fields(
     rows: Rows,
     predict: Callable[[AttentionCurve], Floats],
 ) -> AttentionCurve:
-    """The curve with the named fields fitted, in units of their start values."""
+    """Returns the curve with the named fields fitted, in units of their start values."""
     unit = np.array([getattr(curve, name) for name in names])
 
     def curve_of(parameters: Floats) -> AttentionCurve:
@@ -104,7 +104,10 @@ def fit_fields(
 
 
 def capability_of(kernels: Any) -> str:
-    """Compute capability of the chip on which vLLM chose these kernels. Raises ValueError."""
+    """Returns the compute capability of the chip on which vLLM chose these kernels.
+
+    Raises ValueError if the kernels point to no chip, or to several.
+    """
     found = {
         CAPABILITY_OF_KERNEL[name] for name in set(np.asarray(kernels).tolist()) & set(CAPABILITY_OF_KERNEL)
     }
@@ -116,7 +119,7 @@ def capability_of(kernels: Any) -> str:
 
 
 def fitted_rows(rows: Rows, device: Device) -> NDArray[np.bool_]:
-    """Rows of the usual kernels, and slower than memory allows.
+    """Returns a mask of rows that run the usual kernels and are slower than memory bandwidth allows.
 
     TensorRT-LLM 1.0 on A100 decodes contexts far beyond the L2 cache at up to 1.4 times the bandwidth of
     memory: whatever was timed there, it did not read those bytes.
@@ -133,7 +136,7 @@ def fitted_rows(rows: Rows, device: Device) -> NDArray[np.bool_]:
 
 
 def predict_decode(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
-    """Seconds of each row."""
+    """Returns the predicted seconds of each decode row."""
     num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
     context_tokens = decode_context(rows)
     seconds = np.empty(len(num_seqs))
@@ -149,7 +152,7 @@ def predict_decode(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
 
 
 def predict_prefill(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
-    """Seconds of each row."""
+    """Returns the predicted seconds of each prefill row."""
     num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
     new_tokens = np.asarray(rows["seq_len"], dtype=np.float64)
     seen = np.minimum(windows(rows), new_tokens)
@@ -164,15 +167,15 @@ def predict_prefill(rows: Rows, device: Device, curve: AttentionCurve) -> Floats
 
 
 def decode_context(rows: Rows) -> Floats:
-    """Tokens attended to, all sequences together."""
+    """Returns the attended context tokens of each row, summed over its sequences."""
     kv_len = np.asarray(rows["kv_len"], dtype=np.float64)
     return np.asarray(np.asarray(rows["batch_size"], dtype=np.float64) * np.minimum(kv_len, windows(rows)))
 
 
 def memory_tokens(context_tokens: Floats, heads: HeadLayout, device: Device) -> Floats:
-    """Tokens that take as long from memory as these take where the L2 cache may hold them still.
+    """Returns the tokens that take as long from memory as these take if the L2 cache may still hold them.
 
-    Contexts up to 0.7 of the cache stay in it; from 1.5 on each repeat has evicted what the next one needs.
+    Contexts up to 0.7 of the cache size stay in it; from 1.5 on each repeat has evicted the next one's data.
     """
     gain = max(1.0, device.num_sms * L2_BYTES_PER_SM_S / device.memory_bandwidth_bytes_per_s)
     size = context_tokens * heads.kv_bytes_per_token / device.l2_bytes
@@ -183,9 +186,10 @@ def memory_tokens(context_tokens: Floats, heads: HeadLayout, device: Device) -> 
 def layouts(
     rows: Rows, packs_windows: Callable[[str], bool]
 ) -> list[tuple[HeadLayout, str, str, NDArray[np.intp]]]:
-    """Head layout, framework, dtype of the arithmetic, and the rows that share them.
+    """Returns head layout, framework, dtype of the arithmetic, and indices of the rows that share them.
 
-    A window longer than the context is none, except to kernels whose choice it changes (packs_windows False).
+    A window longer than the context counts as none, except for kernels whose choice it changes (packs_windows
+    False).
     """
     frameworks = np.asarray(rows["framework"]).tolist()
     lengths = np.asarray(rows["kv_len"] if "kv_len" in rows else rows["seq_len"])
@@ -220,7 +224,7 @@ def layouts(
 
 
 def windows(rows: Rows) -> Floats:
-    """Tokens that a query sees at most: infinite where window_size is 0 or missing."""
+    """Returns the most tokens that a query attends to; infinite if window_size is 0 or missing."""
     sizes = np.asarray(rows["window_size"]).tolist()
     return np.array(
         [size if isinstance(size, int | float) and size > 0 else np.inf for size in sizes], dtype=np.float64
@@ -228,5 +232,5 @@ def windows(rows: Rows) -> Floats:
 
 
 def chosen_rows(rows: Rows, chosen: NDArray[np.bool_]) -> dict[str, Any]:
-    """The same columns, those rows only."""
+    """Returns the columns restricted to the chosen rows."""
     return {name: np.asarray(rows[name])[chosen] for name in rows}

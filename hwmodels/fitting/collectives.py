@@ -28,7 +28,7 @@ from hwmodels.operators.collectives import (
 Rows = Mapping[str, Any]
 
 GROUP_BY = ("gpu", "implementation", "collective", "num_gpus")
-"""Whole message-size sweeps are kept back for validation; sizes between fitted ones would show nothing."""
+"""Validation keeps back whole message-size sweeps; sizes between fitted ones would show nothing."""
 
 NAMES = ("start_s", "hop_s", "bandwidth_share", "direct_start_s")
 LOWER = np.array([1e-6, 0.1e-6, 0.1, 1e-6])
@@ -36,9 +36,9 @@ UPPER = np.array([50e-6, 10e-6, 1.0, 50e-6])
 
 
 def fitted_rows(rows: Rows) -> NDArray[np.bool_]:
-    """The rows that count: the newest version of each framework, and no vLLM rows outside CUDA graphs.
+    """Returns a mask of rows to fit: the newest version of each framework, no vLLM rows outside CUDA graphs.
 
-    Those also time the host's launches, 20 us to 45 us whatever the message.
+    Rows outside CUDA graphs also time the host's launches, 20 us to 45 us for messages of any size.
     """
     frameworks = np.asarray(rows["framework"])
     versions = np.array([release(version) for version in rows["version"]], dtype=object)
@@ -49,12 +49,12 @@ def fitted_rows(rows: Rows) -> NDArray[np.bool_]:
 
 
 def release(version: str) -> str:
-    """A version as text that sorts by number: 2.9 before 2.27."""
+    """Returns a version as text that sorts by number: 2.9 before 2.27."""
     return ".".join(f"{int(part):06d}" for part in re.findall(r"\d+", version))
 
 
 def predict_collectives(rows: Rows, device: Device, curve: CollectiveCurve) -> Floats:
-    """Seconds of each row on that device."""
+    """Returns the predicted seconds of each row on that device."""
     num_bytes = np.asarray(rows["bytes"], dtype=np.float64)
     keys = list(
         zip(rows["framework"], rows["collective"], rows["implementation"], rows["num_gpus"], strict=True)
@@ -70,7 +70,7 @@ def predict_collectives(rows: Rows, device: Device, curve: CollectiveCurve) -> F
 
 
 def seconds_of(collective: str, framework: str, implementation: str) -> Callable[..., Num]:
-    """The operator that a row measures. Raises ValueError for a collective that none prices."""
+    """Returns the operator that prices a row's collective. Raises ValueError for an unknown collective."""
     prices: dict[str, Callable[..., Num]] = {
         "all_reduce": partial(all_reduce_seconds, kernels=framework, eager=implementation.endswith("_eager")),
         "all_gather": all_gather_seconds,
@@ -83,7 +83,7 @@ def seconds_of(collective: str, framework: str, implementation: str) -> Callable
 
 
 def fit_collectives(rows: Rows, device: Device) -> CollectiveCurve:
-    """The curve that fits the rows of one device (`fitted_rows` of them)."""
+    """Returns the curve fitted to those rows of one device that `fitted_rows` selects."""
     chosen = fitted_rows(rows)
     columns = {name: np.asarray(values)[chosen] for name, values in rows.items()}
     start = CollectiveCurve()

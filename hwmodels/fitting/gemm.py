@@ -21,19 +21,19 @@ from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 Rows = Mapping[str, Any]
 
 GROUP_BY = ("n", "k")
-"""Whole matrices are kept back for validation; other m of a fitted one would show little."""
+"""Validation keeps back whole matrices; other m of a fitted matrix would show little."""
 
 FORMATS = {"bfloat16": "bf16", "sq": "int8"}
-"""Names of the rows for weight formats, where they differ from ours."""
+"""Weight format by dtype of the rows, where names differ."""
 
 HOST_BOUND_KERNELS = (
     "CutlassFp8BlockScaledMMKernel",
     "DeepGemmFp8BlockScaledMMKernel",
     "FlashInferFp8BlockScaledMMKernel",
 )
-"""Measured outside a CUDA graph: their calls take 60 us to 230 us of the host, whatever the shape.
+"""Kernels measured outside a CUDA graph: their calls take 60 us to 230 us of the host for any shape.
 
-Rows show the longer of host and GPU. Engines replay graphs, so such rows say nothing about them, and
+Rows show the longer of host and GPU time. Engines replay graphs, so such rows say nothing about them, and
 `modelled_rows` leaves them out. TensorRT-LLM's rows time the same kind of kernels on the GPU.
 """
 
@@ -42,7 +42,7 @@ CAPABILITY_OF_KERNEL = {
     "FlashInferCuteDslNvFp4LinearKernel": "sm100",
     "FlashInferCutlassNvFp4LinearKernel": "sm120",
 }
-"""Kernels of vLLM that run on one kind of chip alone."""
+"""Compute capability by vLLM kernels that run on one kind of chip only."""
 
 STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float, float]]], ...] = (
     (
@@ -59,19 +59,19 @@ STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float, float]]], ...
     (("fp8", "fp8_block", "sq"), {"flops_share_8bit": (0.2, 0.5, 1.0)}),
     (("nvfp4",), {"flops_share_4bit": (0.2, 0.4, 1.0)}),
 )
-"""Types of the rows, and the figures that these rows decide (least, start of the fit, most).
+"""Dtypes of rows, and the figures that are fitted to these rows (lower bound, start of the fit, upper bound).
 
-The fit starts where arithmetic and the L2 are slow: from above, a figure that binds no row would stay there.
+The fit starts at slow arithmetic and slow L2: from above, a figure that limits no row would stay there.
 """
 
 
 def modelled_rows(rows: Rows) -> NDArray[np.bool_]:
-    """The rows that time the GPU."""
+    """Returns a mask of rows that time the GPU."""
     return ~np.isin(np.asarray(rows["kernel"], dtype=str), HOST_BOUND_KERNELS)
 
 
 def predict_gemm(rows: Rows, device: Device, curve: GemmCurve) -> Floats:
-    """Seconds of each row on that device, repeated as in a benchmark."""
+    """Returns the predicted seconds of each row on that device, for repeated calls as in a benchmark."""
     m, n, k = (np.asarray(rows[name], dtype=np.float64) for name in ("m", "n", "k"))
     frameworks, dtypes = np.asarray(rows["framework"], dtype=str), np.asarray(rows["dtype"], dtype=str)
     seconds = np.empty_like(m)
@@ -85,9 +85,9 @@ def predict_gemm(rows: Rows, device: Device, curve: GemmCurve) -> Floats:
 
 
 def fit_gemm(rows: Rows, device: Device, *, compute_capability: str | None = None) -> GemmCurve:
-    """The curve that fits the rows of one device, stage by stage (`STAGES`).
+    """Returns the curve fitted to the rows of one device, stage by stage (`STAGES`).
 
-    A figure that no row decides keeps its default. compute_capability None: read off the kernels of the rows.
+    A figure that no row determines keeps its default. compute_capability None: derived from the rows.
     """
     curve = GemmCurve(compute_capability=compute_capability or capability_of(rows["kernel"]))
     modelled, dtypes = modelled_rows(rows), np.asarray(rows["dtype"], dtype=str)
@@ -99,7 +99,10 @@ def fit_gemm(rows: Rows, device: Device, *, compute_capability: str | None = Non
 
 
 def capability_of(kernels: Any) -> str:
-    """The kind of chip that rows come from: sm80 where no kernel is of a later one. Raises ValueError."""
+    """Returns the compute capability of the rows' chip: sm80 if no kernel is of a later one.
+
+    Raises ValueError if the kernels point to several.
+    """
     found = {CAPABILITY_OF_KERNEL[name] for name in set(map(str, kernels)) & CAPABILITY_OF_KERNEL.keys()}
     if len(found) > 1:
         raise ValueError(f"kernel: rows name kernels of {', '.join(sorted(found))}; give rows of one device")
@@ -109,7 +112,7 @@ def capability_of(kernels: Any) -> str:
 def fit_stage(
     rows: Rows, device: Device, curve: GemmCurve, figures: Mapping[str, tuple[float, float, float]]
 ) -> GemmCurve:
-    """The curve with these figures (least, start, most) fitted to all rows, and its others as they are."""
+    """Returns the curve with these figures (lower, start, upper) fitted to all rows, the others unchanged."""
     lower, start, upper = np.array(list(figures.values())).T
 
     def with_figures(parameters: Floats) -> GemmCurve:

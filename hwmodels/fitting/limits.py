@@ -1,11 +1,11 @@
-"""The shortest time that each measured row can take on the data sheet's own figures.
+"""Lower bounds of the time of each measured row, from the data sheet's figures.
 
     t >= max(FLOPs / peak, (bytes - L2) / memory bandwidth, bytes on the link / link bandwidth)
 
-What fits the L2 cache may never come from memory: benchmarks repeat one call. Rows below are wrong, in their
-unit more often than not; what else they have to say is not asked. Bounds leave out whatever depends on the
-kernel, so that none of them can be beaten: of a module with projections only the attention, of expert
-parallelism a rank's even share. Columns as the fits of the same kinds have them.
+Data that fits the L2 cache may never come from memory, because benchmarks repeat one call. Rows below the
+bound are wrong, most often in their unit, and are not used otherwise. Bounds leave out whatever depends on
+the kernel, so that no kernel can beat them: of a module with projections they count only the attention, of
+expert parallelism a rank's even share. Columns are those of the fits of the same operators.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from hwmodels.operators.mla import MlaHeads
 Rows = Mapping[str, Any]
 
 TOO_SLOW = 100.0
-"""A table whose large rows take this many times the shortest possible time has another unit than it should.
+"""A table whose large rows exceed their lower bounds by this factor has a wrong unit.
 
-Of the tables we know (aiconfigurator's on five devices, LLMServingSim's, Vidur's) the worst takes 14 times as
-long, experts on an H100; milliseconds or nanoseconds are off by 1,000.
+Of the known tables (aiconfigurator's on five devices, LLMServingSim's, Vidur's) the worst, experts on an
+H100, takes 14 times as long; milliseconds or nanoseconds are off by 1,000.
 """
 
 LARGE_S = 10e-6
-"""Shortest possible time from which on a row is large: launches no longer decide how long it takes."""
+"""Lower bound in seconds from which on a row is large: launches no longer dominate its time."""
 
 
 def slowness(seconds: Floats, least_s: Floats) -> float:
-    """Median of measured over shortest possible time, of the rows that are large; 1 where none is."""
+    """Returns the median of measured time over lower bound of the large rows; 1 if no row is large."""
     large = least_s >= LARGE_S
     return float(np.median(seconds[large] / least_s[large])) if large.any() else 1.0
 
 
 def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
-    """2 m n k FLOPs; weights, activations and outputs once each."""
+    """Lower bound of a GEMM: 2 m n k FLOPs; weights, activations and outputs moved once each."""
     m, n, k = (numbers(rows, name) for name in ("m", "n", "k"))
     formats = [WEIGHT_FORMATS[gemm.FORMATS.get(name, name)] for name in texts(rows, "dtype")]
     compute = [weights.compute_dtype(device, "bf16") for weights in formats]
@@ -54,13 +54,13 @@ def least_gemm_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_decode_seconds(rows: Rows, device: Device) -> Floats:
-    """Keys and values of all contexts once: tokens KV heads 2 head_dim bytes."""
+    """Lower bound of decode: all keys and values read once, tokens KV heads 2 head_dim elements."""
     width = 2 * numbers(rows, "num_kv_heads") * numbers(rows, "head_dim")
     return from_memory(decode_context(rows) * width * cache_bytes(rows), device)
 
 
 def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
-    """4 head_dim FLOPs for each head and each pair of a query and a key that it sees."""
+    """Lower bound of prefill: 4 head_dim FLOPs per head and per attended pair of a query and a key."""
     length = numbers(rows, "seq_len")
     seen = np.minimum(windows(rows), length)
     pairs = numbers(rows, "batch_size") * (seen * (seen + 1) / 2 + (length - seen) * seen)
@@ -69,7 +69,10 @@ def least_prefill_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_mla_seconds(rows: Rows, device: Device) -> Floats:
-    """Decode: latent vectors of all contexts once. Prefill: 2 (d + R + v) FLOPs for each head and pair."""
+    """Lower bound of MLA.
+
+    Decode: latent vectors of all contexts read once. Prefill: 2 (d + R + v) FLOPs per head and pair.
+    """
     heads = MlaHeads(num_heads=1)
     num_seqs, new, context = (numbers(rows, name) for name in ("batch_size", "seq_len", "kv_len"))
     latent = num_seqs * context * (heads.kv_lora_rank + heads.rope_head_dim) * cache_bytes(rows)
@@ -82,7 +85,7 @@ def least_mla_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_moe_seconds(rows: Rows, device: Device) -> Floats:
-    """FLOPs of the tokens' experts, an even share of them on each rank."""
+    """Lower bound of a fused MoE layer: FLOPs of the tokens' experts, an even share of them per rank."""
     compute = [moe.FORMATS[name].compute_dtype(device, "bf16") for name in texts(rows, "dtype")]
     gated = [
         pair not in moe.PLAIN_UP
@@ -94,30 +97,30 @@ def least_moe_seconds(rows: Rows, device: Device) -> Floats:
 
 
 def least_collective_seconds(rows: Rows, device: Device) -> Floats:
-    """What a rank has to receive of the others: (p - 1) / p of n bytes, over its link."""
+    """Lower bound of a collective: a rank receives (p - 1) / p of n bytes from the others over its link."""
     ranks = numbers(rows, "num_gpus")
     return (ranks - 1) / ranks * numbers(rows, "bytes") / device.link.bandwidth_bytes_per_s
 
 
 def at_peak(flops: Floats, compute: list[str], device: Device) -> Floats:
-    """Seconds at the peak of each row's dtype."""
+    """Returns seconds at the peak of each row's dtype."""
     return np.asarray(flops / np.array([device.peak_flops_per_s[dtype] for dtype in compute]))
 
 
 def from_memory(num_bytes: Floats, device: Device) -> Floats:
-    """Seconds for what does not fit the L2 cache, at the full bandwidth of memory."""
+    """Returns seconds at full memory bandwidth for the bytes that do not fit the L2 cache."""
     return np.maximum(num_bytes - device.l2_bytes, 0) / device.memory_bandwidth_bytes_per_s
 
 
 def attention_dtypes(rows: Rows, name: str, device: Device) -> list[str]:
-    """dtype of each row's arithmetic; with keys and values in fp8 kernels may compute in it, too."""
+    """Returns the dtype of each row's arithmetic; fp8 if keys and values are, as kernels may use it."""
     fp8 = "fp8" if "fp8" in device.peak_flops_per_s else device.compute_dtype("bf16")
     either = zip(texts(rows, name), texts(rows, "kv_dtype"), strict=True)
     return [fp8 if "fp8" in pair else device.compute_dtype("bf16") for pair in either]
 
 
 def cache_bytes(rows: Rows) -> Floats:
-    """Of one element of the KV cache."""
+    """"""
     return np.array([1.0 if name == "fp8" else 2.0 for name in texts(rows, "kv_dtype")])
 
 

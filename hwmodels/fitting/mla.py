@@ -1,9 +1,9 @@
 """Fits the curve of MLA attention on one device to measured rows, and predicts rows.
 
 Columns: framework (vllm, trtllm), version, scope, phase (decode, prefill), mla_dtype, kv_dtype, gemm_type,
-num_heads, batch_size, seq_len (new tokens a sequence), kv_len (cached and new ones), latency_us.
+num_heads, batch_size, seq_len (new tokens per sequence), kv_len (cached and new tokens), latency_us.
 
-scope `kernel` is the attention alone. scope `module` is what DeepSeek-V3 does between two residual additions:
+scope `kernel`: the attention alone. scope `module`: all that DeepSeek-V3 does between two residual additions:
 
     both      qkv_a_proj (7168 to 1536 + 512 + 64), norms of queries and latents, q_b_proj (1536 to h 192),
               rotary embedding, cache write
@@ -42,14 +42,14 @@ Q_LORA_RANK = 1536
 BF16 = weight_format("bf16")
 
 DTYPES = {"bfloat16": "bf16"}
-"""Names in the rows that differ from ours."""
+"""Dtype by name in the rows, where names differ."""
 
 NAMES = ("start_s", "bandwidth_share", "flops_share")
 LOWER = np.array([2e-6, 0.1, 0.1])
 UPPER = np.array([50e-6, 1.0, 1.0])
 
 HOST_S = {"decode": 330e-6, "prefill": 270e-6}
-"""vLLM 0.14 (A100) was timed outside CUDA graphs: no row is faster than the host launches it."""
+"""Host time of vLLM 0.14 (A100), which was timed outside CUDA graphs: no row is faster than its launches."""
 
 
 class Elementwise(NamedTuple):
@@ -57,7 +57,7 @@ class Elementwise(NamedTuple):
 
     kernels: int
     latent_passes: float
-    """Over compressed queries and latents, 2 bytes an element."""
+    """Passes over compressed queries and latents, 2 bytes per element."""
 
 
 FUSED = Elementwise(kernels=1, latent_passes=2.0)
@@ -65,7 +65,7 @@ CHAINED = Elementwise(kernels=28, latent_passes=20.0)
 CHAINED_PORTABLE = Elementwise(kernels=12, latent_passes=12.0)
 """Norms and rotary embedding as chains of small fp32 kernels, which the compiler of an engine would fuse.
 
-So vLLM's modules were timed, but for B200: 30 to 60 us slower, whatever the batch.
+vLLM's modules were timed this way, except on B200; it adds 30 to 60 us to batches of any size.
 """
 VLLM_ELEMENTWISE = {
     "sm80": CHAINED_PORTABLE,
@@ -73,11 +73,11 @@ VLLM_ELEMENTWISE = {
     "sm100": FUSED,
     "sm120": CHAINED_PORTABLE,
 }
-"""By compute capability."""
+"""Elementwise kernels of vLLM's modules by compute capability."""
 
 
 class Attention(NamedTuple):
-    """What the rows of one group have in common."""
+    """Columns whose values all rows of one group share."""
 
     framework: str
     version: str
@@ -89,7 +89,7 @@ class Attention(NamedTuple):
     num_heads: int
 
     def kernels(self, compute_capability: str) -> str:
-        """The library as `operators.mla.FAMILIES` names it: of old versions the portable kernels differ."""
+        """Returns the library as in `operators.mla.FAMILIES`; old versions have other portable kernels."""
         old = "vllm_0.14" if self.outside_graphs else self.framework
         return old if old in FAMILIES[compute_capability] else self.framework
 
@@ -110,7 +110,7 @@ def predict_mla(
     gemm: GemmCurve | None = None,
     stream: StreamCurve | None = None,
 ) -> Floats:
-    """Seconds of each row on that device; gemm and stream price what a module has besides the attention."""
+    """Returns seconds of each row on that device; gemm and stream price a module's other operators."""
     rest_s = other_seconds(
         rows, device, gemm or GemmCurve(), stream or StreamCurve(), curve.compute_capability
     )
@@ -125,7 +125,7 @@ def fit_mla(
     *,
     compute_capability: str,
 ) -> MlaCurve:
-    """The curve that fits the rows of one device, kernels and modules alike."""
+    """Returns the curve fitted to the rows of one device, kernels and modules together."""
     start = MlaCurve(compute_capability=compute_capability)
     rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve(), compute_capability)
     parameters = fit(
@@ -146,7 +146,7 @@ def curve_of(parameters: Floats, compute_capability: str) -> MlaCurve:
 def other_seconds(
     rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCurve, compute_capability: str
 ) -> Floats:
-    """What each row takes besides the attention: nothing where that alone was measured."""
+    """Returns seconds of each row's operators besides the attention; 0 for rows of scope `kernel`."""
     num_seqs, new_tokens, _ = lengths(rows)
     seconds = np.zeros_like(num_seqs)
     for group, chosen in groups(rows):
@@ -169,7 +169,7 @@ def attention_and(rest_s: Floats, rows: Rows, device: Device, curve: MlaCurve) -
 
 
 def lengths(rows: Rows) -> tuple[Floats, Floats, Floats]:
-    """Sequences, new tokens of each, cached and new tokens of each."""
+    """Returns per row: sequences, new tokens per sequence, cached and new tokens per sequence."""
     num_seqs, new_tokens, kv_len = (
         np.asarray(rows[name], dtype=np.float64) for name in ("batch_size", "seq_len", "kv_len")
     )
@@ -177,13 +177,13 @@ def lengths(rows: Rows) -> tuple[Floats, Floats, Floats]:
 
 
 def groups(rows: Rows) -> Iterator[tuple[Attention, NDArray[np.intp]]]:
-    """Rows that differ in their lengths only, and where they stand."""
+    """Yields groups of rows that differ only in their lengths, with their indices."""
     members: dict[Attention, list[int]] = {}
     columns = (rows[name] for name in Attention._fields)
     for index, values in enumerate(zip(*columns, strict=True)):
         group = Attention(*values)
         if group.scope == "kernel":
-            group = group._replace(gemm_type="")  # has none; NaN in tables, which equals nothing
+            group = group._replace(gemm_type="")  # rows of kernels hold NaN, unequal to itself
         members.setdefault(group, []).append(index)
     for group, indices in members.items():
         yield group, np.array(indices, dtype=np.intp)
@@ -204,7 +204,7 @@ def attention_seconds(
 
 
 def projection_seconds(group: Attention, num_tokens: Floats, device: Device, gemm: GemmCurve) -> Floats:
-    """The GEMMs of the module; those of each head are priced as one over all heads."""
+    """Returns the seconds of the module's GEMMs; GEMMs per head are priced as one over all heads."""
     weights = weight_format(DTYPES.get(group.gemm_type, group.gemm_type))
     seconds = np.zeros_like(num_tokens)
     for n, k, stored in projections(group.heads, weights, absorbed=group.phase == "decode"):
@@ -217,7 +217,7 @@ def projection_seconds(group: Attention, num_tokens: Floats, device: Device, gem
 def projections(
     heads: MlaHeads, weights: WeightFormat, *, absorbed: bool
 ) -> list[tuple[int, int, WeightFormat]]:
-    """(outputs, inputs, how stored)."""
+    """Returns (outputs, inputs, weight format) of each projection."""
     h, latent = heads.num_heads, heads.kv_lora_rank
     shapes = [
         (Q_LORA_RANK + latent + heads.rope_head_dim, HIDDEN_SIZE, weights),

@@ -1,9 +1,9 @@
-"""Fits `MoeCurve` to measured fused MoE kernels, and predicts them.
+"""Fits `MoeCurve` to measured fused MoE kernels, and predicts rows.
 
 Columns: num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size, distribution,
 dtype; for fitting also latency_us, kernel, version. inter_size and num_experts are the model's; a rank has
 inter_size / moe_tp_size and num_experts / moe_ep_size. All num_tokens tokens enter, and the busiest rank is
-measured: its experts work, other assignments are masked (NVIDIA aiconfigurator, collector/vllm).
+measured: it computes its own experts, other assignments are masked (NVIDIA aiconfigurator, collector/vllm).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hwmodels.operators.moe_kernels import kernel_family
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 GROUP_BY = ("hidden_size", "inter_size", "topk", "num_experts")
-"""An expert layout: its rows are fitted or kept back together."""
+"""Columns that identify an expert layout: its rows are fitted or kept back together."""
 
 PLAIN_UP = {(2688, 1856), (1024, 2688), (2048, 5120)}
-"""(hidden_size, inter_size) of experts without a gate, squared ReLU: Nemotron 3. No column says so."""
+"""(hidden_size, inter_size) of experts without a gate, squared ReLU: Nemotron 3. No column records it."""
 
 FORMATS = {
     "bfloat16": WEIGHT_FORMATS["bf16"],
@@ -37,7 +37,7 @@ FORMATS = {
     "w4a16_mxfp4": WEIGHT_FORMATS["mxfp4"],
     "w4a8_mxfp4_mxfp8": WEIGHT_FORMATS["mxfp4_mxfp8"],
 }
-"""By the dtype column."""
+"""Weight format by value of the dtype column."""
 
 IMPLEMENTATIONS = {
     "triton": ("tritonexperts", "vllm_fused_moe", "oaitriton"),
@@ -45,7 +45,7 @@ IMPLEMENTATIONS = {
     "marlin": ("marlinexperts",),
     "trtllm_gen": ("flashinfer_trtllm",),
 }
-"""Parts of the kernel column, by how names in `hwmodels.operators.moe_kernels.FAMILIES` begin."""
+"""Substrings of the kernel column by prefix of names in `hwmodels.operators.moe_kernels.FAMILIES`."""
 
 _KEYS = (
     "hidden_size",
@@ -78,11 +78,11 @@ _PARAMETERS = tuple(field.name for field in fields(MoeCurve) if field.name != "c
 
 
 def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str) -> NDArray[np.bool_]:
-    """True for rows that show what an engine gets: its own choice of kernel, and sound routing.
+    """Returns a mask of rows that show what an engine gets: its own choice of kernel, and sound routing.
 
-    Left out: kernels that a model forces by an unusual router or activation, and expert-parallel rows of vLLM
-    before 0.20. Their collector gave the surplus of hot experts to their neighbours, so that with few tokens
-    one rank held every expert of a token.
+    It leaves out kernels that a model forces by an unusual router or activation, and expert-parallel rows of
+    vLLM before 0.20. Their collector gave the surplus of hot experts to their neighbours, so that with few
+    tokens one rank held every expert of a token.
     """
     chosen = np.zeros(len(rows["num_tokens"]), dtype=np.bool_)
     for key, index in _groups(rows, (*_KEYS, "kernel")):
@@ -96,9 +96,9 @@ def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str
 
 
 def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str) -> MoeCurve:
-    """The curve of one device from its `fitted_rows`; formats count alike, however many rows each has.
+    """Returns the curve of one device from its `fitted_rows`; each format has the same weight in the fit.
 
-    Raises ValueError where no row is left.
+    Raises ValueError if no row is left.
     """
     used = fitted_rows(rows, device, compute_capability)
     if not used.any():
@@ -119,7 +119,7 @@ def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str)
 
 
 def predict_moe(rows: Mapping[str, Any], device: Device, curve: MoeCurve) -> Floats:
-    """Seconds by row, with the kernels that vLLM chooses whatever the column kernel says."""
+    """Returns the seconds of each row with the kernels that vLLM chooses; the column kernel is not read."""
     return work_seconds(_work(rows, device, curve.compute_capability), curve)
 
 
@@ -153,7 +153,7 @@ def _work(rows: Mapping[str, Any], device: Device, compute_capability: str) -> M
 
 
 def _groups(rows: Mapping[str, Any], names: Iterable[str]) -> list[tuple[tuple[Any, ...], NDArray[np.int64]]]:
-    """Rows with the same values in names: the values, and the rows' indices."""
+    """Groups rows by their values in names; returns the values and the rows' indices of each group."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, key in enumerate(zip(*(np.asarray(rows[name]).tolist() for name in names), strict=True)):
         groups.setdefault(key, []).append(i)
@@ -178,7 +178,7 @@ def _arguments(key: tuple[Any, ...]) -> tuple[ExpertLayer, WeightFormat, Routing
 
 
 def _routing(distribution: str) -> Routing:
-    """balanced, or power_law_<exponent>."""
+    """Returns the routing named by the distribution column: balanced, or power_law_<exponent>."""
     if distribution.startswith("power_law_"):
         return Routing(kind="power_law", exponent=float(distribution.removeprefix("power_law_")))
     return Routing(kind=distribution)

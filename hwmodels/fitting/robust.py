@@ -1,4 +1,4 @@
-"""What every fit shares: the split by groups of shapes, robust least squares in log space, error figures."""
+"""Tools that all fits share: split by groups of shapes, robust least squares in log space, error figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDArray[np.bool_]:
-    """Which rows are kept back from the fit: whole groups, one in four, the same ones every time.
+    """Returns a mask of rows kept back from the fit: one group in four, the same ones every time.
 
     A group is all rows with the same values in the columns group_by (a GEMM's n and k, an attention's heads).
     """
@@ -31,17 +31,17 @@ def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDAr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errors:
-    """Absolute percentage errors of some predictions."""
+    """Absolute percentage errors of predictions."""
 
     num_rows: int
     median: float
     p90: float
     bias: float
-    """Median of predicted / measured - 1, in percent: > 0 predicts too slow."""
+    """Median of predicted / measured - 1 in percent; > 0 means that predictions are too slow."""
 
 
 def errors(predicted: Floats, measured: Floats) -> Errors:
-    """Raises ValueError where there is nothing to compare."""
+    """Returns the errors of predictions. Raises ValueError if there are no rows."""
     if not len(measured):
         raise ValueError("no rows to compare")
     relative = 100 * (predicted / measured - 1)
@@ -61,9 +61,9 @@ def fit(
     loss_scale: float = 0.1,
     weights: Floats | None = None,
 ) -> Floats:
-    """Parameters between lower and upper that make log(predict / measured) small, outliers counting little.
+    """Returns parameters between lower and upper that minimise log(predict / measured), robust to outliers.
 
-    soft_l1 loss with scale loss_scale (0.1: errors beyond some 10 % count linearly). `weights` per row.
+    The loss is soft_l1 with scale loss_scale (0.1: errors beyond some 10 % count linearly). weights: per row.
     """
     log_measured = np.log(measured)
     root = np.ones_like(measured) if weights is None else np.sqrt(weights)

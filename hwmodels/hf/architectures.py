@@ -1,7 +1,7 @@
-"""The architectures that are known: which of our parts each is made of, and what its own fields mean.
+"""Known architectures: the layers that each one is made of, and the meaning of its own fields.
 
-A new one is an entry of `ARCHITECTURES` and, unless one of those below does, a function that reads which
-attention each of its layers has.
+A new architecture is an entry of `ARCHITECTURES` and, unless one of the functions below fits, a function that
+reads the attention of each of its layers.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ LINEAR = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """How to read one kind of config.json."""
+    """Describes how to read one kind of config.json."""
 
     attention: Callable[[Fields], list[Attention]]
-    """Of each layer."""
+    """Returns the attention of each layer."""
     mlp: Callable[[Fields], list[Mlp]] = mlp.dense_mlp
     needs: tuple[str, ...] = ("intermediate_size",)
-    """Fields besides REQUIRED that must be there."""
+    """Fields that must be present besides REQUIRED."""
     num_norms: int = 2
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers' configuration class assumes where published files leave a field out."""
+    """Values that transformers' configuration class assumes for fields that published files leave out."""
     draft_layers: tuple[str, ...] = ()
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Field of a part that is not priced -> the note that says so."""
+    """Fields of parts that are not priced, each with the note that says so."""
 
 
 def llama_attention(fields: Fields) -> list[Attention]:
-    """One bias setting for all four projections."""
+    """Reads Llama's attention: one bias setting for all four projections."""
     bias = fields.flag("attention_bias", default=False)
     return grouped_layers(fields, windows(fields), qkv_bias=bias, o_bias=bias)
 
@@ -59,7 +59,7 @@ def phi3_attention(fields: Fields) -> list[Attention]:
 
 
 def qwen2_attention(fields: Fields) -> list[Attention]:
-    """Biases on Q, K and V; no field says so."""
+    """Reads Qwen2's attention, which has biases on Q, K and V although no field says so."""
     fields.ignore("attention_bias")
     return grouped_layers(fields, qwen_windows(fields), qkv_bias=fields.flag("qkv_bias", default=True))
 
@@ -79,7 +79,7 @@ def glm4_moe_attention(fields: Fields) -> list[Attention]:
 
 
 def minimax_m2_attention(fields: Fields) -> list[Attention]:
-    """attn_type_list: 1 for softmax attention, which all layers of M2 have."""
+    """Reads MiniMax-M2's attention; attn_type_list must be all 1, softmax attention, as in M2's layers."""
     kinds = fields.wholes("attn_type_list")
     if any(kind != 1 for kind in kinds):
         raise wrong("attn_type_list", kinds, "must be all 1, softmax attention")
@@ -88,20 +88,20 @@ def minimax_m2_attention(fields: Fields) -> list[Attention]:
 
 
 def gemma2_attention(fields: Fields) -> list[Attention]:
-    """Every second layer sees everything."""
+    """Reads Gemma 2's attention: every second layer has full attention, the others a window."""
     bias = fields.flag("attention_bias", default=False)
     return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias)
 
 
 def gemma3_attention(fields: Fields) -> list[Attention]:
-    """Every sixth layer sees everything."""
+    """Reads Gemma 3's attention: every sixth layer has full attention, the others a window."""
     bias = fields.flag("attention_bias", default=False)
     every = fields.whole("sliding_window_pattern", default=fields.whole("_sliding_window_pattern", default=6))
     return grouped_layers(fields, windows(fields, full_every=every), qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
 def gemma3n_attention(fields: Fields) -> list[Attention]:
-    """Every fifth layer sees everything; the last num_kv_shared_layers use the KV of earlier ones."""
+    """Reads Gemma 3n's attention: each fifth layer is full; the last num_kv_shared_layers reuse KV."""
     own = fields.whole("num_hidden_layers") - fields.count("num_kv_shared_layers")
     if own < 1:
         raise wrong(
@@ -116,15 +116,15 @@ def gemma3n_attention(fields: Fields) -> list[Attention]:
 
 
 def gpt_oss_attention(fields: Fields) -> list[Attention]:
-    """Every second layer sees everything; a learned sink for each head."""
+    """Reads gpt-oss's attention: every second layer has full attention; each head has a learned sink."""
     bias = fields.flag("attention_bias", default=True)
     return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias, sinks=True)
 
 
 def llama4_attention(fields: Fields) -> list[Attention]:
-    """Layers with rotary positions attend within chunks: at most attention_chunk_size tokens back.
+    """Reads Llama 4's attention: layers with rotary positions attend within chunks of attention_chunk_size.
 
-    Priced as a window of that size, which is an upper bound: on average a chunk reaches half as far.
+    A chunk is priced as a window of its size, an upper bound: on average it reaches half as far back.
     """
     fields.ignore("use_qk_norm")  # a norm without weights
     bias = fields.flag("attention_bias", default=False)
@@ -141,7 +141,7 @@ def llama4_attention(fields: Fields) -> list[Attention]:
 
 
 def latent_attention(fields: Fields) -> list[Attention]:
-    """DeepSeek V2, V3, V3.2, Kimi K2, GLM-5. index_topk: DeepSeek sparse attention."""
+    """Reads MLA of DeepSeek V2, V3, V3.2, Kimi K2, GLM-5; index_topk means DeepSeek sparse attention."""
     fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "qk_head_dim")
     top_k = fields.whole_or_none("index_topk")
     layer = LatentAttention(
@@ -159,7 +159,7 @@ def latent_attention(fields: Fields) -> list[Attention]:
 
 
 def hybrid_attention(fields: Fields) -> list[Attention]:
-    """Gated delta nets, and softmax attention in each full_attention_interval-th layer."""
+    """Reads gated delta nets with softmax attention in each full_attention_interval-th layer."""
     num_layers = fields.whole("num_hidden_layers")
     every = fields.whole("full_attention_interval", default=4)
     kinds = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers) or [
@@ -184,7 +184,7 @@ def hybrid_attention(fields: Fields) -> list[Attention]:
 
 
 def grouped_layers(fields: Fields, reach: Sequence[int | None], **switches: bool) -> list[Attention]:
-    """A layer of grouped-query attention for each window."""
+    """Returns one layer of grouped-query attention per window in `reach`; None is full attention."""
     heads = fields.whole("num_attention_heads")
     kv_heads, dim = num_kv_heads(fields, heads), head_dim(fields, heads)
     longest = fields.whole("max_position_embeddings")
@@ -201,7 +201,7 @@ def grouped_layers(fields: Fields, reach: Sequence[int | None], **switches: bool
 
 
 def num_kv_heads(fields: Fields, num_heads: int) -> int:
-    """Without the field every head has its own keys and values."""
+    """Returns num_key_value_heads; if it is missing, every head has its own keys and values."""
     heads = fields.whole("num_key_value_heads", default=num_heads)
     if num_heads % heads:
         raise wrong("num_key_value_heads", heads, f"must divide num_attention_heads={num_heads}")
@@ -209,7 +209,7 @@ def num_kv_heads(fields: Fields, num_heads: int) -> int:
 
 
 def head_dim(fields: Fields, num_heads: int) -> int:
-    """Without the field the heads share the hidden size out."""
+    """Returns head_dim; if it is missing, the heads divide the hidden size evenly."""
     hidden_size = fields.whole("hidden_size")
     if fields.value("head_dim") is None and hidden_size % num_heads:
         rule = f"must be a multiple of num_attention_heads={num_heads}, or give head_dim"
@@ -218,9 +218,9 @@ def head_dim(fields: Fields, num_heads: int) -> int:
 
 
 def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
-    """sliding_window (sliding_window_size) for each layer, None for those that see everything.
+    """Returns sliding_window (or sliding_window_size) of each layer; None for layers with full attention.
 
-    Which ones do: layer_types where the file has it, else each full_every-th, else none of them.
+    Layers with full attention: those in layer_types if the file has it, else each full_every-th, else none.
     """
     num_layers = fields.whole("num_hidden_layers")
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
@@ -237,7 +237,7 @@ def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
 
 
 def qwen_windows(fields: Fields) -> list[int | None]:
-    """Qwen writes a window down and switches it off with use_sliding_window; the first layers have none."""
+    """Returns Qwen's windows, if use_sliding_window enables them; the first max_window_layers have none."""
     first, reach = fields.count("max_window_layers"), windows(fields)
     if not fields.flag("use_sliding_window", default=False):
         return [None] * len(reach)
@@ -357,6 +357,6 @@ WRAPPERS: Mapping[str, Architecture] = {
     "Qwen3VLMoeForConditionalGeneration": QWEN3_MOE,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE,
 }
-"""Models that also see or hear; their language model is in text_config. The rest is not priced."""
+"""Models with image or audio inputs; only their language model (text_config) is priced."""
 
 KNOWN = (*ARCHITECTURES, *WRAPPERS)

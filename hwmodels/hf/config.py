@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config.json: from its fields to a `ModelSpec`."""
+"""Reads a Hugging Face config.json: from its fields to a `ModelSpec`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def from_hf_config(
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
 ) -> ModelSpec:
-    """The model of a config.json (the file or its folder); the rest as in `from_hf_fields`."""
+    """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`."""
     file, config = read_hf_config(Path(path))
     try:
         read = model_settings(config)
@@ -66,13 +66,13 @@ def from_hf_fields(
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
 ) -> ModelSpec:
-    """The model that the fields of a Hugging Face config.json describe.
+    """Returns the model that the fields of a Hugging Face config.json describe.
 
-    dtype "auto" is the checkpoint's; fp32 and unnamed ones are served in bf16, as vLLM does. weights and
-    moe_weights None, and kv_cache_dtype "auto", are what the checkpoint's quantization_config says, if it
-    has one. transform: what is done to the model before it is served.
-    Raises ValueError: unknown architecture, a field that is missing, wrong or not understood, a way of
-    quantising that is not known.
+    dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
+    moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
+    it has one. transform: compression applied to the model before it is served.
+    Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
+    unknown quantisation method.
     """
     try:
         read = model_settings(config)
@@ -87,7 +87,7 @@ def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
 
 
 def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dtype: str) -> dict[str, str]:
-    """Those settings in which the user differs from the checkpoint."""
+    """Returns the settings in which the user overrides the checkpoint."""
     given = {
         "dtype": dtype,
         "weights": weights,
@@ -98,7 +98,7 @@ def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dt
 
 
 def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and its fields, from a config.json or the folder that holds one. Raises ValueError."""
+    """Returns the file and its fields, from a config.json or the folder that holds one. Raises ValueError."""
     file = path / "config.json" if path.is_dir() else path
     return file, load_json_object(file)
 
@@ -118,9 +118,9 @@ def load_json_object(file: Path) -> dict[str, Any]:
 
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the fields say, in `ModelSpec`'s terms.
+    """Returns the fields as arguments of `ModelSpec`.
 
-    Raises ValueError: field=value: rule. A field that is not understood is refused, since a price without it
+    Raises ValueError (field=value: rule). A field that is not understood is refused, since a price without it
     may be wrong, unless it is null, false, zero or empty.
     """
     architecture, how, text, notes = text_config(config)
@@ -160,7 +160,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> TextConfig:
-    """The language model of a config.json; raises ValueError where the architecture is not known."""
+    """Returns the language model of a config.json. Raises ValueError if the architecture is unknown."""
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
         raise wrong("architectures", names, f"must be a list of one name; known: {', '.join(KNOWN)}")
@@ -184,7 +184,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
 
 
 def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
-    """Fields that a reader of dense models with grouped-query attention does not understand."""
+    """Returns the fields that a reader of dense models with grouped-query attention does not understand."""
     fields = Fields(config)
     fields.ignore(*REQUIRED, *OF_THE_WHOLE_MODEL, "architectures", "intermediate_size", "num_key_value_heads")
     fields.ignore(
@@ -194,7 +194,7 @@ def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
 
 
 def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
-    """Layers that are alike in one block each, in the order in which the kinds first occur."""
+    """Groups equal layers into one block each, in the order in which the kinds first occur."""
     counts: dict[tuple[Attention, Mlp], int] = {}
     for layer in zip(attention, mlp, strict=True):
         counts[layer] = counts.get(layer, 0) + 1
@@ -205,13 +205,13 @@ def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int
 
 
 def draft_heads(fields: Fields, how: Architecture) -> DraftHeads | None:
-    """The MTP layers of the checkpoint, if it has any."""
+    """Returns the MTP layers of the checkpoint, if it has any."""
     layers = sum(fields.count(name) for name in how.draft_layers)
     return DraftHeads(kind="mtp", num_heads=layers) if layers else None
 
 
 def checkpoint_dtype(fields: Fields) -> str:
-    """Recent versions of transformers write `dtype`, older ones `torch_dtype`; without either: bf16."""
+    """Returns `dtype` (recent versions of transformers) or `torch_dtype` (older ones), by default bf16."""
     for name in ("dtype", "torch_dtype"):
         value = fields.value(name)
         if value is not None:

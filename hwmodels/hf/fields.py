@@ -1,4 +1,4 @@
-"""The fields of a config.json, checked as they are asked for, and which of them nobody asked for."""
+"""The fields of a config.json, checked when they are read, and the list of fields that were never read."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ IRRELEVANT = re.compile(
         )
     )
 )
-"""Fields that change neither bytes nor FLOPs."""
+"""Pattern of fields that change neither bytes nor FLOPs."""
 
 
 class Fields:
-    """A config.json's fields. Every method that reads one raises ValueError: field=value: rule."""
+    """The fields of a config.json. Every method that reads one raises ValueError: field=value: rule."""
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        """defaults: what the architecture's own configuration class gives to fields not in the file."""
+        """defaults: values of the architecture's configuration class for fields not in the file."""
         self.config = {**(defaults or {}), **config}
         self.asked: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """The field as it is, None where it is missing."""
+        """Returns the raw field, None if it is missing."""
         self.asked.add(name)
         return self.config.get(name)
 
     def whole(self, name: str, *, default: int | None = None) -> int:
-        """The field, or default, if there is one, where it is missing or null."""
+        """Returns a whole number >= 1, or `default`, if given, for a missing or null field."""
         given = self.value(name)
         value: Any = default if given is None else given
         if not is_whole(value) or value < 1:
@@ -60,11 +60,11 @@ class Fields:
         return None if self.value(name) is None else self.whole(name)
 
     def count(self, name: str) -> int:
-        """A number of things, 0 where it is missing or null."""
+        """Returns a whole number >= 0; 0 if the field is missing or null."""
         return self.whole(name) if self.value(name) else 0
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """The field, or default where it is missing or null."""
+        """Returns a bool, or `default` if the field is missing or null."""
         value = self.value(name)
         if value is None:
             return default
@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def names(self, name: str, allowed: Sequence[str], length: int) -> list[str] | None:
-        """A list with one of the allowed names for each of `length` layers; None where it is missing."""
+        """Returns a list with one of the allowed names for each of `length` layers; None if it is missing."""
         given = self.value(name)
         if given is None:
             return None
@@ -84,7 +84,7 @@ class Fields:
         return given
 
     def wholes(self, name: str) -> list[int]:
-        """A list of whole numbers >= 0, empty where it is missing."""
+        """Returns a list of whole numbers >= 0; empty if the field is missing."""
         given = self.value(name)
         if given is None:
             return []
@@ -93,11 +93,11 @@ class Fields:
         return given
 
     def ignore(self, *names: str) -> None:
-        """Fields that the architecture has and that change neither bytes nor FLOPs in it."""
+        """Marks fields that the architecture has and that change neither bytes nor FLOPs in it as read."""
         self.asked.update(names)
 
     def not_understood(self) -> dict[str, Any]:
-        """Fields that nobody asked for and that switch something on, by name."""
+        """Returns the fields, by name, that were never read and that switch something on."""
         left = sorted(self.config.keys() - self.asked)
         return {
             name: self.config[name] for name in left if self.config[name] and not IRRELEVANT.fullmatch(name)
@@ -109,6 +109,6 @@ def wrong(name: str, value: Any, rule: str) -> ValueError:
 
 
 def shown(value: Any) -> str:
-    """The value as the file writes it, cut short."""
+    """Returns the value as the file writes it, shortened to 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

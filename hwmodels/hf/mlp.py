@@ -1,4 +1,4 @@
-"""Which MLP each layer has, by the fields of a config.json."""
+"""Reads the MLP of each layer from the fields of a config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def dense_mlp(fields: Fields) -> list[Mlp]:
 
 
 def gemma3n_mlp(fields: Fields) -> list[Mlp]:
-    """The width may be given layer by layer."""
+    """Reads Gemma 3n's MLP, whose width may be given per layer."""
     fields.ignore("activation_sparsity_pattern")
     if not isinstance(fields.value("intermediate_size"), list):
         return dense_mlp(fields)
@@ -34,7 +34,7 @@ def mixtral_mlp(fields: Fields) -> list[Mlp]:
 
 
 def gpt_oss_mlp(fields: Fields) -> list[Mlp]:
-    fields.ignore("experts_per_token")  # num_experts_per_tok once more
+    fields.ignore("experts_per_token")  # repeats num_experts_per_tok
     experts = MixtureOfExperts(
         num_experts=fields.whole("num_local_experts"),
         top_k=top_k(fields, "num_local_experts"),
@@ -58,7 +58,7 @@ def minimax_m2_mlp(fields: Fields) -> list[Mlp]:
 
 
 def qwen_moe_mlp(fields: Fields) -> list[Mlp]:
-    """Experts in each decoder_sparse_step-th layer, but in none of mlp_only_layers."""
+    """Reads experts in each decoder_sparse_step-th layer, except those in mlp_only_layers."""
     num_layers, step = fields.whole("num_hidden_layers"), fields.whole("decoder_sparse_step", default=1)
     dense_ones = fields.wholes("mlp_only_layers")
     sparse = [i not in dense_ones and (i + 1) % step == 0 for i in range(num_layers)]
@@ -74,7 +74,7 @@ def qwen_moe_mlp(fields: Fields) -> list[Mlp]:
 
 
 def deepseek_mlp(fields: Fields) -> list[Mlp]:
-    """Experts in each moe_layer_freq-th layer after the first first_k_dense_replace."""
+    """Reads experts in each moe_layer_freq-th layer after the first first_k_dense_replace layers."""
     num_layers = fields.whole("num_hidden_layers")
     first, step = fields.count("first_k_dense_replace"), fields.whole("moe_layer_freq", default=1)
     kinds = fields.names("mlp_layer_types", ("dense", "sparse"), num_layers)
@@ -95,7 +95,7 @@ def deepseek_mlp(fields: Fields) -> list[Mlp]:
 
 
 def llama4_mlp(fields: Fields) -> list[Mlp]:
-    """Experts, and one shared expert as wide, in each interleave_moe_layer_step-th layer or in moe_layers."""
+    """Reads experts with a shared one as wide in each interleave_moe_layer_step-th layer or moe_layers."""
     num_layers, step = fields.whole("num_hidden_layers"), fields.count("interleave_moe_layer_step")
     listed, width = fields.wholes("moe_layers"), fields.whole("intermediate_size")
     sparse = [i in listed if listed else step > 0 and (i + 1) % step == 0 for i in range(num_layers)]
@@ -113,7 +113,7 @@ def llama4_mlp(fields: Fields) -> list[Mlp]:
 
 
 def top_k(fields: Fields, all_experts: str) -> int:
-    """num_experts_per_tok, which may not exceed the number in the field all_experts."""
+    """Returns num_experts_per_tok. Raises ValueError if it exceeds the number in the field all_experts."""
     chosen, num_experts = fields.whole("num_experts_per_tok"), fields.whole(all_experts)
     if chosen > num_experts:
         raise wrong("num_experts_per_tok", chosen, f"must be <= {all_experts}={num_experts}")
@@ -121,7 +121,7 @@ def top_k(fields: Fields, all_experts: str) -> int:
 
 
 def mixed(fields: Fields, experts: MixtureOfExperts, sparse: list[bool]) -> list[Mlp]:
-    """Experts in the layers that are sparse, an MLP of intermediate_size in the others."""
+    """Returns experts for the sparse layers, and an MLP of intermediate_size for the others."""
     fields.ignore("intermediate_size")
     if all(sparse):
         return [experts] * len(sparse)

@@ -1,4 +1,4 @@
-"""What a checkpoint's quantization_config says, as names of `hwmodels.model.quantization.WEIGHT_FORMATS`."""
+"""Reads a checkpoint's quantization_config into names of `hwmodels.model.quantization.WEIGHT_FORMATS`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ WHERE = "quantization_config"
 
 
 class StoredWeights(NamedTuple):
-    """How the matrices of a checkpoint, and the keys and values of its model, are stored.
+    """Storage formats of a checkpoint's matrices, and of its model's keys and values.
 
-    None: not quantised, or as `weights` says.
+    `weights` None: not quantised. `moe_weights` None: as `weights`.
     """
 
     weights: str | None = None
     moe_weights: str | None = None
     kv_cache_dtype: str = "auto"
-    """auto: as the model computes."""
+    """dtype of keys and values; auto: the dtype that the model computes in."""
     notes: tuple[str, ...] = ()
 
 
 def stored_weights(config: Any, *, has_experts: bool) -> StoredWeights:
-    """Formats of the matrices by a quantization_config, None if the checkpoint has none.
+    """Returns the formats of the matrices by a quantization_config; None means that they are not quantised.
 
-    Where attention is left out of a model with experts, only routed experts count as quantised.
-    Raises ValueError naming a method that is not known, or a number of bits that it does not have.
+    If attention is left out in a model with experts, only routed experts count as quantised.
+    Raises ValueError for an unknown method, or a number of bits that the method does not have.
     """
     if not config:
         return StoredWeights()
@@ -43,7 +43,7 @@ def stored_weights(config: Any, *, has_experts: bool) -> StoredWeights:
 
 
 def matrices(config: Mapping[str, Any], name: str, *, has_experts: bool) -> StoredWeights:
-    """Which matrices are stored in the format of that name."""
+    """Returns which matrices are stored in the format of that name, with notes."""
     notes = group_size_note(config) if name == "int4_wo" else ()
     # transformers' mxfp4 is made for the experts of gpt-oss and converts nothing else.
     if config["quant_method"] == "mxfp4":
@@ -60,7 +60,7 @@ def matrices(config: Mapping[str, Any], name: str, *, has_experts: bool) -> Stor
 
 
 def kv_cache(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """kv_cache_dtype, and a note on what is not understood of it.
+    """Returns kv_cache_dtype, and a note on the parts that are not understood.
 
     compressed-tensors describes a kv_cache_scheme, Model Optimizer names a kv_cache_quant_algo, in older
     files one level down.
@@ -80,7 +80,7 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 SELF_ATTENTION = re.compile(r"^(?!.*vis).*self_attn[^a-z]*(o_proj)?[^a-z]*$")
-"""Self-attention as a whole, or its output projection, but not that of a vision tower."""
+"""Matches self-attention as a whole, or its output projection, except that of a vision tower."""
 
 
 def modules_left_out(config: Mapping[str, Any]) -> list[str]:
@@ -89,7 +89,10 @@ def modules_left_out(config: Mapping[str, Any]) -> list[str]:
 
 
 def group_size_note(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """int4_wo counts a scale for 128 weights; smaller groups have more of them: 8 % more bytes with 32."""
+    """Returns a note if groups are not of 128 weights, for which int4_wo counts one scale each.
+
+    Smaller groups have more scales: 8 % more bytes with groups of 32.
+    """
     schemes = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
     sizes = {str(scheme.get("group_size", 128)) for scheme in (config, *schemes)} - {"None", "128", "-1"}
     return tuple(
@@ -98,7 +101,7 @@ def group_size_note(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def by_bits(config: Mapping[str, Any]) -> str:
-    """AWQ, GPTQ, AutoRound: weight-only integers."""
+    """Returns the weight-only integer format of AWQ, GPTQ and AutoRound by its number of bits."""
     bits = config.get("bits", config.get("w_bit"))
     names = {4: "int4_wo", 8: "int8_wo"}
     if not isinstance(bits, int) or bits not in names:
@@ -107,7 +110,10 @@ def by_bits(config: Mapping[str, Any]) -> str:
 
 
 def fp8(config: Mapping[str, Any]) -> str:
-    """With weight_block_size a scale for each block, as in DeepSeek-V3; else one a tensor or row."""
+    """Returns fp8_block if weight_block_size is set (a scale per block, as in DeepSeek-V3), else fp8.
+
+    fp8 has one scale per tensor or row.
+    """
     block = config.get("weight_block_size")
     if block in (None, [128, 128]):
         return "fp8_block" if block else "fp8"
@@ -119,7 +125,7 @@ def mxfp4(config: Mapping[str, Any]) -> str:
 
 
 def modelopt(config: Mapping[str, Any]) -> str:
-    """NVIDIA Model Optimizer; older files keep quant_algo one level down."""
+    """Returns the format of NVIDIA Model Optimizer; older files keep quant_algo one level down."""
     older = config.get("quantization")
     algorithm = config.get("quant_algo", older.get("quant_algo") if isinstance(older, Mapping) else None)
     names = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_wo", "INT4_AWQ": "int4_wo"}
@@ -129,7 +135,7 @@ def modelopt(config: Mapping[str, Any]) -> str:
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> str:
-    """The scheme of its groups, which must agree."""
+    """Returns the scheme of the config groups. Raises ValueError if they do not agree."""
     groups = config.get("config_groups")
     if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
         raise wrong(f"{WHERE}.config_groups", groups, "must hold at least one group")
