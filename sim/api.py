@@ -60,7 +60,7 @@ def simulate(
     config_dir: str | Path | None = None,
     **settings: Any,
 ) -> Result:
-    """Fly a workload with a policy on a hardware model; what is not given is as in `windtunnel simulate`.
+    """Simulates a workload with a policy on a hardware model; defaults are those of `windtunnel simulate`.
 
     overrides: settings as on the command line, `"workload.num_requests=500"`.
     model, hardware, workload, and any other group as a keyword: the name of a choice (`windtunnel list`), a
@@ -98,11 +98,11 @@ def simulate(
                 f"{text}: simulate() writes nothing; result.write(folder) does, "
                 "result.write(folder, timeline=True, vllm_bench=True)"
             )
-    return fly(ConfigSource(config_name="simulate", dirs=dirs), texts, objects)
+    return simulate_config(ConfigSource(config_name="simulate", dirs=dirs), texts, objects)
 
 
-def fly(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
-    """One run of a config. objects: what stands in the place of a root key's node. Raises ConfigError."""
+def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
+    """Simulates one config. objects: replacements for the nodes of root keys. Raises ConfigError."""
     cfg = composed(source, overrides)
     for key, value in objects.items():
         if key not in cfg:

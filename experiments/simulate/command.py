@@ -1,4 +1,4 @@
-"""`windtunnel simulate`: fly a workload with a set of policies on a cluster, and write what came out."""
+"""`windtunnel simulate`: simulate a workload with a set of policies on a cluster, and write the results."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.study.figures import as_text, figures, leaves
-from experiments.study.workers import Report, fly, in_turn
+from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.settings.resolve import resolved
@@ -100,4 +100,4 @@ def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 
 def _summary(summarise: Callable[[RunResult], dict[str, Any]], task: Task) -> dict[str, Any]:
-    return summarise(fly(task.point.with_seed(task.seed)))
+    return summarise(simulate_config(task.point.with_seed(task.seed)))

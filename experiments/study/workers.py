@@ -63,8 +63,8 @@ def as_asked(
         outcomes.close()
 
 
-def fly(config: dict[str, Any]) -> RunResult:
-    """One run of a composed config. Raises ConfigError."""
+def simulate_config(config: dict[str, Any]) -> RunResult:
+    """Simulates a composed config. Raises ConfigError."""
     return run(*build_run(resolved(config)))
 
 

@@ -102,7 +102,7 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
 
 
 def parallel(grid: Grid) -> go.Figure | None:
-    """A line a configuration through its settings and its figures, coloured by the first figure."""
+    """Draws one line per configuration through its settings and figures, coloured by the first figure."""
     if len(grid.axes) < 2 or not grid.metrics or len(grid.cells) < 2:
         return None
     cells = list(grid.cells)

@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.study.figures import figures
-from experiments.sweep.flight import Flown
 from experiments.sweep.plan import Plan, Point
+from experiments.sweep.run_task import FinishedRun
 from sim.report.files import table_bytes
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
@@ -91,19 +91,19 @@ class SweepFolder:
         """Points whose run is not done: never begun, interrupted, failed or refused."""
         return [point for point in self.plan.points() if self._status(point.index) != DONE]
 
-    def keep(self, point: Point, flown: Flown, code: str) -> None:
+    def keep(self, point: Point, finished: FinishedRun, code: str) -> None:
         """Write the files of a run and note its row. Raises CannotWriteError; nothing of it is left then."""
         folder = self.run_dir(point.index)
         try:
             folder.mkdir(exist_ok=True)
-            for name, content in flown.files.items():
+            for name, content in finished.files.items():
                 _write_at_once(folder / name, content)
             (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise self._cannot_write(error) from error
-        row = self._row(point, DONE, "", flown.wall_s, code)
-        self.rows[point.index] = {**row, **flown.figures}
+        row = self._row(point, DONE, "", finished.wall_s, code)
+        self.rows[point.index] = {**row, **finished.figures}
 
     def note_failure(self, point: Point, status: str, message: str, traceback: str, code: str) -> None:
         """Note the row of a run that came to nothing; a traceback goes into its folder, error.txt."""

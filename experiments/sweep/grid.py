@@ -108,7 +108,7 @@ def grid_of(
     if not axes:
         found.append("No axis but the seed to draw: the table has the mean over all seeds.")
     if len(seeds) < 2:
-        found.append("One seed has no interval: nothing can be told from noise. Add seed=0,1,2.")
+        found.append("One seed has no interval: no difference can be separated from noise. Add seed=0,1,2.")
     return Grid(
         axes=axes,
         metrics=metrics,
@@ -128,9 +128,9 @@ def check_places(keys: Sequence[str], settings: ReportSettings) -> None:
     asked = [(name, getattr(settings, name)) for name in ("x", "y", "colour")]
     for name, key in (*asked, *(("facet", key) for key in settings.facet or ())):
         if key is not None and key not in axes:
-            told = "seeds make the intervals; " if key == SEED else ""
+            note = "seeds make the intervals; " if key == SEED else ""
             known = suggest(key, axes) if axes else "it has none but the seed"
-            raise ConfigError(f"report.{name}={key}: no axis of this sweep; {told}{known}")
+            raise ConfigError(f"report.{name}={key}: no axis of this sweep; {note}{known}")
 
 
 def panel_title(chosen: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _metrics(done: pd.DataFrame, keys: Sequence[str], asked: Sequence[str] | Non
 def _places(
     axes: Sequence[GridAxis], settings: ReportSettings
 ) -> tuple[GridAxis | None, GridAxis | None, tuple[GridAxis, ...], GridAxis | None]:
-    """x: the numeric axis with the most values; colour: the longest that is left and can be told apart."""
+    """x: the numeric axis with the most values; colour: the longest other axis with few enough values."""
     by_key = {axis.key: axis for axis in axes}
     x, y, colour = (by_key[key] if key else None for key in (settings.x, settings.y, settings.colour))
     facets = [by_key[key] for key in settings.facet or ()]

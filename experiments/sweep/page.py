@@ -88,15 +88,15 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
         if of_metric:
             sections[titled(metric)] = "".join(map(drawn, of_metric))
     if "parallel coordinates" in figures:
-        told = (
-            "<p>A line a configuration, means over its seeds. Drag along an axis to keep a part of them.</p>"
+        caption = (
+            "<p>One line per configuration (mean over its seeds). Drag along an axis to select some.</p>"
         )
-        sections["Parallel coordinates"] = told + drawn(figures["parallel coordinates"])
+        sections["Parallel coordinates"] = caption + drawn(figures["parallel coordinates"])
     sections["All configurations"] = table(rows(grid)[: PAGE_ROWS + 1])
     failures = [row for row in folder.rows.values() if row["status"] != DONE]
     if failures:
-        told_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
-        sections["Runs without a result"] = table([["run", "status", "why"], *told_rows])
+        failure_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
+        sections["Runs without a result"] = table([["run", "status", "why"], *failure_rows])
     about = {key: folder.about[key] for key in ("begun", "code", "overrides")}
     sections["The sweep"] = folded("how it was asked for", OmegaConf.to_yaml(OmegaConf.create(about)))
     write_page(

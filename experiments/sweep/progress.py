@@ -19,14 +19,17 @@ Report = Callable[[int, int], None]  # runs done, runs that came to nothing
 
 @contextmanager
 def sweep_progress(console: Console, total: int, already: int, *, enabled: bool) -> Iterator[Report]:
-    """A bar on a terminal; elsewhere a line on stderr now and then. already: runs that were done before."""
+    """Shows a progress bar on a terminal, else a line on stderr now and then.
+
+    already: number of runs that were finished before.
+    """
     if not enabled:
         yield lambda done, failed: None
         return
     begun = time.monotonic()
 
-    def told(ended: int) -> tuple[float, str]:
-        """Runs a second, and the time that is left."""
+    def rate_and_remaining(ended: int) -> tuple[float, str]:
+        """Runs per second, and the estimated remaining time."""
         rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
         return rate, str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
 
@@ -38,7 +41,7 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
             if time.monotonic() - last_s < SECONDS_BETWEEN_LINES:
                 return
             last_s = time.monotonic()
-            rate, left = told(done + failed)
+            rate, left = rate_and_remaining(done + failed)
             ended = f"{done + failed:,} of {total:,} runs, {failed:,} failed"
             print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
 
@@ -56,7 +59,7 @@ def sweep_progress(console: Console, total: int, already: int, *, enabled: bool)
 
         def report(done: int, failed: int) -> None:
             ended = done + failed
-            rate, left = told(ended)
+            rate, left = rate_and_remaining(ended)
             progress.update(bar, completed=ended, failed=failed, rate=rate, left=left)
 
         yield report

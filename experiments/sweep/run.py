@@ -16,12 +16,12 @@ from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.terminal import terminal_console
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
-from experiments.sweep.flight import Flight, Flown, flights, in_words
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
+from experiments.sweep.messages import print_done, print_remaining, print_resumed
 from experiments.sweep.plan import Point
 from experiments.sweep.progress import sweep_progress
+from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import How
-from experiments.sweep.told import tell_done, tell_left, tell_resumed
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
@@ -35,10 +35,10 @@ def run_sweep(folder: SweepFolder, how: How, source: ConfigSource) -> None:
     console = terminal_console()
     points = folder.missing()
     imports = [os.getcwd(), folder.about["cwd"]]
-    tasks = flights(points, source, imports, tables=how.sweep.tables)
+    tasks = tasks_of(points, source, imports, tables=how.sweep.tables)
     already = folder.num_of(DONE)
     if already or len(folder.about["code"]) > 1:
-        tell_resumed(folder, already, len(points), console)
+        print_resumed(folder, already, len(points), console)
     for point in points:  # what had failed is run anew
         folder.rows.pop(point.index, None)
     begun = time.monotonic()
@@ -53,7 +53,7 @@ def run_sweep(folder: SweepFolder, how: How, source: ConfigSource) -> None:
             raise ConfigError(f"{error}; on this machine instead: {here}") from error
     seconds = time.monotonic() - begun
     folder.write_runs()
-    tell_done(folder, folder.num_of(DONE) - already, seconds, console)
+    print_done(folder, folder.num_of(DONE) - already, seconds, console)
     _finish(folder, how, interrupt, console)
 
 
@@ -67,7 +67,7 @@ def _finish(folder: SweepFolder, how: How, interrupt: Interrupt, console: Consol
         except ConfigError as error:
             not_drawn = ConfigError(f"{error}; the runs are kept, draw them: windtunnel report sweep={shown}")
     if num_left:
-        tell_left(num_left, shown, console)
+        print_remaining(num_left, shown, console)
     print_folder(folder.path, console)
     if not_drawn is not None:
         raise not_drawn
@@ -80,14 +80,14 @@ def _finish(folder: SweepFolder, how: How, interrupt: Interrupt, console: Consol
 def collect(
     folder: SweepFolder,
     launcher: Launcher,
-    tasks: Sequence[Flight],
+    tasks: Sequence[RunTask],
     points: Sequence[Point],
     interrupt: Interrupt,
     code: str,
     report: Any,
 ) -> None:
     """Keep what comes back, until all is done, Ctrl-C is pressed, or nothing more can be written."""
-    outcomes = launcher.outcomes(Flight.fly, tasks, interrupt)
+    outcomes = launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
             if outcome.result is not None and outcome.result.interrupted:
@@ -104,7 +104,7 @@ def collect(
             folder.write_runs()
 
 
-def _keep(folder: SweepFolder, point: Point, outcome: Outcome[Flown], code: str) -> None:
+def _keep(folder: SweepFolder, point: Point, outcome: Outcome[FinishedRun], code: str) -> None:
     error = outcome.error
     if error is None:
         assert outcome.result is not None

@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.code import code_version
-from experiments.sweep.flight import flights
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.grid import check_places
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of
+from experiments.sweep.run_task import tasks_of
 from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
 from sim.settings.build import build, build_as
 from sim.settings.compose import ConfigSource
@@ -96,15 +96,15 @@ def _check(plan: Plan, source: ConfigSource, unbuildable: Unbuildable) -> None:
     wanted = set(checked)
     points = [point for point in plan.points() if point.index in wanted]
     errors = []
-    for flight in flights(points, source, [os.getcwd()], tables=False):
+    for task in tasks_of(points, source, [os.getcwd()], tables=False):
         try:
-            flight.config()
+            task.config()
         except ConfigError as error:  # no such key or choice: that is no point
-            raise ConfigError(f"{error} (at {flight.point.name})") from error
+            raise ConfigError(f"{error} (at {task.point.name})") from error
         try:
-            flight.build()
+            task.build()
         except ConfigError as error:
-            errors.append(f"{error} (at {flight.point.name})")
+            errors.append(f"{error} (at {task.point.name})")
             if unbuildable is Unbuildable.refuse:
                 skip = "sweep.unbuildable=skip goes on without such points"
                 raise ConfigError(f"{errors[0]}; {skip}") from error

@@ -327,7 +327,7 @@ def die(config):
 def test_a_process_that_dies_is_named(folder, monkeypatch):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
     arms = arms_of(source.compose(["experiment=tiny"]), source.dirs)
-    monkeypatch.setattr(runs, "fly", die)
+    monkeypatch.setattr(runs, "simulate_config", die)
     with pytest.raises(ConfigError, match=r"arm \w+, seed 0: its process ended abruptly"):
         runs.run_all(arms, (0, 1), 2, lambda *done: None)
 

@@ -23,10 +23,10 @@ import experiments.sweep.folder as folder_module
 import experiments.sweep.progress as progress
 from experiments.app.cli import main
 from experiments.study.launchers.outcome import Outcome
-from experiments.sweep.flight import Flight, Flown, flights
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import MAX_CHECKED_VALUES, Plan, plan_of
 from experiments.sweep.run import collect
+from experiments.sweep.run_task import FinishedRun, RunTask, tasks_of
 from sim.engine.interrupt import Interrupt
 from sim.report.config_text import config_yaml
 from sim.settings.compose import ConfigSource
@@ -131,7 +131,7 @@ def test_the_points_built_beforehand_have_every_value_but_are_few(sizes):
 )
 def test_a_point_has_the_settings_that_hydra_would_give_it(overrides):
     plan = plan_of([*SMALL, *overrides], SOURCE)
-    tasks = flights(list(plan.points()), SOURCE, [], tables=False)
+    tasks = tasks_of(list(plan.points()), SOURCE, [], tables=False)
     for task in tasks[-1:]:
         cfg = SOURCE.compose(task.point.overrides)
         wanted = {
@@ -230,15 +230,15 @@ def test_resume_runs_what_is_missing_and_nothing_else(capsys, monkeypatch):
     assert sweep(*SMALL, "replicas=1,2", "seed=0,1", "launcher.jobs=1", "hydra.run.dir=out") == 0
     whole = runs_of().drop(columns="wall_s")
     Path("out/2/summary.json").unlink()
-    flown = []
-    monkeypatch.setattr(Flight, "fly", _noted(flown, Flight.fly))
+    finished = []
+    monkeypatch.setattr(RunTask, "run", _noted(finished, RunTask.run))
     assert sweep("resume=out", "launcher.jobs=1") == 0
-    assert flown == [2]
+    assert finished == [2]
     assert "3 runs are done; 1 are missing or failed" in capsys.readouterr().out
     pd.testing.assert_frame_equal(runs_of().drop(columns="wall_s"), whole)
     Path("out/runs.parquet").write_bytes(b"not ours")  # the folders say it all
     assert sweep("resume=out") == 0
-    assert flown == [2]
+    assert finished == [2]
     again = runs_of()
     same = {"check_dtype": False}
     pd.testing.assert_frame_equal(again.drop(columns=["wall_s", "code"]), whole.drop(columns="code"), **same)
@@ -336,9 +336,9 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(capsys, monkeypatch):
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(capsys, monkeypatch):
-    flown = []
+    finished = []
     monkeypatch.setattr(
-        Flight, "fly", _noted(flown, Flight.fly, then=lambda: signal.raise_signal(signal.SIGINT), at=1)
+        RunTask, "run", _noted(finished, RunTask.run, then=lambda: signal.raise_signal(signal.SIGINT), at=1)
     )
     assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 130
     assert "2 runs are left: windtunnel sweep resume=out" in capsys.readouterr().out
@@ -349,7 +349,7 @@ def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
     plan = plan_of([*SMALL, "seed=0,1"], SOURCE)
     folder = SweepFolder.create(tmp_path / "out", plan, {})
     points = list(plan.points())
-    tasks = flights(points, SOURCE, [], tables=False)
+    tasks = tasks_of(points, SOURCE, [], tables=False)
     collect(folder, _CutShort(), tasks, points, Interrupt(), "code", lambda done, failed: None)
     assert folder.rows == {}
     assert len(folder.missing()) == 2
@@ -357,7 +357,7 @@ def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
 
 class _CutShort:
     def outcomes(self, work, tasks, interrupt):
-        yield Outcome(0, Flown(figures={}, files={}, wall_s=1.0, interrupted=True), None)
+        yield Outcome(0, FinishedRun(figures={}, files={}, wall_s=1.0, interrupted=True), None)
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
@@ -374,10 +374,10 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     assert not capsys.readouterr().err
 
 
-def _noted(flown, fly, then=lambda: None, at=None):
+def _noted(finished, run, then=lambda: None, at=None):
     def noting(self):
-        flown.append(self.point.index)
-        result = fly(self)
+        finished.append(self.point.index)
+        result = run(self)
         if self.point.index == at:
             then()
         return result

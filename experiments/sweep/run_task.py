@@ -1,7 +1,7 @@
-"""One run of a sweep, in a worker: compose, build, simulate; what comes back is figures and files.
+"""One run of a sweep in a worker: compose, build, simulate, and return figures and files.
 
-The files travel as bytes and the command writes them: a worker may be on another machine, and one that is
-killed leaves nothing half done.
+The files are returned as bytes and written by the command, as a worker may be on another machine and a killed
+worker must leave no partial files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
 
-class Flown(NamedTuple):
-    """A run that is done. files: name -> content, summary.json last."""
+class FinishedRun(NamedTuple):
+    """Result of a run. files: content by name, summary.json last."""
 
     figures: dict[str, float]
     files: dict[str, bytes]
@@ -36,14 +36,14 @@ class Flown(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flight:
-    """A task: a point, and where its settings come from."""
+class RunTask:
+    """A point of the sweep to run, and the configs that its settings come from."""
 
     point: Point
     config_name: str
     dirs: tuple[Path, ...]
     import_dirs: tuple[str, ...]
-    """Folders in which a user's own classes may lie."""
+    """Folders added to the import path for a user's own classes."""
     tables: bool
 
     @property
@@ -51,25 +51,25 @@ class Flight:
         return self.point.name
 
     def config(self) -> dict[str, Any]:
-        """Of the run, resolved. Raises ConfigError."""
+        """Composes and resolves the config of the run. Raises ConfigError."""
         config = _variants(self.config_name, self.dirs).config(self.point.overrides)
         return resolved({key: value for key, value in config.items() if key not in OF_THE_SWEEP})
 
     def build(self) -> tuple[dict[str, Any], Scenario, Source]:
-        """The config and what is made of it. Raises ConfigError."""
+        """Builds the scenario and the source; returns them after the config. Raises ConfigError."""
         for folder in self.import_dirs:
             if folder not in sys.path:  # last, so that they cannot shadow anything
                 sys.path.append(folder)
         config = self.config()
         return config, *build_run(config)
 
-    def fly(self) -> Flown:
-        """Raises ConfigError for settings that cannot be run."""
+    def run(self) -> FinishedRun:
+        """Simulates the point. Raises ConfigError for settings that cannot be run."""
         begun = time.perf_counter()
         config, scenario, source = self.build()
         result = run(scenario, source)
         files = dict(run_files(result, config, tables=self.tables))
-        return Flown(
+        return FinishedRun(
             figures=figures(result.summary),
             files=files,
             wall_s=time.perf_counter() - begun,
@@ -77,12 +77,12 @@ class Flight:
         )
 
 
-def flights(
+def tasks_of(
     points: Sequence[Point], source: ConfigSource, import_dirs: Sequence[str], *, tables: bool
-) -> list[Flight]:
-    """A task a point."""
+) -> list[RunTask]:
+    """Returns one task per point."""
     return [
-        Flight(
+        RunTask(
             point=point,
             config_name=source.config_name,
             dirs=tuple(source.dirs),
@@ -95,12 +95,12 @@ def flights(
 
 @lru_cache(maxsize=4)
 def _variants(config_name: str, dirs: tuple[Path, ...]) -> Variants:
-    """What a worker has composed stays: many points share it."""
+    """Caches what a worker has composed, which many points share."""
     return Variants(ConfigSource(config_name=config_name, dirs=dirs))
 
 
 def in_words(error: Exception) -> str:
-    """The first line of what a run raised, with its kind unless it is about settings."""
+    """Returns the first line of an error, with its type unless it is about settings."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
     return (

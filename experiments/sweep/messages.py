@@ -1,4 +1,4 @@
-"""What a sweep says on the terminal."""
+"""Messages of a sweep on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 
 
-def tell_resumed(folder: SweepFolder, already: int, missing: int, console: Console) -> None:
+def print_resumed(folder: SweepFolder, already: int, missing: int, console: Console) -> None:
     console.print(Text(f"{already:,} runs are done; {missing:,} are missing or failed."))
     if len(folder.about["code"]) > 1:
         console.print(
@@ -21,7 +21,7 @@ def tell_resumed(folder: SweepFolder, already: int, missing: int, console: Conso
         )
 
 
-def tell_done(folder: SweepFolder, num_new: int, seconds: float, console: Console) -> None:
+def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Console) -> None:
     total, rate = folder.plan.num_points, num_new / seconds if seconds > 0 else 0.0
     parts = [f"{folder.num_of(DONE):,} of {total:,} runs done"]
     parts += [f"{count:,} {status}" for status in (FAILED, REFUSED) if (count := folder.num_of(status))]
@@ -37,8 +37,8 @@ def tell_done(folder: SweepFolder, num_new: int, seconds: float, console: Consol
         console.print(Text(f"  and {len(messages) - 5} other reasons: the column error of runs.parquet"))
 
 
-def tell_left(count: int, folder: str, console: Console) -> None:
-    """How to go on with the runs that are missing."""
+def print_remaining(count: int, folder: str, console: Console) -> None:
+    """Prints the command that goes on with the missing runs."""
     console.print(
         f"{count:,} runs are left: windtunnel sweep resume={folder}",
         style="yellow",
