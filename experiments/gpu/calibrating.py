@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.calibrate.engine.run import check, measure
 from experiments.calibrate.engine.settings import MeasureSettings
-from experiments.gpu.flown_models import calibrated_folder, composition, suite_of
 from experiments.gpu.record import Record
+from experiments.gpu.validated_models import calibrated_folder, composition, suite_of
 from experiments.validate.engine.suite import cases_of
 
 LIMITS = {"max_num_seqs": 256, "max_model_len": 8192, "max_num_batched_tokens": 2048}

@@ -80,7 +80,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "validate_llama_8b": Part(
         "validating",
-        "our engine flown, recorded and simulated: loads, policies, kinds of traffic",
+        "runs of our engine, recorded and simulated: loads, policies, kinds of traffic",
         share=220,
         least_s=60,
         needs=("calibrate_llama_8b",),

@@ -1,7 +1,7 @@
-"""`windtunnel validate device=...` for one model: our engine flown, recorded, and held against the simulator.
+"""`windtunnel validate device=...` for one model: runs our engine and compares it with the simulator.
 
-A row a case, its recordings and its validation.json in validated_<model>/<suite>/<case>. One executor serves
-all cases; for blocks of another size it is built anew, so those cases come last.
+There is one row per case; its recordings and its validation.json are in validated_<model>/<suite>/<case>. One
+executor serves all cases. It is rebuilt for another block size, so those cases come last.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from experiments.calibrate.engine.files import Files
-from experiments.gpu.flown_models import calibrated_folder, composition, model_name, suite_of
 from experiments.gpu.record import Record, Row
-from experiments.validate.engine.on_engine import ExecutorCache, fly_case, machine_name, write_verdict
+from experiments.gpu.validated_models import calibrated_folder, composition, model_name, suite_of
+from experiments.validate.engine.on_engine import ExecutorCache, machine_name, run_case, write_verdict
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case, cases_of
 from experiments.validate.engine.verdict import Verdict
 from experiments.validate.fidelity.errors import MetricError
 
 
-class Flown(NamedTuple):
-    """A suite, with what the command line would say. has_targets: enough requests to judge times by."""
+class SuiteRun(NamedTuple):
+    """A suite and its overrides. has_targets: whether it has enough requests to judge times by."""
 
     suite: str
     overrides: tuple[str, ...]
@@ -32,7 +32,7 @@ class Flown(NamedTuple):
 
 
 SUITES = (
-    Flown(
+    SuiteRun(
         "load",
         (
             "repeats=2",
@@ -43,15 +43,15 @@ SUITES = (
         True,
         25.0,
     ),
-    Flown("policies", ("repeats=1", "workload.num_requests=24"), False, 8.0),
-    Flown("workload_gpu", ("repeats=1",), True, 15.0),
+    SuiteRun("policies", ("repeats=1", "workload.num_requests=24"), False, 8.0),
+    SuiteRun("workload_gpu", ("repeats=1",), True, 15.0),
 )
 REHEARSED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "load": (("repeats=2", "workload.num_requests=10"), ("load_60", "load_110")),
     "policies": (("repeats=1", "workload.num_requests=10"), ("chunked", "swap", "radix")),
     "workload_gpu": (("repeats=1", "workload.num_requests=10"), ("short",)),
 }
-"""Overrides and cases instead."""
+"""Overrides and cases of a dry run (`--quick`), by suite."""
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "tpot_mean": ("tpot_mean_s",),
     "e2e_mean": ("e2e_mean_s",),
@@ -60,61 +60,63 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "throughput": ("requests_per_s", "output_tokens_per_s"),
     "iteration": ("iteration_median",),
 }
-"""Numbers to reach, and the figures that each is about; how near: configs/thresholds/gpu.yaml."""
+"""Targets and the metrics that each covers; the thresholds are in configs/thresholds/gpu.yaml."""
 TOLD = {"ttft_mean_s": "TTFT", "tpot_mean_s": "TPOT", "e2e_mean_s": "E2E", "output_tokens_per_s": "tokens/s"}
 
 
-class Flight(NamedTuple):
+class CaseRun(NamedTuple):
     """A case of a suite."""
 
-    flown: Flown
+    suite_run: SuiteRun
     case: Case
 
     @property
     def name(self) -> str:
-        return f"{self.flown.suite}/{self.case.name}"
+        return f"{self.suite_run.suite}/{self.case.name}"
 
 
 def run(record: Record) -> None:
-    """The rows of all cases, and behind the last of each suite those that sum it up."""
+    """Measures all cases; the summary rows of a suite follow its last case."""
     executors = ExecutorCache.of(record.device.type)
-    flights = list(flights_of(record))
-    record.measure("warm_up", partial(_warm_up, flights[0].case, executors))
-    usual = flights[0].case.scenario.caching.block_size
-    flights.sort(key=lambda one: one.case.scenario.caching.block_size != usual)
-    for place, flight in enumerate(flights):
-        record.measure(flight.name, partial(_fly, record, flight, executors), least_s=flight.flown.least_s)
-        if all(later.flown is not flight.flown for later in flights[place + 1 :]):
-            sum_up(record, flight.flown)
+    case_runs = list(case_runs_of(record))
+    record.measure("warm_up", partial(_warm_up, case_runs[0].case, executors))
+    usual = case_runs[0].case.scenario.caching.block_size
+    case_runs.sort(key=lambda one: one.case.scenario.caching.block_size != usual)
+    for place, case_run in enumerate(case_runs):
+        record.measure(
+            case_run.name, partial(_run_case, record, case_run, executors), least_s=case_run.suite_run.least_s
+        )
+        if all(later.suite_run is not case_run.suite_run for later in case_runs[place + 1 :]):
+            sum_up(record, case_run.suite_run)
 
 
-def flights_of(record: Record) -> Iterator[Flight]:
-    """All cases; to rehearse, some."""
+def case_runs_of(record: Record) -> Iterator[CaseRun]:
+    """Yields all cases; in a dry run only some."""
     device = record.device.type
     (plain,) = cases_of(composition(record), suite_of("single"), device, None)
     files = Files.under(calibrated_folder(record), machine_name(device), plain.scenario.model.name)
-    for flown in SUITES:
-        overrides, suite = flown.overrides, suite_of(flown.suite)
+    for suite_run in SUITES:
+        overrides, suite = suite_run.overrides, suite_of(suite_run.suite)
         if record.quick:
-            overrides, names = REHEARSED[flown.suite]
+            overrides, names = REHEARSED[suite_run.suite]
             suite = replace(suite, cases={name: suite.cases[name] for name in names})
         asked = composition(record, overrides)
         for case in cases_of(asked, suite, device, files):
-            yield Flight(flown, case)
+            yield CaseRun(suite_run, case)
 
 
 def _warm_up(case: Case, executors: ExecutorCache) -> dict[str, Any]:
-    """What nobody watches: kernels are compiled for batches that few requests do not make."""
-    fly_case(case._replace(settings=replace(case.settings, repeats=1, load=1.1)), executors)
+    """Runs a case at high load without measuring it, so that kernels are compiled for large batches."""
+    run_case(case._replace(settings=replace(case.settings, repeats=1, load=1.1)), executors)
     return {}
 
 
-def _fly(record: Record, flight: Flight, executors: ExecutorCache) -> dict[str, Any]:
-    """Fly, judge, and keep."""
-    case = flight.case
-    folder = record.folder / f"validated_{model_name(record)}" / flight.flown.suite / case.name
-    verdict, recordings = fly_case(case, executors, folder / "recordings")
-    title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {flight.name}"
+def _run_case(record: Record, case_run: CaseRun, executors: ExecutorCache) -> dict[str, Any]:
+    """Runs, judges and stores one case."""
+    case = case_run.case
+    folder = record.folder / f"validated_{model_name(record)}" / case_run.suite_run.suite / case.name
+    verdict, recordings = run_case(case, executors, folder / "recordings")
+    title = f"{case.scenario.model.name} on {case.scenario.hardware.name}, {case_run.name}"
     write_verdict(
         folder,
         verdict,
@@ -125,11 +127,11 @@ def _fly(record: Record, flight: Flight, executors: ExecutorCache) -> dict[str, 
         tables=False,
     )
     row = row_of(verdict, case.settings.load, recordings)
-    return row | ({"said": _said(row)} if flight.flown.has_targets else {})
+    return row | ({"said": _said(row)} if case_run.suite_run.has_targets else {})
 
 
 def row_of(verdict: Verdict, load: float | None, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """The numbers of one case; the check is that all is decided again as it was."""
+    """Row of one case; its check is that every recorded plan was reproduced."""
     parts = verdict.decomposition
     equal, steps = verdict.num_equal, verdict.num_steps
     if parts is not None:
@@ -170,20 +172,20 @@ def _is_known(figures: Mapping[str, Any], name: str) -> bool:
     return name in figures and figures[name]["error"] is not None
 
 
-def sum_up(record: Record, flown: Flown) -> None:
-    """Rows of a suite: decisions, and where it has targets, the worst case of each."""
+def sum_up(record: Record, suite_run: SuiteRun) -> None:
+    """Adds the summary rows of a suite: decisions, and the worst case of each target if it has targets."""
     rows = {
         row["name"].partition("/")[2]: row
         for row in record.rows
-        if row["name"].startswith(f"{flown.suite}/") and "figures" in row
+        if row["name"].startswith(f"{suite_run.suite}/") and "figures" in row
     }
     if not rows:
         return
-    record.measure(f"{flown.suite}: decisions", partial(_decisions, rows), least_s=0.0)
-    for name in TARGETS if flown.has_targets else ():
+    record.measure(f"{suite_run.suite}: decisions", partial(_decisions, rows), least_s=0.0)
+    for name in TARGETS if suite_run.has_targets else ():
         worst = worst_of(rows, name)
         if worst is not None:
-            record.measure(f"{flown.suite}: {name}", partial(dict, worst), least_s=0.0)
+            record.measure(f"{suite_run.suite}: {name}", partial(dict, worst), least_s=0.0)
 
 
 def _decisions(rows: Mapping[str, Row]) -> dict[str, Any]:
@@ -196,9 +198,9 @@ def _decisions(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def worst_of(rows: Mapping[str, Row], name: str) -> dict[str, Any] | None:
-    """The largest error of a target's figures in all cases; None where none of them is known.
+    """Returns the largest error of a target's metrics over all cases; None if none is known.
 
-    At a load of 1 and more, a queue grows as long as requests come: TTFT has no number to reach there.
+    At a load of 1 and more the queue grows as long as requests arrive, so TTFT has no target there.
     """
     errors = {
         (case, figure): row["figures"][figure]

@@ -1,6 +1,6 @@
 """`windtunnel validate`: how far apart are the simulated world and a real one?
 
-device=...     our own engine flies the workload on this machine: `experiments.validate.engine`
+device=...     our own engine runs the workload on this machine: `experiments.validate.engine`
 against=...    what was measured: a recording of our own engine, or anybody's requests
 """
 
@@ -15,15 +15,15 @@ from rich.console import Console
 
 from experiments.app.run_folder import resolved_config, write_config
 from experiments.app.terminal import terminal_console
-from experiments.validate.engine import flown_run, recorded_run
+from experiments.validate.engine import device_validation, recorded_run
 from experiments.validate.fidelity.settings import split
 from experiments.validate.foreign import run as foreign_run
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
 
-FLOWN_KEYS = ("suite", "load", "repeats", "calibrated")
-"""Of no use with against=."""
+DEVICE_KEYS = ("suite", "load", "repeats", "calibrated")
+"""Keys that go with device= only, not with against=."""
 
 
 class Validation(Protocol):
@@ -60,9 +60,9 @@ def _validation(cfg: DictConfig, composition: Composition) -> Validation:
             "give seconds, such as metrics.warmup_s=30"
         )
     if settings.device is not None:
-        return flown_run.build(settings, cfg, composition)
+        return device_validation.build(settings, cfg, composition)
     for override in composition.overrides:
-        if (key := Override.parse(override).root) in FLOWN_KEYS:
+        if (key := Override.parse(override).root) in DEVICE_KEYS:
             raise ConfigError(
                 f"{override}: goes with device=; against= takes what was measured; leave {key}= out"
             )

@@ -42,7 +42,7 @@ def print_matrix(rows: Sequence[Row], console: Console) -> None:
     table = plain_table(matrix_rows(rows, SHOWN))
     text = "Errors of the simulated figures"
     if fits(table, console):
-        text += ", in brackets the engine's own spread from flight to flight"
+        text += ", in brackets the engine's own spread from run to run"
     else:
         table = plain_table(matrix_rows(rows, SHOWN, with_noise=False))
     console.print(table)
@@ -91,7 +91,7 @@ def write_matrix(folder: Path, rows: Sequence[Row], *, page: bool) -> list[Path]
             "Decisions": _list([f"{row.name}: {row.verdict.decisions}" for row in rows]),
             "Reports": f"<ul>{links}</ul>",
         }
-        introduction = "Simulated against our engine; in brackets its own spread from flight to flight, in %."
+        introduction = "Simulated against our engine; in brackets its own spread from run to run, in %."
         write_page(written[1], "Validation", introduction, sections)
     return written
 

@@ -1,4 +1,4 @@
-"""What `flown_run` has done by the engine; needs torch."""
+"""The parts of `device_validation` that need torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from experiments.calibrate.engine.run import (
     reference_s,
 )
 from experiments.calibrate.engine.served import architecture_of
+from experiments.validate.engine.engine_run import run_on_engine, settings_of, with_memory_of
 from experiments.validate.engine.executor_cache import ExecutorCache
-from experiments.validate.engine.flight import fly, settings_of, with_memory_of
 from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.suite import Case
 from experiments.validate.engine.traffic import at_load, exact
@@ -26,26 +26,26 @@ __all__ = [
     "check",
     "check_model",
     "check_same",
-    "fly_case",
     "machine_name",
     "measure",
     "reference_s",
+    "run_case",
     "settings_of",
     "write_verdict",
 ]
 
 
-def fly_case(
+def run_case(
     case: Case, executors: ExecutorCache, folder: Path | None = None
 ) -> tuple[Verdict, list[Recording]]:
-    """Each flight is written down once it has landed. Raises ValueError for what cannot be flown."""
+    """Runs and judges a case; each recording is saved at once. Raises ValueError for unsupported settings."""
     architecture = architecture_of(case.config["model"])
     scenario = with_memory_of(case.scenario, architecture, executors)
     load = case.settings.load
     scenario = exact(scenario) if load is None else at_load(scenario, load)
     recordings = []
     for i in range(case.settings.repeats):
-        recordings.append(fly(scenario, architecture, executors, case.config))
+        recordings.append(run_on_engine(scenario, architecture, executors, case.config))
         if folder is not None:
             recordings[-1].save(folder / str(i))
     return judge(case.settings, scenario, recordings, scenario.source()), recordings

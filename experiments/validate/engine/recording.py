@@ -86,7 +86,7 @@ class Event:
 
 @dataclass(slots=True)
 class Recording:
-    """engine: what `flight.fly` says of it. is_whole: the file was not cut short."""
+    """engine: description written by `engine_run.run_on_engine`. is_whole: the file was not cut short."""
 
     engine: dict[str, Any]
     steps: pd.DataFrame

@@ -67,7 +67,7 @@ def model_of(cases: Sequence[Case]) -> ModelSpec:
     first = cases[0].scenario.model
     for case in cases[1:]:
         if case.scenario.model != first:
-            raise ConfigError(f"case {case.name}: model: one is flown by all cases; give it to all")
+            raise ConfigError(f"case {case.name}: model: all cases run the same model; give it to all")
     return first
 
 

@@ -93,7 +93,7 @@ def judge(
     notes = list(result.summary["notes"])
     fidelity = fidelity_of(
         result,
-        [measured(one, f"flight {i}") for i, one in enumerate(recordings)],
+        [measured(one, f"run {i}") for i, one in enumerate(recordings)],
         trim=scenario.metrics,
         thresholds=settings.thresholds,
         slos=scaled(scenario.slo, settings.slo_scales),
@@ -104,7 +104,7 @@ def judge(
     except ValueError as error:
         notes.append(f"The error is not taken apart: {error}.")
     if len(recordings) == 1:
-        notes.append("One flight has no noise floor; repeats=2, or against= several recordings, give one.")
+        notes.append("One run has no noise floor; repeats=2, or against= several recordings, give one.")
     return Verdict(
         result=result,
         fidelity=fidelity,

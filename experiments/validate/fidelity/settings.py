@@ -28,7 +28,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidateSettings:
-    """Either against (recordings) or device (our own engine, flown now) is given."""
+    """Either against (recordings) or device (our own engine, run now) is given."""
 
     thresholds: Thresholds
     against: str | tuple[str, ...] | None = None
@@ -47,7 +47,7 @@ class ValidateSettings:
         if (self.against is None) == (self.device is None):
             given = "neither" if self.against is None else "both"
             raise ValueError(
-                f"device, against: {given} given; device=cpu or device=cuda flies our own engine on this "
+                f"device, against: {given} given; device=cpu or device=cuda runs our own engine on this "
                 "machine, against=FILE takes what was measured"
             )
         if self.device is not None and self.device not in DEVICES:

@@ -1,4 +1,4 @@
-"""`windtunnel calibrate device=cpu`: sections add up to steps, tables price them, files fly in `simulate`."""
+"""`windtunnel calibrate device=cpu`: sections add up to steps, tables price them, `simulate` reads them."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def test_the_written_engine_is_the_profile_that_it_was_written_from():
 
 
 @pytest.mark.slow
-def test_what_calibrate_writes_flies_in_simulate(calibrated, tmp_path, monkeypatch):
+def test_what_calibrate_writes_is_read_by_simulate(calibrated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chosen = ["hardware=cpu", "engine=cpu", "latency=cpu_random_8m", "model=random_8m", "model.dtype=fp32"]
     traffic = ["workload=offline_batch", "workload.num_requests=3", "workload/lengths=fixed"]

@@ -450,9 +450,9 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     own = [o for o in TINY if not o.startswith(("capacity", "hydra"))] + best["overrides"]
     share = {}
     for up in {best["replicas_up"], max(1, best["replicas_up"] - 1)}:
-        flown = [*own, f"replicas={up}", "load=1.3", "output.report=false", "output.tables=false"]
+        overrides = [*own, f"replicas={up}", "load=1.3", "output.report=false", "output.tables=false"]
         for seed in (0, 1):
-            assert main(["simulate", *flown, f"seed={seed}", f"hydra.run.dir=run{up}{seed}"]) == 0
+            assert main(["simulate", *overrides, f"seed={seed}", f"hydra.run.dir=run{up}{seed}"]) == 0
         share[up] = [
             json.loads((tmp_path / f"run{up}{seed}/summary.json").read_text())["goodput"]["share"]
             for seed in (0, 1)
@@ -477,8 +477,8 @@ def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkey
     looser = advice["looser_limits_s"].get("tpot")
     if looser is not None:  # true: with that limit it is kept
         own = [o for o in TINY if not o.startswith(("capacity", "hydra"))]
-        flown = [*own, "hardware=t4", f"replicas={advice['replicas']}", f"slo.tpot_ms={1e3 * looser}"]
-        assert main(["simulate", *flown, "hydra.run.dir=again"]) == 0
+        overrides = [*own, "hardware=t4", f"replicas={advice['replicas']}", f"slo.tpot_ms={1e3 * looser}"]
+        assert main(["simulate", *overrides, "hydra.run.dir=again"]) == 0
         assert json.loads((tmp_path / "again/summary.json").read_text())["goodput"]["attained"]
 
 

@@ -44,11 +44,11 @@ def shipped():
     return [target for target in targets if target]
 
 
-FLOWN_ELSEWHERE = ("batching", "scheduling", "caching", "routing")
+RUN_ELSEWHERE = ("batching", "scheduling", "caching", "routing")
 """Families of which the random worlds of tests/sim/ draw every policy, for most of the same promises."""
 
 
-@pytest.mark.parametrize("target", [t for t in shipped() if t.split(".")[1] not in FLOWN_ELSEWHERE])
+@pytest.mark.parametrize("target", [t for t in shipped() if t.split(".")[1] not in RUN_ELSEWHERE])
 def test_shipped_policies_keep_their_promises(target):
     for claim in claims_of(get_class(target)()):
         claim.check(num_worlds=2)

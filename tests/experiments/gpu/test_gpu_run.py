@@ -42,9 +42,9 @@ from experiments.gpu.record import Record, UnavailableError, read
 from experiments.gpu.speed_cases import Target, shares
 from experiments.gpu.table import MOST_LINES, table_of
 from experiments.gpu.tile_search import REHEARSED, SEARCHES, replaced
-from experiments.gpu.validating import SUITES, flights_of, sum_up, worst_of
+from experiments.gpu.validating import SUITES, case_runs_of, sum_up, worst_of
+from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.executor_cache import Built, with_room
-from experiments.validate.engine.flight import settings_of
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from kernels.case import Case
 from realengine.runner.rank import Memory
@@ -302,9 +302,9 @@ def tiles_in(entry):
 
 
 @pytest.fixture(scope="module")
-def flights(tmp_path_factory):
+def case_runs(tmp_path_factory):
     """Of Llama-3.2-1B on a GPU that has been calibrated."""
-    folder = tmp_path_factory.mktemp("flights")
+    folder = tmp_path_factory.mktemp("case_runs")
     graphs = CudaGraphs(enabled=True, max_capture_size=256)
     host = HostOverhead(iteration_s=1e-4, sequence_s=1e-6, launch_s=0.0, graph_replay_s=0.0, overlapped=True)
     profile = EngineProfile(
@@ -323,32 +323,32 @@ def flights(tmp_path_factory):
     path, limits = folder / "validate_llama_1b.json", {"quick": False, "limit_s": 60.0, "seed": 0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validating, "machine_name", lambda device: "gpu")
-        return list(flights_of(Record(path, "validate_llama_1b", torch.device("cuda"), **limits)))
+        return list(case_runs_of(Record(path, "validate_llama_1b", torch.device("cuda"), **limits)))
 
 
 @pytest.mark.slow
-def test_all_cases_are_composed_for_a_gpu_that_was_calibrated(flights):
-    names = [flight.name for flight in flights]
+def test_all_cases_are_composed_for_a_gpu_that_was_calibrated(case_runs):
+    names = [case_run.name for case_run in case_runs]
     assert names[:4] == [f"load/load_{share}" for share in (30, 60, 90, 110)]
     assert {"policies/swap", "workload_gpu/multi_turn"} <= set(names)
-    for flight in flights:
-        scenario = flight.case.scenario
+    for case_run in case_runs:
+        scenario = case_run.case.scenario
         assert scenario.hardware.name == "gpu"
         assert scenario.engine.max_model_len == 8192
         assert scenario.model.dtype == "bf16"
         assert scenario.model.num_parameters == pytest.approx(1.236e9, rel=1e-3)
-        assert flight.case.settings.thresholds.name == "gpu"
-    load = flights[0].case
+        assert case_run.case.settings.thresholds.name == "gpu"
+    load = case_runs[0].case
     assert (load.settings.repeats, load.settings.load) == (2, 0.3)
     assert load.scenario.workload.lengths.prompt_tokens.mean == 512
     assert load.scenario.workload.lengths.output_tokens.mean == 128
 
 
 @pytest.mark.slow
-def test_one_executor_serves_all_cases_but_those_of_other_blocks(flights):
+def test_one_executor_serves_all_cases_but_those_of_other_blocks(case_runs):
     gpu = torch.device("cuda")
-    settings = {flight.name: settings_of(flight.case.scenario, gpu) for flight in flights}
-    first = settings[flights[0].name]
+    settings = {case_run.name: settings_of(case_run.case.scenario, gpu) for case_run in case_runs}
+    first = settings[case_runs[0].name]
     built = Built(LLAMA_8B, with_room(first), None, Memory(40_000, 2048, 1 << 21))
     others = {name for name, own in settings.items() if not built.serves(LLAMA_8B, own)}
     assert "policies/radix" in others
@@ -357,7 +357,7 @@ def test_one_executor_serves_all_cases_but_those_of_other_blocks(flights):
     }
 
 
-def flown_row(error, noise=0.01, load=0.6, **given):
+def case_row(error, noise=0.01, load=0.6, **given):
     figures = {
         "tpot_mean_s": {"error": error, "noise": noise, "threshold": 0.03},
         "ttft_p99_s": {"error": 2 * error, "noise": None, "threshold": 0.10},
@@ -368,16 +368,16 @@ def flown_row(error, noise=0.01, load=0.6, **given):
 
 
 def test_a_target_is_judged_by_its_worst_case():
-    rows = {"load_60": flown_row(0.02), "load_90": flown_row(-0.029)}
+    rows = {"load_60": case_row(0.02), "load_90": case_row(-0.029)}
     worst = worst_of(rows, "tpot_mean")
     assert (worst["reached"], worst["met"], worst["case"]) == (0.029, True, "load_90")
-    assert not worst_of(rows | {"load_30": flown_row(0.031)}, "tpot_mean")["met"]
+    assert not worst_of(rows | {"load_30": case_row(0.031)}, "tpot_mean")["met"]
     assert worst_of(rows, "p99")["figure"] == "ttft_p99_s"
     assert worst_of(rows, "ttft_mean") is None
 
 
 def test_above_saturation_ttft_is_not_judged():
-    rows = {"load_60": flown_row(0.02), "load_110": flown_row(0.5, load=1.1)}
+    rows = {"load_60": case_row(0.02), "load_110": case_row(0.5, load=1.1)}
     assert worst_of(rows, "p99")["case"] == "load_60"
     assert worst_of(rows, "tpot_mean")["case"] == "load_110"
 
@@ -385,9 +385,9 @@ def test_above_saturation_ttft_is_not_judged():
 def test_a_suite_is_summed_up_from_its_own_rows(tmp_path):
     record = make_record(tmp_path)
     load, policies, _ = SUITES
-    record.add({"name": "load/load_60", **flown_row(0.02)})
+    record.add({"name": "load/load_60", **case_row(0.02)})
     record.add({"name": "load/load_90", "error": "RuntimeError"})
-    record.add({"name": "policies/swap", **flown_row(0.9, plans_equal=9, ok=False)})
+    record.add({"name": "policies/swap", **case_row(0.9, plans_equal=9, ok=False)})
     sum_up(record, load)
     sum_up(record, policies)
     rows = {row["name"]: row for row in record.rows}

@@ -222,14 +222,14 @@ def leaping_and_stepping(scenario, latency):
     return leaping.requests, leaping.summary
 
 
-def test_a_table_flies_and_leaps_as_it_steps(scenario, tmp_path):
+def test_a_table_is_simulated_alike_with_and_without_leaps(scenario, tmp_path):
     requests, summary = leaping_and_stepping(scenario, TableLevel(path=layer_tables(tmp_path)))
     assert summary["requests"]["finished"] == len(requests) == 60
     assert "LLMServingSim on H100" in summary["notes"][0]
     assert summary["energy"]["joules"] > 0
 
 
-def test_a_recorded_run_is_flown_again(scenario, recorded):
+def test_a_recorded_run_is_simulated_again(scenario, recorded):
     first, path = recorded
     again, summary = leaping_and_stepping(scenario, RecordedLevel(path=path))
     assert again["last_token_s"].to_numpy() == pytest.approx(first["last_token_s"].to_numpy(), rel=1e-9)

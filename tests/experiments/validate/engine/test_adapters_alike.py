@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from experiments.validate.engine.drive import Drive, PromptTokens  # noqa: E402
-from experiments.validate.engine.flight import settings_of  # noqa: E402
+from experiments.validate.engine.engine_run import settings_of  # noqa: E402
 from experiments.validate.engine.recording import Recorder  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from policies.adapters.exchange import Exchange  # noqa: E402
@@ -18,7 +18,7 @@ from realengine.runner.parallel import Group  # noqa: E402
 from realengine.runner.rank import build_executor  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from sim.workload.adapters import WithAdapters  # noqa: E402
-from tests.experiments.validate.engine.flights import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
+from tests.experiments.validate.engine.engine_runs import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
 from tests.realengine.adapters import random_adapter  # noqa: E402
 from tests.realengine.test_engine import LLAMA  # noqa: E402
 
@@ -29,14 +29,14 @@ SERVINGS = {
 }
 
 
-class Flights:
+class ToyTraffic:
     """The traffic of these tests, as a workload."""
 
     def source(self, *, seed, max_model_len):
         return traffic()
 
 
-def flown_with(scenario, source, adapters, *, overlap):
+def run_with(scenario, source, adapters, *, overlap):
     """A recording of the scenario's engine, its adapters drawn at random, and the bank at its end."""
     architecture = Architecture.from_hf(LLAMA)
     weights = {a.name: random_adapter(architecture, a.rank, seed=i) for i, a in enumerate(adapters)}
@@ -54,10 +54,10 @@ def flown_with(scenario, source, adapters, *, overlap):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("serving", SERVINGS.values(), ids=SERVINGS)
 def test_a_recording_is_decided_again_and_the_bank_holds_what_the_policy_says(serving, overlap):
-    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8), base_share=0.2)
+    workload = WithAdapters(of=ToyTraffic(), num=6, zipf=0.5, ranks=(2, 4, 8), base_share=0.2)
     scenario = scenario_of(num_kv_blocks=30, overlap=overlap, adapters=serving)
     source = workload.source(seed=0, max_model_len=scenario.max_model_len)
-    recording, core, bank = flown_with(scenario, source, workload.adapters, overlap=overlap)
+    recording, core, bank = run_with(scenario, source, workload.adapters, overlap=overlap)
     fresh = scenario.core(30, served=workload.adapters)
     equivalence = replay(recording, fresh)
     assert equivalence.difference is None
@@ -70,9 +70,9 @@ def test_a_recording_is_decided_again_and_the_bank_holds_what_the_policy_says(se
 
 
 def test_another_policy_is_found_out():
-    workload = WithAdapters(of=Flights(), num=6, zipf=0.5, ranks=(2, 4, 8))
+    workload = WithAdapters(of=ToyTraffic(), num=6, zipf=0.5, ranks=(2, 4, 8))
     scenario = scenario_of(num_kv_blocks=30, adapters=SERVINGS["lru"])
     source = workload.source(seed=0, max_model_len=scenario.max_model_len)
-    recording, _, _ = flown_with(scenario, source, workload.adapters, overlap=False)
+    recording, _, _ = run_with(scenario, source, workload.adapters, overlap=False)
     other = replace(scenario, adapters=FixedSlots(max_loras=3, max_lora_rank=8))
     assert replay(recording, other.core(30, served=workload.adapters)).difference is not None

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 from dataclasses import replace  # noqa: E402
 
 import experiments.validate.engine.executor_cache as executor_cache  # noqa: E402
+from experiments.validate.engine.engine_run import run_on_engine, settings_of, with_memory_of  # noqa: E402
 from experiments.validate.engine.executor_cache import ExecutorCache  # noqa: E402
-from experiments.validate.engine.flight import fly, settings_of, with_memory_of  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.batching.orca import Orca  # noqa: E402
@@ -19,7 +19,7 @@ from realengine.runner.rank import GIB  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from sim.settings.compose import ConfigSource  # noqa: E402
 from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
-from tests.experiments.validate.engine.flights import scenario_of, traffic  # noqa: E402
+from tests.experiments.validate.engine.engine_runs import scenario_of, traffic  # noqa: E402
 from tests.realengine.test_engine import LLAMA  # noqa: E402
 
 ARCHITECTURE = Architecture.from_hf(LLAMA)
@@ -120,8 +120,8 @@ def test_a_part_decides_and_answers_as_an_engine_of_its_size(executors, builds):
     large = scenario_of(workload=Traffic(), **swap)
     small = scenario_of(workload=Traffic(), num_kv_blocks=8, **swap)
     small = replace(small, engine=replace(small.engine, max_num_seqs=5))
-    fly(large, ARCHITECTURE, executors, CONFIG)
-    part = fly(small, ARCHITECTURE, executors, CONFIG)
+    run_on_engine(large, ARCHITECTURE, executors, CONFIG)
+    part = run_on_engine(small, ARCHITECTURE, executors, CONFIG)
     assert len(builds) == 1
     assert part.engine["num_kv_blocks"] == 8
     assert part.steps["running"].max() <= 5
@@ -131,7 +131,7 @@ def test_a_part_decides_and_answers_as_an_engine_of_its_size(executors, builds):
 
 def test_the_padding_row_is_cleared_after_another_engine_used_it(executors):
     scenario = scenario_of(workload=Traffic())
-    fly(scenario, ARCHITECTURE, executors, CONFIG)
+    run_on_engine(scenario, ARCHITECTURE, executors, CONFIG)
     executor, _ = executor_of(executors, scenario)
     assert executor._tables_SM[3].any()
     executor_of(executors, scenario, max_num_seqs=3)

@@ -11,7 +11,7 @@ from experiments.validate.engine.from_recording import LOADED_S, asked, begins_s
 from experiments.validate.engine.recording import Event, Recording, Step, load
 from policies.core.request import Prompt, Request
 from sim.records.requests import NAN, RequestLog
-from tests.experiments.validate.engine.flights import flown, scenario_of, traffic
+from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
 
 torch.set_num_threads(1)
@@ -159,7 +159,7 @@ def test_gaps_are_those_between_tokens_that_were_seen():
 def test_iterations_follow_each_other_and_add_up_to_the_time_that_was_not_idle(name, overlap, max_iterations):
     """With a request every 6 ms there are pauses; no token is seen in one."""
     scenario = scenario_of(overlap=overlap, **WORLDS[name])
-    found = flown(scenario, traffic(gap_s=6e-3), max_iterations=max_iterations)
+    found = run_engine(scenario, traffic(gap_s=6e-3), max_iterations=max_iterations)
     run = measured(found)
     table, steps = run.iterations, found.steps
     assert len(table) == steps["num_iterations"].sum()
@@ -177,7 +177,7 @@ def test_iterations_follow_each_other_and_add_up_to_the_time_that_was_not_idle(n
 
 
 def test_users_see_the_times_that_requests_have():
-    found = flown(scenario_of(**WORLDS["recompute"]), traffic(gap_s=3e-4))
+    found = run_engine(scenario_of(**WORLDS["recompute"]), traffic(gap_s=3e-4))
     for row in found.requests.itertuples():
         times_s = found.token_times_s[row.request_id]
         assert (row.first_token_s, row.last_token_s) == (times_s[0], times_s[-1])
@@ -193,17 +193,17 @@ def test_users_see_the_times_that_requests_have():
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_of_a_recording_that_was_cut_short_only_what_had_happened_then_is_there(overlap, tmp_path):
-    whole = flown(scenario_of(overlap=overlap), traffic(gap_s=3e-3))
+    whole = run_engine(scenario_of(overlap=overlap), traffic(gap_s=3e-3))
     assert until_s(whole) is None
     assert measured(whole).notes == ()
     whole.save(tmp_path)
     lines = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "events.jsonl").write_text("".join(lines[:-6]) + lines[-6][:20])
     part = load(tmp_path)
-    run = measured(part, "flight 0")
+    run = measured(part, "run 0")
     num_steps = len(part.steps)
     assert 0 < num_steps < len(whole.steps)
-    assert run.notes == (f"The recording of flight 0 was cut short: {num_steps:,} steps of it are used.",)
+    assert run.notes == (f"The recording of run 0 was cut short: {num_steps:,} steps of it are used.",)
     pd.testing.assert_frame_equal(part.steps, whole.steps.iloc[:num_steps])
     pd.testing.assert_frame_equal(run.iterations, measured(whole).iterations.iloc[:num_steps])
     end_s = until_s(part)

@@ -15,15 +15,15 @@ from omegaconf import OmegaConf
 
 from experiments.app.cli import main
 from experiments.calibrate.engine.served import architecture_of
-from experiments.validate.engine import flight
+from experiments.validate.engine import engine_run
+from experiments.validate.engine.engine_run import run_on_engine
 from experiments.validate.engine.executor_cache import ExecutorCache
-from experiments.validate.engine.flight import fly
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.traffic import exact
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
-from tests.experiments.validate.engine.flights import UnevenClock
+from tests.experiments.validate.engine.engine_runs import UnevenClock
 
 torch.set_num_threads(1)
 
@@ -37,24 +37,22 @@ TRAFFIC = (
 )
 BLOCKS = "engine.num_kv_blocks=10"
 
-pytestmark = pytest.mark.xdist_group("recorded")  # flown once
+pytestmark = pytest.mark.xdist_group("recorded")  # run once
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Two flights of a small model, in folders 0 and 1, and one of other traffic in folder 2."""
+    """Two runs of a small model, in folders 0 and 1, and one of other traffic in folder 2."""
     root = tmp_path_factory.mktemp("recorded")
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     executors, clocks = ExecutorCache.of("cpu"), map(UnevenClock, count())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            flight, "ThreadTimeClock", lambda: next(clocks)
-        )  # the same flights wherever they are flown
+        patch.setattr(engine_run, "ThreadTimeClock", lambda: next(clocks))  # the same runs on every machine
         for i, seed in enumerate((0, 0, 1)):
             cfg = source.compose([*ENGINE, *TRAFFIC, BLOCKS, f"seed={seed}"])
             config = OmegaConf.to_container(cfg, resolve=True)
             scenario = exact(build_scenario(cfg))
-            recording = fly(scenario, architecture_of(config["model"]), executors, config)
+            recording = run_on_engine(scenario, architecture_of(config["model"]), executors, config)
             recording.save(root / str(i))
     return root
 
@@ -121,18 +119,18 @@ def test_the_simulated_requests_are_the_recorded_ones(recorded, tmp_path):
         assert simulated[column].tolist() == measured[column].tolist()
 
 
-def test_two_flights_give_a_noise_floor(recorded, tmp_path, capsys):
+def test_two_runs_give_a_noise_floor(recorded, tmp_path, capsys):
     assert validate(tmp_path, f"[{recorded / '0'},{recorded / '1'}]") == 0
     record = found(tmp_path)
     errors = {one["name"]: one for one in record["metrics"]}
     assert 0 < errors["tpot_mean_s"]["noise"] < 1
-    assert record["measured_runs"] == ["flight 0", "flight 1"]
+    assert record["measured_runs"] == ["run 0", "run 1"]
     num = sum(len(load(recorded / name).steps) for name in ("0", "1"))
     assert f"{num} of {num} plans" in capsys.readouterr().out
     assert (tmp_path / "measured_requests_1.parquet").exists()
 
 
-def test_flights_of_other_traffic_are_no_repetitions(recorded, tmp_path, capsys):
+def test_runs_of_other_traffic_are_no_repetitions(recorded, tmp_path, capsys):
     error = refusal(capsys, tmp_path, f"[{recorded / '0'},{recorded / '2'}]")
     assert f"{recorded / '2'} is no repetition of {recorded / '0'}" in error
 
@@ -178,7 +176,7 @@ def test_of_a_recording_that_was_cut_short_the_complete_beginning_is_used(copy, 
     assert validate(tmp_path / "out", copy, page=True) == 0
     said = capsys.readouterr().out
     assert f"{num_steps} of {num_steps} plans of the engine are decided again, {num_steps} of" in said
-    note = f"The recording of flight 0 was cut short: {num_steps} steps of it are used."
+    note = f"The recording of run 0 was cut short: {num_steps} steps of it are used."
     assert note in said
     assert note in found(tmp_path / "out")["notes"]
     assert note in (tmp_path / "out" / "report.html").read_text()

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.cli import main
 from experiments.calibrate.engine.served import architecture_of
-from experiments.validate.engine.flight import settings_of
+from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.suite import MEASURED_GROUPS, cases_of, model_of
 from experiments.validate.fidelity.settings import Suite, split
 from realengine.settings import EngineSettings
@@ -97,7 +97,9 @@ def test_single_settings_of_what_is_measured_may_be_given():
 def test_several_models_are_refused_with_the_case():
     suite = Suite(cases={"one": (), "two": (), "three": ("model=smollm2_135m",)})
     found = cases(suite)
-    with pytest.raises(ConfigError, match=r"^case three: model: one is flown by all cases; give it to all$"):
+    with pytest.raises(
+        ConfigError, match=r"^case three: model: all cases run the same model; give it to all$"
+    ):
         model_of(list(found.values()))
     assert model_of(list(cases(suite_of("load")).values())).name == "random-8m"
 
@@ -133,7 +135,7 @@ def test_a_wrong_setting_is_told_with_its_case(override, message):
             ["workload.branching.width=2", "workload.branching.every=1"],
             "workload.branching.every=1: the engine",
         ),
-        (["replicas=2"], "replicas=2: one engine is flown"),
+        (["replicas=2"], "replicas=2: only one engine is run"),
         (["model=gpt_oss_20b"], "model.weights=mxfp4: the engine has"),
         (["caching=h2o"], "simulation only"),
         (["suite=load", "caching=h2o"], "case load_30: caching=H2o"),
@@ -151,7 +153,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(arguments, message, t
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "policies" else name for name in SUITES]
 )
-def test_every_case_can_be_built_and_flown(name):
+def test_every_case_can_be_built_and_run(name):
     """On the default machine, as is done before anything is measured."""
     device = "cuda" if name.endswith("_gpu") else "cpu"
     found = cases(suite_of(name), device=device)
@@ -188,7 +190,7 @@ def why_not(group, policy):
     return ""
 
 
-def flown_choices(group):
+def runnable_choices(group):
     """What the cases of suite=policies choose, or leave as it is by default."""
     suite = suite_of("policies")
     default = SOURCE.compose(["device=cpu"], with_hydra=True).hydra.runtime.choices[group]
@@ -203,7 +205,7 @@ def flown_choices(group):
 def test_every_policy_that_the_engine_runs_has_a_case(group, policies):
     """A new file in configs/ needs a line in configs/suite/policies.yaml, or must say that it is not run."""
     runnable = {name for name, policy in policies[group].items() if not why_not(group, policy)}
-    assert runnable == flown_choices(group)
+    assert runnable == runnable_choices(group)
 
 
 def test_halves_of_an_engine_and_caches_that_forget_say_that_they_are_not_run(policies):

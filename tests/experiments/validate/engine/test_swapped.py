@@ -1,4 +1,4 @@
-"""The recorded run in the simulator: with the recorded times it is the flight, to the microsecond."""
+"""The recorded run in the simulator: with the recorded times it equals the run, to the microsecond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
 from policies.scheduling.length_aware import LengthAware
-from tests.experiments.validate.engine.flights import UnevenClock, flown, scenario_of, traffic
+from tests.experiments.validate.engine.engine_runs import UnevenClock, run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def named(kind):
     return f"{name}{' overlapped' * overlap}{f' {num_iterations} a launch' * (num_iterations > 1)}"
 
 
-def as_flown(recording, scenario, *, as_seen=True):
+def as_recorded(recording, scenario, *, as_seen=True):
     return replay_in_simulator(
         recording, scenario, RecordedTimes(recording, scenario.iteration_model()), as_seen=as_seen
     )
@@ -52,12 +52,12 @@ def largest_differences(recording, replayed):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=named)
-def test_what_was_flown_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
+def test_what_was_run_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
     name, overlap, num_iterations = kind
     scenario = scenario_of(overlap=overlap, **WORLDS[name])
     source = traffic(priorities=(0, 1), gap_s=GAPS_S.get(name, 3e-4))
-    recording = flown(scenario, source, max_iterations=num_iterations)
-    replayed = as_flown(recording, scenario)
+    recording = run_engine(scenario, source, max_iterations=num_iterations)
+    replayed = as_recorded(recording, scenario)
     assert num_equal(recording, replayed.digests) == len(recording.steps) > 20
     assert len(replayed.digests) == recording.steps["num_iterations"].sum()
     assert (largest_differences(recording, replayed) < 1e-6).all()
@@ -73,12 +73,12 @@ def test_what_was_flown_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
 def test_who_comes_while_the_engine_only_waits_for_kv_takes_part_in_the_plan_after_it(name, overlap):
     scenario = scenario_of(overlap=overlap, **WORLDS[name])
     source = traffic(30, seed=4, gap_s=3e-3, priorities=(0, 1))
-    recording = flown(scenario, source, clock=UnevenClock(4))
+    recording = run_engine(scenario, source, clock=UnevenClock(4))
     assert any(
         waited.kind == "wait" and waited.value == 0 and (entered.kind, entered.step) == ("enter", waited.step)
         for waited, entered in pairwise(recording.events)
     )
-    replayed = as_flown(recording, scenario)
+    replayed = as_recorded(recording, scenario)
     assert num_equal(recording, replayed.digests) == len(recording.steps)
     assert (largest_differences(recording, replayed) < 1e-6).all()
 
@@ -86,7 +86,7 @@ def test_who_comes_while_the_engine_only_waits_for_kv_takes_part_in_the_plan_aft
 def test_priorities_decide_who_waits():
     """So that equal plans say something about them."""
     scenario = scenario_of(**WORLDS["priority"])
-    recording = flown(scenario, traffic(gap_s=3e-4, priorities=(0, 1)))
+    recording = run_engine(scenario, traffic(gap_s=3e-4, priorities=(0, 1)))
     waits = recording.requests.assign(waited_s=lambda table: table["scheduled_s"] - table["arrival_s"])
     by_priority = waits.groupby("priority")["waited_s"].mean()
     assert by_priority[0] < by_priority[1] / 2
@@ -94,9 +94,9 @@ def test_priorities_decide_who_waits():
 
 @pytest.fixture(scope="module")
 def crowded():
-    """A scenario in which requests give way, and its flight."""
+    """A scenario in which requests give way, and its recording."""
     scenario = scenario_of(**WORLDS["recompute"])
-    return scenario, flown(scenario, traffic(gap_s=3e-4))
+    return scenario, run_engine(scenario, traffic(gap_s=3e-4))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def crowded():
 def test_another_policy_decides_otherwise(crowded, other):
     _, recording = crowded
     about = {**recording.engine, "num_kv_blocks": other.get("num_kv_blocks", 9)}
-    replayed = as_flown(replace(recording, engine=about), scenario_of(**{**WORLDS["recompute"], **other}))
+    replayed = as_recorded(replace(recording, engine=about), scenario_of(**{**WORLDS["recompute"], **other}))
     assert num_equal(recording, replayed.digests) < len(recording.steps)
 
 
@@ -120,7 +120,7 @@ def test_a_request_that_comes_a_step_later_is_noticed(crowded):
     late = next(event for event in recording.events if event.kind == "enter" and event.step > 5)
     events = [replace(event, step=event.step + (event is late)) for event in recording.events]
     shifted = replace(recording, events=sorted(events, key=lambda event: event.step))
-    replayed = as_flown(shifted, scenario)
+    replayed = as_recorded(shifted, scenario)
     assert num_equal(recording, replayed.digests) <= late.step
 
 
@@ -128,18 +128,18 @@ def test_a_step_that_took_longer_is_noticed(crowded):
     scenario, recording = crowded
     steps = recording.steps.copy()
     steps.loc[7:, ["start_s", "end_s", "read_s"]] += 2e-3
-    replayed = as_flown(replace(recording, steps=steps), scenario)
+    replayed = as_recorded(replace(recording, steps=steps), scenario)
     assert (largest_differences(recording, replayed) > 1e-6).any()
 
 
 def test_a_recording_that_was_cut_short_is_simulated_as_far_as_it_goes(tmp_path):
     scenario = scenario_of(**WORLDS["recompute"])
-    recording = flown(scenario, traffic(gap_s=2e-3))
+    recording = run_engine(scenario, traffic(gap_s=2e-3))
     recording.save(tmp_path)
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     (tmp_path / "events.jsonl").write_text("\n".join(lines[: len(lines) * 4 // 5]))
     part = load(tmp_path)
-    replayed = as_flown(part, scenario)
+    replayed = as_recorded(part, scenario)
     assert num_equal(part, replayed.digests) == len(part.steps) > 20
     assert set(part.requests["status"]) == {"finished", "unfinished"}
     ended = part.requests["status"] == "finished"
@@ -148,13 +148,13 @@ def test_a_recording_that_was_cut_short_is_simulated_as_far_as_it_goes(tmp_path)
 
 def test_requests_that_were_given_up_are_refused():
     scenario = scenario_of()
-    recording = flown(scenario, traffic(gap_s=1e-5, patience_s=3e-3))
+    recording = run_engine(scenario, traffic(gap_s=1e-5, patience_s=3e-3))
     assert any(event.kind == "leave" for event in recording.events)
     with pytest.raises(ValueError, match="requests were given up"):
         RecordedSource(recording, as_seen=False)
 
 
-def test_shapes_that_were_not_flown_are_priced_in_proportion(crowded):
+def test_shapes_that_were_not_run_are_priced_in_proportion(crowded):
     """All recorded iterations took twice what the model says of them: so would others."""
     scenario, recording = crowded
     model = scenario.iteration_model()
@@ -171,7 +171,7 @@ def test_shapes_that_were_not_flown_are_priced_in_proportion(crowded):
 
 
 def test_the_hosts_recorded_time_is_added_to_what_the_model_says_without_one(crowded):
-    """What an iteration took less what its executor took; for a shape that was not flown, the mean."""
+    """What an iteration took less what its executor took; for a shape that was not run, the mean."""
     scenario, recording = crowded
     busy = replace(scenario, engine=replace(scenario.engine, host=HostOverhead(iteration_s=0.5)))
     base = without_host(busy).iteration_model()
@@ -189,11 +189,11 @@ def test_the_hosts_recorded_time_is_added_to_what_the_model_says_without_one(cro
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in turn", "overlapped"])
-def flights(request):
-    """A scenario and two flights of it."""
+def two_runs(request):
+    """A scenario and two recordings of it."""
     scenario = scenario_of(overlap=request.param, host_s=3e-4)
     clocks = (UnevenClock(seed) for seed in (1, 2))
-    return scenario, [flown(scenario, traffic(gap_s=6e-3), clock=clock) for clock in clocks]
+    return scenario, [run_engine(scenario, traffic(gap_s=6e-3), clock=clock) for clock in clocks]
 
 
 def decomposed(scenario, recordings):
@@ -201,8 +201,8 @@ def decomposed(scenario, recordings):
     return decompose(recordings, scenario, simulated), simulated
 
 
-def test_the_parts_add_up_to_the_whole_error(flights):
-    scenario, recordings = flights
+def test_the_parts_add_up_to_the_whole_error(two_runs):
+    scenario, recordings = two_runs
     found, simulated = decomposed(scenario, recordings)
     for name, label in METRICS.items():
         real = np.mean([measured(one).latencies[name].mean() for one in recordings])
@@ -212,16 +212,16 @@ def test_the_parts_add_up_to_the_whole_error(flights):
     assert found.num_equal == found.num_steps == sum(len(one.steps) for one in recordings)
 
 
-def test_the_parts_are_those_that_the_recording_knows(flights):
-    scenario, recordings = flights
+def test_the_parts_are_those_that_the_recording_knows(two_runs):
+    scenario, recordings = two_runs
     names = [part.name for part in decomposed(scenario, recordings)[0].parts]
     times = ["iteration times"] if scenario.engine.host.overlapped else ["compute", "host"]
     assert names == ["decisions", "queueing", *times, "clients"]
 
 
-def test_what_is_modelled_wrongly_is_the_part_that_grows(flights):
+def test_what_is_modelled_wrongly_is_the_part_that_grows(two_runs):
     """A frontend of 5 ms is queueing; a slower host is the part of the times that comes last."""
-    scenario, recordings = flights
+    scenario, recordings = two_runs
     parts = {part.name: part.errors for part in decomposed(scenario, recordings)[0].parts}
 
     def changed(**engine):

@@ -18,7 +18,7 @@ from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.distributions import Fixed
 from sim.workload.lengths import Lengths
 from sim.workload.synthetic import Synthetic
-from tests.experiments.validate.engine.flights import flown, scenario_of
+from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of
 
 torch.set_num_threads(1)
 
@@ -150,7 +150,7 @@ def test_what_is_never_answered_gives_no_load():
 def test_both_worlds_serve_the_same_requests():
     """Ids, lengths, and, at so low a load that nobody queues, moments of arrival."""
     scenario = at_load(scenario_of(workload=drawn("workload.priority_shares=[0.5,0.5]")), 1e-4)
-    real = flown(scenario, scenario.source()).requests
+    real = run_engine(scenario, scenario.source()).requests
     simulated = scenario.simulate(scenario.source()).requests
     columns = ["request_id", "prompt_tokens", "output_tokens", "priority", "status", "samples"]
     assert real[columns].equals(simulated[columns])

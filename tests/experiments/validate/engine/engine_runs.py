@@ -1,4 +1,4 @@
-"""Small flights that are the same every time: our engine as a scenario has it, on a clock of uneven steps."""
+"""Small reproducible runs of our engine for a scenario, on a clock of uneven steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from experiments.validate.engine.drive import Drive, PromptTokens
-from experiments.validate.engine.flight import Stopwatch, settings_of
+from experiments.validate.engine.engine_run import Stopwatch, settings_of
 from experiments.validate.engine.recording import Recorder, Recording
 from hwmodels.devices.host import HostOverhead
 from hwmodels.hf.config import from_hf_fields
@@ -99,10 +99,10 @@ def traffic(
     )
 
 
-def flown(
+def run_engine(
     scenario: Scenario, source: Source, *, max_iterations: int = 1, clock: UnevenClock | None = None
 ) -> Recording:
-    """The scenario's engine, and what was recorded of it; of what the executor took unless it overlaps."""
+    """Runs the scenario's engine and returns its recording, with executor times unless steps overlap."""
     model = Model.of(Architecture.from_hf(LLAMA))
     settings = replace(settings_of(scenario, CPU), max_iterations=max_iterations)
     clock = clock or UnevenClock()

@@ -37,7 +37,7 @@ cases:
 """
 ALL_AT_ONCE = "  all_at_once: [workload/arrivals=all_at_once]\n"
 
-pytestmark = pytest.mark.xdist_group("flown")  # the machine is measured once
+pytestmark = pytest.mark.xdist_group("device")  # the machine is measured once
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def all_decisions_are_equal(sentence):
 
 
 @pytest.mark.slow
-def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path, capsys):
+def test_one_case_is_run_twice_simulated_and_decomposed(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "load=0.4", "repeats=2") == 0
     said, record = capsys.readouterr().out, read(tmp_path / "validation.json")
     assert all_decisions_are_equal(said.splitlines()[0])
@@ -98,7 +98,7 @@ def test_one_case_is_flown_twice_simulated_and_taken_apart(calibrated, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_flight_can_be_validated_again_without_flying(calibrated, tmp_path, capsys):
+def test_a_recording_can_be_validated_without_a_new_run(calibrated, tmp_path, capsys):
     assert validate(tmp_path, f"calibrated={calibrated}", "repeats=1", "output.report=false") == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert all_decisions_are_equal(first)
@@ -107,8 +107,8 @@ def test_a_flight_can_be_validated_again_without_flying(calibrated, tmp_path, ca
     arguments = [f"hydra.run.dir={tmp_path / 'again'}", "output.progress=false", "output.report=false"]
     assert main([*again, *machine, *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[0] == first
-    flown, replayed = (read(folder / "validation.json") for folder in (tmp_path, tmp_path / "again"))
-    real = [{one["name"]: one["real"] for one in record["metrics"]} for record in (flown, replayed)]
+    first, replayed = (read(folder / "validation.json") for folder in (tmp_path, tmp_path / "again"))
+    real = [{one["name"]: one["real"] for one in record["metrics"]} for record in (first, replayed)]
     assert real[0] == real[1]
 
 
@@ -195,5 +195,5 @@ def test_a_calibration_of_other_numbers_is_refused(calibrated, tmp_path, capsys)
 
 def test_what_the_engine_will_not_serve_is_refused_before_anything_is_measured(tmp_path, capsys):
     assert validate(tmp_path, "prediction=oracle") == 2
-    assert "prediction=OracleWithNoise: is told the true lengths" in capsys.readouterr().err
+    assert "prediction=OracleWithNoise: uses the true output lengths" in capsys.readouterr().err
     assert not (tmp_path / "calibrated").exists()

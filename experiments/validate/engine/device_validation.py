@@ -1,6 +1,6 @@
-"""`windtunnel validate device=...`: measure this machine, fly every case on it, compare with the simulator.
+"""`windtunnel validate device=...`: measure this machine, run every case on it, compare with the simulator.
 
-Nothing here imports torch before something is flown: settings are checked, and refused, without it.
+Nothing here imports torch before the engine is needed: settings are checked, and refused, without it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sim.settings.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class FlownRun:
-    """All that is known before anything is measured."""
+class DeviceValidation:
+    """Settings of a validation that runs our engine on a device, all checked before anything is measured."""
 
     settings: ValidateSettings
     output: OutputSettings
@@ -40,7 +40,7 @@ class FlownRun:
     node: dict[str, Any]
 
     def run(self, config: dict[str, Any], folder: Path, console: Console) -> None:
-        """Measure, fly, simulate, compare, write, print. Raises ConfigError."""
+        """Measure, run, simulate, compare, write, print. Raises ConfigError."""
         engine = _engine()
         calibrated = self._calibrated(folder, engine, console)
         cases = cases_of(self.composition, self.settings.suite, self.device, calibrated)
@@ -53,10 +53,10 @@ class FlownRun:
                     status.update(f"{case.name}, {i + 1} of {len(cases)}")
                     own = folder if len(cases) == 1 else folder / case.name
                     try:
-                        rows.append(self._fly(case, own, engine, executors))
-                    except (ValueError, RuntimeError) as error:  # the others go on
+                        rows.append(self._run_case(case, own, engine, executors))
+                    except (ValueError, RuntimeError) as error:  # the other cases go on
                         failed.append(f"case {case.name}: {' '.join(str(error).split())}")
-        finally:  # on Ctrl-C, too
+        finally:  # also on Ctrl-C
             if len(cases) > 1 and rows:
                 files = write_matrix(folder, rows, page=self.output.report)
                 print_matrix(rows, console)
@@ -69,8 +69,8 @@ class FlownRun:
         if not all(row.verdict.is_equal for row in rows):
             raise UnsuccessfulError
 
-    def _fly(self, case: Case, folder: Path, engine: Any, executors: Any) -> Row:
-        verdict, recordings = engine.fly_case(case, executors, folder / "recordings")
+    def _run_case(self, case: Case, folder: Path, engine: Any, executors: Any) -> Row:
+        verdict, recordings = engine.run_case(case, executors, folder / "recordings")
         OmegaConf.save(OmegaConf.create(case.config), folder / "config.yaml")
         title = f"{case.scenario.model.name} on {case.scenario.hardware.name}: simulated against our engine"
         files = engine.write_verdict(
@@ -85,7 +85,7 @@ class FlownRun:
         return Row(case.name, verdict, files)
 
     def _calibrated(self, folder: Path, engine: Any, console: Console) -> Files:
-        """What the machine was measured to be; measured now, unless the user has done so."""
+        """Calibration files of the machine; measured now unless the user names a folder."""
         if self.settings.calibrated is not None:
             given = Path(self.settings.calibrated)
             files = Files.under(given, engine.machine_name(self.device), self.model.name)
@@ -117,8 +117,8 @@ class FlownRun:
         return files
 
 
-def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition) -> FlownRun:
-    """See that everything can be built and flown. Raises ConfigError."""
+def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition) -> DeviceValidation:
+    """Checks that every case can be built and run. Raises ConfigError."""
     assert settings.device is not None
     output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
     cases = cases_of(composition, settings.suite, settings.device, None)
@@ -137,11 +137,11 @@ def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition)
             raise ConfigError(f"{where}{error}") from error
     block_size = cases[0].scenario.caching.block_size
     node = cases[0].config["model"]
-    return FlownRun(settings, output, composition, settings.device, model, block_size, node)
+    return DeviceValidation(settings, output, composition, settings.device, model, block_size, node)
 
 
 def _engine() -> Any:
-    """The part that needs torch."""
+    """Imports the module that needs torch. Raises ConfigError if torch is missing."""
     try:
         return importlib.import_module("experiments.validate.engine.on_engine")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A scenario's workload on our own engine: the same policies, the same requests, everything recorded."""
+"""Runs a scenario's workload on our own engine with the same policies and requests, and records it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WARM_UP_REQUESTS = 8
 
 
 class Stopwatch:
-    """What a synchronous executor took, summed up."""
+    """Sums up the time that a synchronous executor takes."""
 
     def __init__(self, execute: Callable[[Work], Drawn | None], clock: ThreadTimeClock | PacedClock) -> None:
         self._execute = execute
@@ -46,7 +46,7 @@ class Stopwatch:
         self._spent_s = 0.0
 
     def execute(self, work: Work) -> Drawn | None:
-        """Run it, and count the time."""
+        """Runs the work and adds its time."""
         if isinstance(self._clock, PacedClock):
             self._clock.look()
         begin_s = self._clock.now()
@@ -55,42 +55,46 @@ class Stopwatch:
         return drawn
 
     def take(self) -> float:
-        """Seconds since the last time."""
+        """Returns the seconds spent since the last call."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 
 
 def _check_alone(scenario: Scenario) -> None:
-    """Raise ValueError for what happens above one engine: it is simulated only."""
+    """Raises ValueError for settings beyond one engine, which are only simulated."""
     if scenario.pools:
-        raise ValueError(f"pools={', '.join(scenario.pools)}: one engine is flown; set pools=none")
+        raise ValueError(f"pools={', '.join(scenario.pools)}: only one engine is run; set pools=none")
     if scenario.replicas > 1:
-        raise ValueError(f"replicas={scenario.replicas}: one engine is flown; set it to 1")
+        raise ValueError(f"replicas={scenario.replicas}: only one engine is run; set it to 1")
     if scenario.scaling is not None:
-        raise ValueError(f"scaling={type(scenario.scaling).__name__}: one engine is flown; set scaling=none")
+        raise ValueError(
+            f"scaling={type(scenario.scaling).__name__}: only one engine is run; set scaling=none"
+        )
     if scenario.troubles.events:
-        raise ValueError("troubles: nothing goes wrong where an engine is flown; set troubles=none")
+        raise ValueError("troubles: an engine run has no failures; set troubles=none")
     if not isinstance(scenario.admission, AdmitAll):
         name = type(scenario.admission).__name__
-        raise ValueError(f"admission={name}: an engine that is flown takes all; set admission=none")
+        raise ValueError(f"admission={name}: an engine run admits all requests; set admission=none")
     if scenario.retries.max_attempts > 1 or scenario.retries.timeout_s is not None:
-        raise ValueError("retries: clients of an engine that is flown wait for ever; set retries=none")
+        raise ValueError("retries: clients of an engine run wait without limit; set retries=none")
 
 
 def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
-    """The engine that the scenario describes. Raises ValueError, with the setting, for one that it is not."""
+    """Returns the engine settings of a scenario. Raises ValueError, with the key, if one is unsupported."""
     _check_alone(scenario)
     if scenario.prediction is not None and scenario.prediction.needs_truth:
         name = type(scenario.prediction).__name__
-        raise ValueError(f"prediction={name}: is told the true lengths: simulation only")
+        raise ValueError(f"prediction={name}: uses the true output lengths, which only the simulator knows")
     if scenario.lora is not None:
-        raise ValueError("lora: not flown; set it to null")
+        raise ValueError("lora: not supported by an engine run; set it to null")
     if scenario.adapters is not None:
-        raise ValueError("adapters: not flown, as they have no weights here; set adapters=none")
+        raise ValueError(
+            "adapters: not supported by an engine run, as they have no weights here; set adapters=none"
+        )
     answers = getattr(scenario.workload, "branching", None)
     if isinstance(answers, Answers) and answers.every is not None:
         raise ValueError(
-            f"workload.branching.every={answers.every}: the engine chooses none of them anew; set it to null"
+            f"workload.branching.every={answers.every}: the engine has no beam search; set it to null"
         )
     model, profile = scenario.model, scenario.engine
     settings = EngineSettings(
@@ -113,17 +117,17 @@ def settings_of(scenario: Scenario, device: torch.device) -> EngineSettings:
     ).with_layout(scenario.layout)
     if settings.tensor_parallel_size > 1:
         size = settings.tensor_parallel_size
-        raise ValueError(f"tensor_parallel_size={size}: one device was measured, and is flown; set it to 1")
+        raise ValueError(f"tensor_parallel_size={size}: only one device is measured and used; set it to 1")
     return settings
 
 
 def _kv_cache_dtype(model: ModelSpec) -> str:
-    kv_dtype_of(model)  # raises ValueError for what the engine has not
+    kv_dtype_of(model)  # raises ValueError for an unsupported data type
     return "auto" if model.kv_dtype == model.dtype else model.kv_dtype
 
 
 def with_memory_of(scenario: Scenario, architecture: Architecture, executors: ExecutorCache) -> Scenario:
-    """The scenario with as many KV blocks as the engine has. Raises ValueError where a token's KV differs."""
+    """Returns the scenario with the engine's number of KV blocks. Raises ValueError if KV sizes differ."""
     _, memory = executors.executor(Model.of(architecture), settings_of(scenario, executors.device))
     per_token = memory.block_bytes / scenario.caching.block_size
     if per_token != scenario.kv_bytes_per_token:
@@ -134,23 +138,25 @@ def with_memory_of(scenario: Scenario, architecture: Architecture, executors: Ex
     return replace(scenario, engine=replace(scenario.engine, num_kv_blocks=memory.num_blocks))
 
 
-def fly(
+def run_on_engine(
     scenario: Scenario,
     architecture: Architecture,
     executors: ExecutorCache,
     config: Mapping[str, Any],
 ) -> Recording:
-    """One run on the engine, from an empty cache.
+    """Runs the workload once on the engine, from an empty cache, and returns the recording.
 
-    config: the resolved configuration, of which the recording keeps what an engine's behaviour hangs on.
-    Raises ValueError for what the engine cannot serve.
+    config: the resolved configuration; the recording keeps the part that decides the engine's behaviour.
+    Raises ValueError for settings that the engine does not support.
     """
     settings = settings_of(scenario, executors.device)
     executor, memory = executors.executor(Model.of(architecture), settings)
-    first = _First(scenario.source(), WARM_UP_REQUESTS)  # what is done for the first time takes longer
-    _fly(first, architecture, settings, executor, memory, executors.reference_s)
+    first = _First(
+        scenario.source(), WARM_UP_REQUESTS
+    )  # the first requests take longer: they warm the engine up
+    _run_once(first, architecture, settings, executor, memory, executors.reference_s)
     source = scenario.source()
-    recording, engine = _fly(source, architecture, settings, executor, memory, executors.reference_s)
+    recording, engine = _run_once(source, architecture, settings, executor, memory, executors.reference_s)
     kept = deciding(config)
     recording.engine |= {
         "device": torch.cuda.get_device_name(executor.device) if executor.device.type == "cuda" else "cpu",
@@ -164,7 +170,7 @@ def fly(
     return recording
 
 
-def _fly(
+def _run_once(
     source: Source,
     architecture: Architecture,
     settings: EngineSettings,
@@ -199,7 +205,7 @@ def _cpu_clock(
 
 
 class _First:
-    """The first open-loop requests of a source, all at once, so that they batch."""
+    """Warm-up traffic: the first requests of a source, all arriving at time 0 so that they form batches."""
 
     def __init__(self, source: Source, count: int) -> None:
         self._source = source
