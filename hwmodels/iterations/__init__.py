@@ -1,1 +1,1 @@
-"""What an iteration of a replica is, and what its price is made of: layout, memory, operators, pipelines."""
+"""Iterations of a replica and the parts of their price: layout, memory, operators, pipelines, energy."""

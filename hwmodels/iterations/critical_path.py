@@ -1,4 +1,4 @@
-"""What the operators on an iteration's critical path take together, and what bounds each of them."""
+"""The critical path of an iteration: the total time of its operators, and what bounds each of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from hwmodels.iterations.ops import Operator, Part, Per
 
 LAUNCH_BOUND_SHARE = 0.25
 LAUNCH_BOUND_KERNEL_S = 15e-6
-"""An operator waits for starts where each of its kernels takes less than this, some three starts of one, and
-its data-sheet time is a smaller share of that; a longer one is only far below the roof."""
+"""Thresholds below which an operator is launch-bound.
+
+Each of its kernels takes less than this time, some three kernel starts, and its data-sheet time is less than
+this share of it; a longer one is only far below the roof.
+"""
 
 
 class Passing(NamedTuple):
@@ -27,7 +30,7 @@ class Passing(NamedTuple):
 
 
 def bound_of(op: Operator, device: Device, flops: float, moved: float, call_s: float) -> str:
-    """compute, memory, launch or communication: what a call with these FLOPs, bytes and seconds waits for."""
+    """Returns what bounds a call with these figures: compute, memory, launch or communication."""
     if op.is_message:
         return "communication"
     compute_s = flops / device.peak_flops_per_s[op.dtype]
@@ -39,13 +42,13 @@ def bound_of(op: Operator, device: Device, flops: float, moved: float, call_s: f
 
 
 def seconds_of(op: Operator, batch: RankBatch) -> Any:
-    """Of one call; the LM head and what follows it are skipped where no row is sampled."""
+    """Returns seconds of one call; 0 for the LM head and what follows it if no row is sampled."""
     seconds = op.seconds(batch)
     return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds
 
 
 def total_of(op: Operator, path: Iterable[Passing], quantity: Callable[[RankBatch], Any]) -> Any:
-    """A quantity of one call, of all calls on the critical path."""
+    """Sums a quantity of one call over all calls on the critical path."""
     first, *others = (op.calls * passing.times[op.part] * quantity(passing.batch) for passing in path)
     return sum(others, start=first)
 

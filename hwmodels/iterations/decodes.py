@@ -1,7 +1,7 @@
-"""What a batch of decodes spends on its contexts: the sum over decode operators, quick to ask again.
+"""GPU seconds of a batch of decodes that depend on contexts: the sum over decode operators, fast to repeat.
 
-One number of sequences is asked about many times in a row, with contexts that grow, so the lines of each
-operator (`ops.DecodeSeconds`) are worked out once for it. Those that lie below another one are left out,
+The same number of sequences is priced many times in a row with growing contexts, so the lines of each
+operator (`ops.DecodeSeconds`) are computed once per number. Lines that lie below another one are left out,
 which changes no bit of the maximum: a rounded sum or product never falls as its operands grow.
 """
 
@@ -18,32 +18,32 @@ from hwmodels.by_count import RowsByCount
 from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, largest
 
 BEYOND_ROUNDING = 1 + 1e-9
-"""A line that is above another one by this factor is above it in rounded arithmetic, too."""
+"""A line that is above another one by this factor is also above it in rounded arithmetic."""
 
 
 class Straight(NamedTuple):
-    """Where the price of a batch of decodes is one straight line for each operator, and which ones."""
+    """Straight-line prices of a batch of decodes, one per operator, and the contexts where they hold."""
 
     from_context: float
-    """Tokens from which on it is so; infinite where it never is."""
+    """Context tokens from which on the price is straight; infinite if it never is."""
     lines: list[tuple[float, float, float]]
-    """For each operator: its calls an iteration, its fixed seconds, and its seconds a context token."""
+    """Per operator: calls per iteration, fixed seconds, seconds per context token."""
 
 
 class Decodes:
-    """All decode operators of an iteration on one device, each with its calls."""
+    """Decode operators of an iteration on one device, each with its number of calls."""
 
     def __init__(self, operators: Iterable[Operator]) -> None:
         self._parts: list[tuple[float, DecodeSeconds]] = []
         for operator in operators:
             assert isinstance(operator.seconds, DecodeSeconds), operator.name
             self._parts.append((operator.calls, operator.seconds))
-        # Looked up, the lines of many numbers of sequences cost half of what working them out does.
+        # Looking up the lines of many numbers of sequences takes half the time of computing them.
         self._figures = [RowsByCount(partial(_figures, op)) for _, op in self._parts]
         self._known: dict[Any, list[tuple[float, float, Lines]]] = {}
 
     def seconds(self, num_seqs: float, context_tokens: float) -> float:
-        """Of num_seqs sequences (numbers). 0.5 us for an operator of two lines."""
+        """Returns the seconds of num_seqs sequences (numbers); takes 0.5 us for an operator of two lines."""
         total_s = 0.0
         for calls, most_tokens, lines in self._known.get(num_seqs) or self._lines(num_seqs):
             seen = context_tokens if context_tokens < most_tokens else most_tokens
@@ -56,7 +56,7 @@ class Decodes:
         return total_s
 
     def straight(self, num_seqs: float, counted_s: float, floor_s: float) -> Straight:
-        """Where one line of each operator is above its others, and all with counted_s are above floor_s."""
+        """Returns the lines that dominate their operator's others and, with counted_s, exceed floor_s."""
         lines: list[tuple[float, float, float]] = []
         from_context = sum_s = sum_token_s = 0.0
         for calls, most_tokens, (*others, steepest) in self._known.get(num_seqs) or self._lines(num_seqs):
@@ -73,7 +73,7 @@ class Decodes:
         return Straight(max(from_context, above_floor), lines)
 
     def seconds_many(self, num_seqs: Any, context_tokens: Any) -> Any:
-        """Of each of many batches: arrays, or one of them a number."""
+        """Returns the seconds of each of many batches; one of the two arguments may be a number."""
         seqs = np.asarray(num_seqs, dtype=np.intp)
         context = np.asarray(context_tokens, dtype=np.float64)
         total_s: Any = 0.0
@@ -84,7 +84,7 @@ class Decodes:
         return total_s
 
     def _lines(self, num_seqs: float) -> list[tuple[float, float, Lines]]:
-        """Of each operator: its calls, the context that all windows together hold, its lines."""
+        """Returns per operator: calls, the most context tokens within all windows, lines."""
         self._known[num_seqs] = [
             (calls, inf if op.window is None else op.window * num_seqs, _upper(op.lines(num_seqs)))
             for calls, op in self._parts
@@ -93,12 +93,12 @@ class Decodes:
 
 
 def _figures(op: DecodeSeconds, num_seqs: Any) -> list[Any]:
-    """Seconds, and seconds a context token, line by line."""
+    """Returns the lines flattened: seconds and seconds per context token, line by line."""
     return [figure for line in op.lines(num_seqs) for figure in line]
 
 
 def _above_from(line: tuple[float, float], other: tuple[float, float]) -> float:
-    """The context from which on a line is above another one by more than rounding; infinite if never."""
+    """Returns the context from which on a line is above another by more than rounding; infinite if never."""
     below_s = BEYOND_ROUNDING * other[0] - line[0]
     gained_s = line[1] - BEYOND_ROUNDING * other[1]
     if gained_s <= 0:
@@ -107,7 +107,7 @@ def _above_from(line: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 def _upper(lines: Lines) -> Lines:
-    """Without lines that are below (or equal to) one of the others everywhere; the steepest is the last."""
+    """Removes lines that are nowhere above one of the others; the steepest is the last of the rest."""
     kept: list[tuple[Any, Any]] = []
     for line in sorted(lines, reverse=True):
         if not any(line[0] <= fixed_s and line[1] <= token_s for fixed_s, token_s in kept):

@@ -1,10 +1,10 @@
-"""Power of a device from what its units do, and the energy, electricity and emissions that follow.
+"""Power model of a device by its utilisation, and the energy, electricity and emissions that follow.
 
     P = idle + (TDP - idle) * min(1, a_c * MFU + a_m * MBU + a_l * link utilisation)
 
 MFU, MBU: shares of the data sheet's FLOP/s and bytes/s that the iteration reaches. The weights say which
 share of the span between idle and TDP a unit at its data-sheet rate would take; they may sum to more than 1,
-for the board then holds its limit by lowering clocks.
+because the board then holds its limit by lowering clocks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ JOULES_PER_KWH = 3.6e6
 class PowerModel:
     """Power of one device.
 
-    The weights are one default for all of them, through three measurements on an H100 SXM (700 W, 70 W idle):
+    The weights are defaults for all devices, from three measurements on an H100 SXM (700 W, 70 W idle):
 
         decode, batch 1     300 W  MBU 0.65, MFU 0     -> a_m = (300 - 70) / 630 / 0.65 = 0.56
         decode, batch 128   600 W  MBU 0.75, MFU 0.25  -> a_c = ((600 - 70) / 630 - 0.55 * 0.75) / 0.25 = 1.7
         prefill             at TDP                     -> reached at MFU 0.55 and above: 1.7 * 0.55 = 0.94
 
     Watts of decode: ML.ENERGY benchmark 3.0 (Chung et al., arXiv 2601.22076) as Chen et al. quote it (arXiv
-    2603.17280). Prefill at TDP: Patel et al., ASPLOS 2024 (arXiv 2308.12908), A100. MFU and MBU are our
-    estimates for an 8B model in bf16, so the weights are good to some 20 %. Decode on an H200 was measured
-    at 137 to 300 W elsewhere (Ma et al., arXiv 2605.11999): what the weights give for MBU 0.17 to 0.65.
+    2603.17280). Prefill at TDP: Patel et al., ASPLOS 2024 (arXiv 2308.12908), A100. MFU and MBU are our own
+    estimates for an 8B model in bf16, so the weights are accurate to some 20 %. Decode on an H200 was
+    measured at 137 to 300 W elsewhere (Ma et al., arXiv 2605.11999), which the weights give for MBU 0.17 to
+    0.65.
     """
 
     idle_w: float
@@ -43,7 +44,7 @@ class PowerModel:
     compute_weight: float = 1.7
     memory_weight: float = 0.55
     link_weight: float = 0.1
-    """Assumed: links are a small part of a board's power, and no measurement of them alone was found."""
+    """Assumed: links take a small part of a board's power, and no measurement of them alone was found."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,11 +54,11 @@ class PowerModel:
 
     @classmethod
     def of(cls, device: Device) -> PowerModel:
-        """The device's own limits, the default weights."""
+        """Returns the power model with the device's own limits and the default weights."""
         return cls(idle_w=device.idle_w, tdp_w=device.tdp_w)
 
     def watts(self, *, compute_utilisation: Num, memory_utilisation: Num, link_utilisation: Num = 0.0) -> Num:
-        """Power of one device at these shares of its data sheet; idle_w at 0, never above tdp_w."""
+        """Returns the power of one device at these utilisations; idle_w at 0, never above tdp_w."""
         load: Any = self.compute_weight * compute_utilisation
         load = load + self.memory_weight * memory_utilisation + self.link_weight * link_utilisation
         watts: Num = self.idle_w + (self.tdp_w - self.idle_w) * np.minimum(1.0, load)
@@ -66,12 +67,15 @@ class PowerModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnergySettings:
-    """From joules on the boards to electricity bought and greenhouse gas. Boards only: no CPUs, no fans."""
+    """Converts joules of the boards to electricity and greenhouse gas; CPUs and fans are not included."""
 
     grid_g_co2e_per_kwh: float = 473.0
-    """World average of 2024 (Ember, Global Electricity Review 2025). France 40, Poland 600, roughly."""
+    """Carbon intensity of the grid: world average of 2024 (Ember, Global Electricity Review 2025).
+
+    France has some 40, Poland some 600.
+    """
     pue: float = 1.56
-    """Power usage effectiveness: electricity of the data centre over that of its machines.
+    """Power usage effectiveness: electricity of the data centre over electricity of its machines.
 
     Average of 2024 (Uptime Institute, Global Data Center Survey); the largest operators report 1.1.
     """
@@ -83,11 +87,11 @@ class EnergySettings:
             raise ValueError(f"pue={self.pue}: must be >= 1; 1 is a data centre without any overhead")
 
     def kwh(self, joules: Num) -> Num:
-        """Electricity bought for so many joules on the boards: 1 MJ at a PUE of 1.56 is 0.433 kWh."""
+        """Returns the electricity bought for these joules: 1 MJ at a PUE of 1.56 is 0.433 kWh."""
         return joules * self.pue / JOULES_PER_KWH
 
     def g_co2e(self, joules: Num) -> Num:
-        """Grams of CO2 equivalent of that electricity: 1 MJ at 473 g/kWh and a PUE of 1.56 is 205 g."""
+        """Returns grams of CO2 equivalent for these joules: 1 MJ at 473 g/kWh and a PUE of 1.56 is 205 g."""
         return self.kwh(joules) * self.grid_g_co2e_per_kwh
 
 
@@ -100,10 +104,10 @@ def energy_joules(
     num_devices: int,
     link_utilisation: Num = 0.0,
 ) -> Num:
-    """Energy of the boards of one replica in an iteration, or of each of many (arrays).
+    """Returns the energy of one replica's boards in an iteration; for arrays, in each iteration.
 
     num_devices * watts(MFU, MBU, link) * duration_s, MFU = flops / (duration_s * peak) of the whole replica.
-    duration_s > 0: as recorded, or model.seconds(shape). Time between iterations: `idle_joules`.
+    duration_s > 0: as recorded, or model.seconds(shape). Time between iterations: see `idle_joules`.
     """
     done = model.flops(shape), model.bytes_moved(shape)
     return joules_of_work(
@@ -121,7 +125,7 @@ def joules_of_work(
     num_devices: int,
     link_utilisation: Num = 0.0,
 ) -> Num:
-    """The same where the work of the iteration is known."""
+    """Computes `energy_joules` from the FLOPs and bytes of the iteration."""
     watts = power.watts(
         compute_utilisation=flops / (duration_s * model.peak_flops_per_s),
         memory_utilisation=moved_bytes / (duration_s * model.peak_bytes_per_s),
@@ -131,5 +135,5 @@ def joules_of_work(
 
 
 def idle_joules(power: PowerModel, idle_s: float, *, num_devices: int) -> float:
-    """Energy of boards that run nothing for idle_s seconds."""
+    """Returns the energy of boards that run nothing for idle_s seconds."""
     return num_devices * power.idle_w * idle_s

@@ -1,16 +1,16 @@
-"""How one replica of a model is cut over devices, and the share of an iteration that each device gets.
+"""Parallel layout of one replica over devices, and the share of an iteration that each device computes.
 
-    tensor     heads, MLP columns and vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
+    tensor     heads, MLP columns, vocabulary are cut; two all-reduces a layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
                (Korthikanti 2022)
     pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019), which
                follow each other without a gap, those of the next iteration too (vLLM, TensorRT-LLM)
-    context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or the queries do where
-               they are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
-    attention data   every group of tensor-parallel devices has sequences of its own; the experts are shared
-    expert     routed experts are shared out; tokens travel to them and back (GShard, Lepikhin 2020)
+    context    a prompt's tokens are cut, keys and values go round a ring (Liu 2023), or queries if these
+               are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
+    attention data   every group of tensor-parallel devices has its own sequences; the experts are shared
+    expert     routed experts are distributed; tokens travel to them and back (GShard, Lepikhin 2020)
 
-tensor x context x attention data x pipeline = devices of a replica; of a stage's devices, expert-parallel
+tensor x context x attention data x pipeline = devices of a replica. Of a stage's devices, expert-parallel
 ones hold different experts and the rest cut each expert's matrices.
 """
 
@@ -27,21 +27,21 @@ from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 
 SMALLEST_PIECE = 256
-"""Tokens: chunks are cut no smaller to fill micro-batches. Fewer take as long, for reading the weights."""
+"""Fewest tokens of a piece of a chunk in a micro-batch; fewer take as long, to read the weights."""
 
 
 class RankBatch(NamedTuple):
-    """What one device computes of an iteration, or, of each micro-batch of it. Numbers or arrays.
+    """Work of one device in an iteration, or in each of its micro-batches. Numbers or arrays.
 
-    The fullest device counts: sequences are shared out whole.
+    It is the share of the fullest device: sequences are distributed whole.
     """
 
     tokens: Num
-    """Rows of its projections; with a CUDA graph, the captured size."""
+    """Rows of the device's projections; with a CUDA graph, the captured size."""
     all_tokens: Num
-    """Tokens entering a layer of experts, from all devices of the stage."""
+    """Tokens that enter a layer of experts, from all devices of the stage."""
     rows: Num
-    """Sampled."""
+    """Number of sampled rows."""
     decode_seqs: Num
     decode_context_tokens: Num
     prefill_seqs: Num
@@ -54,27 +54,27 @@ class RankBatch(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """Micro-batches of an iteration. Numbers or arrays."""
+    """Numbers of micro-batches of an iteration. Numbers or arrays."""
 
     full: Num
-    """As large as `rank_batch` says: with a piece of a chunk, or, without chunks in the iteration, all."""
+    """Micro-batches of the size of `rank_batch`: those with a piece of a chunk; without chunks, all."""
     light: Num
-    """The others: `without_chunks`."""
+    """The other micro-batches, which decode only: see `without_chunks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelLayout:
-    """Devices of one replica. The sizes are those of vLLM and SGLang."""
+    """Parallel sizes of one replica, named as in vLLM and SGLang."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
-    """Groups among which routed experts are shared out; 1: every device holds a slice of every expert."""
+    """Groups over which routed experts are distributed; 1: every device holds a slice of every expert."""
     sequence_parallel: bool = False
     num_micro_batches: int | None = None
-    """Into which a pipeline cuts each iteration's batch, at most; None: as many as stages."""
+    """Largest number of micro-batches per iteration in a pipeline; None: the number of stages."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -95,57 +95,57 @@ class ParallelLayout:
 
     @property
     def stage_size(self) -> int:
-        """Devices that hold the same layers."""
+        """Number of devices that hold the same layers."""
         return self.tensor_parallel_size * self.num_token_groups
 
     @property
     def num_token_groups(self) -> int:
-        """Tensor-parallel groups of a stage; each has tokens of its own."""
+        """Tensor-parallel groups of a stage, each with its own tokens."""
         return self.context_parallel_size * self.attention_data_parallel_size
 
     @property
     def num_devices(self) -> int:
-        """Of one replica."""
+        """Number of devices of one replica."""
         return self.stage_size * self.pipeline_parallel_size
 
     @property
     def expert_tensor_parallel_size(self) -> int:
-        """Devices that share one expert's matrices."""
+        """Number of devices that share one expert's matrices."""
         return self.stage_size // self.expert_parallel_size
 
     @property
     def micro_batches(self) -> int:
-        """At most; a batch of fewer sequences leaves some of them empty."""
+        """Largest number of micro-batches; a batch of fewer sequences leaves some of them empty."""
         return self.num_micro_batches or self.pipeline_parallel_size
 
     def stage_layers(self, num_layers: int) -> tuple[int, ...]:
-        """By stage. Layers left over go to stages before the last, which has the LM head, as in vLLM.
+        """Returns the layers per stage; left-over layers go to the stages before the last one, as in vLLM.
 
-        33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8.
+        The last stage has the LM head. 33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8.
         """
         each, left = divmod(num_layers, self.pipeline_parallel_size)
         before_last = range(self.pipeline_parallel_size - 1 - left, self.pipeline_parallel_size - 1)
         return tuple(each + (stage in before_last) for stage in range(self.pipeline_parallel_size))
 
     def stage_share(self, num_layers: int) -> float:
-        """Of a model's layers, on the stage that holds the most: 31 of 61 in 2 stages."""
+        """Returns the largest share of the model's layers on one stage: 31 of 61 in 2 stages."""
         return share_of(num_layers, self.pipeline_parallel_size) / num_layers
 
     @property
     def num_batch_shares(self) -> int:
-        """Among how many attention groups and micro-batches an iteration's sequences are shared out."""
+        """Attention groups times micro-batches, over which an iteration's sequences are distributed."""
         return self.attention_data_parallel_size * self.micro_batches
 
     def nodes_spanned(self, num_ranks: int, device: Device, stride: int = 1) -> int:
-        """Nodes that num_ranks devices lie in, every stride-th of a row; each node holds as many of them.
+        """Returns the nodes spanned by num_ranks devices, every stride-th of a row, equally many per node.
 
-        Eight to a node: 2 ranks 8 apart in 2 nodes, 4 ranks 4 apart in 2, 9 neighbours in 3.
+        With eight per node: 2 ranks 8 apart in 2 nodes, 4 ranks 4 apart in 2, 9 neighbours in 3.
         """
         least = min(num_ranks, divided_up(num_ranks * stride, device.gpus_per_node))
         return next(nodes for nodes in range(least, num_ranks + 1) if num_ranks % nodes == 0)
 
     def check(self, model: ModelSpec, device: Device) -> None:
-        """Raise ValueError where the model or the node does not allow this layout."""
+        """Raises ValueError if the model or the node does not allow this layout."""
         device.check_node_holds(self.tensor_parallel_size)
         model.check_tensor_parallel_size(self.tensor_parallel_size)
         if self.pipeline_parallel_size > model.num_layers:
@@ -173,14 +173,14 @@ class ParallelLayout:
             )
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
-        """The fullest device's share of an iteration (of each of its micro-batches)."""
+        """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
         decodes, context, chunks, new, pairs, prefill_context, rows, adapters = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new
             own = (tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
             return RankBatch(*own) if adapters is None else RankBatch(*own, *adapters)
-        # Products before quotients: shares of alike sequences come out exact, and so no price dips by a bit.
+        # Products before quotients: equal shares of sequences are exact, so rounding lowers no price.
         own_decodes = divided_up(decodes, shares)
         some_chunks = larger(chunks, 1)
         group_chunks = divided_up(chunks, self.attention_data_parallel_size)
@@ -188,7 +188,7 @@ class ParallelLayout:
         group_pairs = pairs * group_chunks / some_chunks
         passing = self._passing_at_once(group_new, group_chunks)
         own_new = divided_up(passing, ring)
-        # Each chunk takes a token at least; the context is that of the chunks that are here.
+        # Each chunk takes at least one token; the context is that of the chunks on this device.
         own_chunks = smaller(divided_up(group_chunks, self.micro_batches), own_new)
         passing_pairs = smaller(group_pairs * passing / larger(group_new, 1), group_pairs)
         with_adapters: tuple[Any, ...] = ()
@@ -210,7 +210,7 @@ class ParallelLayout:
         return batch if adapters is None else RankBatch(*batch[:9], *with_adapters)
 
     def in_flight(self, shape: IterationShape) -> InFlight:
-        """How many micro-batches an iteration has, none of them empty."""
+        """Returns the numbers of micro-batches of an iteration, none of them empty."""
         decodes, _, chunks, new, *_ = shape
         groups = self.attention_data_parallel_size
         decoding = smaller(divided_up(decodes, groups), self.micro_batches)
@@ -222,17 +222,17 @@ class ParallelLayout:
         return InFlight(full, larger(decoding - prefilling, 0) * with_chunk)
 
     def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
-        """The fullest device's share of a micro-batch that only decodes; batch: of one with a chunk."""
+        """Returns the fullest device's share of a decode-only micro-batch; batch: of one with a chunk."""
         all_tokens = divided_up(shape.decode_seqs, self.micro_batches)
         decodes = batch.decode_seqs
         return RankBatch(decodes, all_tokens, decodes, decodes, batch.decode_context_tokens, 0, 0, 0, 0)
 
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
-        """New tokens of the fullest micro-batch, of chunks that are alike, in so many attention groups.
+        """Returns the new tokens of the fullest micro-batch, for equal chunks in so many attention groups.
 
-        An equal share, but no smaller piece of a chunk than `SMALLEST_PIECE`, so that neither a longer chunk
-        nor one chunk more is ever cheaper. 4 micro-batches: of a chunk of 100 tokens 100, of 600 tokens 256,
-        of 2,000 tokens 500.
+        It is an equal share, but a piece of a chunk is at least `SMALLEST_PIECE`, so that neither a longer
+        chunk nor one more chunk is ever cheaper. With 4 micro-batches: 100 of a chunk of 100 tokens, 256 of
+        600, 500 of 2,000.
         """
         share = divided_up(new, self.micro_batches)
         if self.micro_batches == 1:

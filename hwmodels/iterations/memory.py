@@ -1,4 +1,4 @@
-"""What a device's memory is spent on, and how many KV blocks are left."""
+"""Memory plan of a device: weights, activations and other fixed memory, and the KV blocks that remain."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from hwmodels.model.model_spec import ModelSpec
 GIB = 2.0**30
 
 RUNTIME_BYTES = 0.75 * GIB
-"""What the driver keeps back of the total it reports (some 0.4 GiB), CUDA context, library workspaces."""
+"""Memory that the driver keeps back of its total (some 0.4 GiB), CUDA context, library workspaces."""
 
 COMMUNICATION_BYTES = 0.5 * GIB
-"""Buffers of NCCL and of custom all-reduces, where a replica has more than one device."""
+"""Buffers of NCCL and of custom all-reduces, if a replica has more than one device."""
 
 GRAPH_BYTES = 4 * 2.0**20
-"""Of one captured graph besides the shared activation pool: kernel parameters; 51 graphs take 0.2 GiB."""
+"""Bytes of one captured graph besides the shared pool: kernel parameters; 51 graphs take 0.2 GiB."""
 
 SAMPLER_BYTES_PER_LOGIT = 16
-"""fp32 logits, their sorted copy, the sort's 64-bit indices: what top-p sampling holds at its peak."""
+"""fp32 logits, their sorted copy and the sort's 64-bit indices: the peak of top-p sampling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """One device's memory, in bytes: the fullest one's, where the stages of a pipeline differ.
+    """Memory of one device in bytes; if pipeline stages differ, of the fullest device.
 
     usable = weights + adapters + activations + graphs + runtime + windows and states + KV blocks
              + less than a block
     """
 
     usable_bytes: float
-    """memory_bytes x gpu_memory_utilization; all of memory_bytes where the number of blocks is given."""
+    """memory_bytes x gpu_memory_utilization; all of memory_bytes if the number of blocks is given."""
     weights_bytes: float
     activation_bytes: float
     cuda_graph_bytes: float
     runtime_bytes: float
     window_and_state_bytes: float
-    """Set aside for every slot: KV of layers with a window, states of linear attention."""
+    """KV of layers with a window and states of linear attention, allocated for every slot."""
     kv_bytes_per_token: float
-    """In KV blocks."""
+    """KV bytes per token in KV blocks."""
     block_size: int
     num_blocks: int
     """Physical blocks of a replica, a null block included if the engine keeps one."""
     adapter_bytes: float = 0.0
-    """Of LoRA."""
+    """Weights of LoRA adapters."""
     num_pools: int = 1
-    """Groups of devices with blocks of their own; within one, each device has its layers and heads of all."""
+    """Groups of devices with separate blocks; a group's devices hold layers and heads of the same blocks."""
 
     @property
     def kv_bytes(self) -> float:
@@ -60,7 +60,7 @@ class MemoryPlan:
 
     @property
     def fixed_bytes(self) -> float:
-        """Everything but KV blocks."""
+        """Everything but KV blocks, in bytes."""
         return (
             self.weights_bytes
             + self.adapter_bytes
@@ -86,16 +86,15 @@ def plan_memory(
     lora: Lora | None = None,
     with_draft: bool = False,
 ) -> MemoryPlan:
-    """Share out each device's memory; num_kv_blocks fixes the number of blocks, else they fill what is left.
+    """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
     Llama-3.1-8B on an RTX 4090 at 0.9, defaults: 21.59 GiB usable - 14.96 weights - 0.55 activations
     - 0.25 graphs - 0.75 runtime = 5.08 GiB of KV: 2,602 blocks of 16 tokens (vLLM 0.19 itself found 2,588).
-    With attention data parallel, num_blocks are those of all attention groups together; with context parallel
-    those of all devices that share a sequence. Layers with a window have their own places in every slot, or
-    share the blocks as if they had none, whichever leaves more blocks. lora: all active adapters are kept;
-    with_draft: so are draft heads.
-    Raises ValueError where not one block fits, with the smallest tensor parallelism that would do, and where
-    num_kv_blocks do not fit the device.
+    With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
+    parallelism those of all devices that share a sequence. Layers with a window have their own space in every
+    slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
+    adapters are kept in memory; with_draft: draft heads are kept too. Raises ValueError if not one block
+    fits, naming the smallest tensor parallelism that does, and if num_kv_blocks do not fit the device.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -131,7 +130,7 @@ def plan_memory(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Demand:
-    """The settings on which the memory plan of a device depends, beside the layout."""
+    """Settings that determine a device's memory plan, besides the layout."""
 
     model: ModelSpec
     budget_bytes: float
@@ -145,7 +144,7 @@ class _Demand:
     with_draft: bool
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
-        """A plan of no blocks yet; windows_by_slot: layers with a window have places in every slot."""
+        """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
         model = self.model
         slots = self.max_num_seqs / layout.attention_data_parallel_size
         in_blocks, set_aside = kv_split(
@@ -168,13 +167,13 @@ class _Demand:
         )
 
     def missing_bytes(self, layout: ParallelLayout) -> float:
-        """What a rank would need beyond its budget; not positive where it fits."""
+        """Returns the bytes that a rank needs beyond its budget; <= 0 if it fits."""
         plan = self.without_kv(layout)
         blocks = (self.num_kv_blocks or plan.num_pools) / plan.num_pools
         return plan.fixed_bytes + blocks * self.block_size * plan.kv_bytes_per_token - self.budget_bytes
 
     def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
-        """With as many blocks as there is room for, or as were asked for."""
+        """Returns the plan with as many blocks as fit, or with the requested number."""
         plan = self.without_kv(layout, windows_by_slot)
         left = max(self.budget_bytes - plan.fixed_bytes, 0.0)
         blocks = plan.num_pools * int(left // (self.block_size * plan.kv_bytes_per_token))
@@ -182,7 +181,7 @@ class _Demand:
 
 
 def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> str:
-    """What is missing, and the smallest tensor parallelism that would do."""
+    """Returns the error message: the missing memory, and the smallest tensor parallelism that fits."""
     model, missing, budget_bytes = demand.model, demand.missing_bytes(layout), demand.budget_bytes
     sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
     larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
@@ -201,10 +200,10 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
 
 
 def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool = False) -> float:
-    """One device's weights, of those that its tensor and expert parallel rank holds of the whole model.
+    """Returns the bytes of one device's weights by its tensor and expert parallel rank.
 
-    In a pipeline: the stage with the most layers, taken to be average ones, and the embedding table or the LM
-    head, which the first and the last stage have; with_draft: the last one has the draft heads as well.
+    In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
+    which the first and the last stage have; with_draft: the last stage also has the draft heads.
     """
 
     def of_rank(with_draft: bool) -> float:
@@ -225,9 +224,9 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout, *, with_draft: bool =
 
 
 def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float:
-    """One device's share of all active adapters, cut as their matrices are, on the stage with most layers.
+    """Returns one device's bytes of all active adapters, sharded like their matrices, on the fullest stage.
 
-    Llama-3.1-8B, rank 16: 16 x 32 x (10,240 + 8,192 + 32,768 + 18,432) x 2 bytes = 68 MiB an adapter.
+    Llama-3.1-8B, rank 16: 16 x 32 x (10,240 + 8,192 + 32,768 + 18,432) x 2 bytes = 68 MiB per adapter.
     """
     ranks = Ranks(
         layout.tensor_parallel_size, layout.expert_tensor_parallel_size, layout.expert_parallel_size
@@ -239,10 +238,11 @@ def adapter_bytes(model: ModelSpec, layout: ParallelLayout, lora: Lora) -> float
 def kv_split(
     model: ModelSpec, tensor_parallel_size: int, num_slots: float, max_window: int
 ) -> tuple[float, float]:
-    """KV bytes of a token in blocks, and bytes set aside for all slots, on one rank, all stages.
+    """Returns KV bytes per token in blocks, and bytes allocated for all slots, on one rank, all stages.
 
-    States of linear attention are set aside. A layer with a window keeps no more than the window: every slot
-    gets it at the start, max_window tokens at most; with max_window 0 such layers share the blocks, in full.
+    States of linear attention are allocated per slot. A layer with a window keeps no more than the window:
+    every slot gets it at the start, max_window tokens at most; with max_window 0 such layers use blocks, in
+    full.
     """
     states = num_slots * model.state_bytes_per_sequence(tensor_parallel_size)
     layers = model.kv_layers(tensor_parallel_size)
@@ -257,11 +257,11 @@ def kv_split(
 def activation_bytes(
     model: ModelSpec, layout: ParallelLayout, max_num_batched_tokens: int, max_num_seqs: int
 ) -> float:
-    """Peak of one forward pass over the largest batch; layers reuse each other's buffers.
+    """Returns the peak of one forward pass over the largest batch; layers reuse each other's buffers.
 
-    In a layer: residual and input (2 hidden), gate and up, their product (of a mixture: for each of top_k
-    experts). After the last layer: the logits of max_num_seqs rows with the sampler's copies. Whichever is
-    larger.
+    In a layer: residual and input (2 hidden), gate and up, their product (in a mixture: for each of top_k
+    experts). After the last layer: the logits of max_num_seqs rows with the sampler's copies. The larger of
+    the two counts.
     """
     tokens = max_num_batched_tokens / layout.attention_data_parallel_size
     widest = max(_layer_width(model, block.mlp, layout) for block in model.blocks)
@@ -272,7 +272,7 @@ def activation_bytes(
 
 
 def _layer_width(model: ModelSpec, mlp: object, layout: ParallelLayout) -> float:
-    """Elements a token that the MLP holds at its peak."""
+    """Returns the elements per token that the MLP holds at its peak."""
     if isinstance(mlp, MixtureOfExperts):
         copies = mlp.top_k / layout.expert_parallel_size
         of_experts = copies * 3 * mlp.intermediate_size / layout.expert_tensor_parallel_size
@@ -283,7 +283,7 @@ def _layer_width(model: ModelSpec, mlp: object, layout: ParallelLayout) -> float
 
 
 def cuda_graph_bytes(model: ModelSpec, layout: ParallelLayout, graphs: CudaGraphs) -> float:
-    """Captured graphs share one pool of activations, as large as the largest capture needs."""
+    """Returns the bytes of captured graphs, which share one activation pool as large as the largest needs."""
     if not graphs.enabled:
         return 0.0
     largest = graphs.sizes[-1] * layout.attention_data_parallel_size

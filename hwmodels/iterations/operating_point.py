@@ -1,8 +1,8 @@
-"""Where batches lie under the roofline: intensity, speed, and how much of the hardware they reach.
+"""Operating points on the roofline: arithmetic intensity, speed, and utilisation of the hardware.
 
 intensity   model FLOPs / (weights and KV read), FLOP/byte
 ridge       peak FLOP/s / bandwidth: batches of a higher intensity could be bound by compute
-MFU, MBU    FLOPs / (time peak FLOP/s), bytes / (time bandwidth), of all devices of a replica
+MFU, MBU    FLOPs / (time peak FLOP/s), bytes / (time bandwidth), over all devices of a replica
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from hwmodels.iterations.memory import MemoryPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingPoint:
-    """One iteration of a replica."""
+    """Position of one iteration of a replica on the roofline."""
 
     phase: str
     """decode or prefill."""
     num_seqs: int
     num_tokens: int
-    """Computed: one a decode, all of a prompt."""
+    """Computed tokens: one per decode, all of each prompt."""
     seconds: float
     flops: float
     bytes_moved: float
     mfu: float
     mbu: float
     bound: str
-    """compute, memory, communication, launch or host: what most of the time is bound by."""
+    """The bound of most of the time: compute, memory, communication, launch or host."""
     bound_share: float
-    """Of the time."""
+    """Share of the time that `bound` accounts for."""
 
     @property
     def intensity(self) -> float:
-        """FLOP/byte."""
+        """Arithmetic intensity in FLOP/byte."""
         return self.flops / self.bytes_moved
 
     @property
@@ -50,26 +50,26 @@ class OperatingPoint:
 
 
 class LargestBatch(NamedTuple):
-    """Sequences that a replica can decode at once."""
+    """The largest number of sequences that a replica can decode at once."""
 
     num_seqs: int
     limit: str
-    """What ends it: memory or slots."""
+    """The limit of the batch: memory or slots."""
 
 
 def decode_shape(num_seqs: int, context_tokens: int) -> IterationShape:
-    """Decodes that attend to so many tokens each, the new one included."""
+    """Returns an iteration of num_seqs decodes, each attending to context_tokens, the new token included."""
     return IterationShape(num_seqs, num_seqs * context_tokens, 0, 0, 0, 0, num_seqs)
 
 
 def prefill_shape(num_seqs: int, prompt_tokens: int) -> IterationShape:
-    """Whole prompts, nothing of them cached."""
+    """Returns an iteration of num_seqs whole prompts, with nothing cached."""
     tokens = num_seqs * prompt_tokens
     return IterationShape(0, 0, num_seqs, tokens, num_seqs * causal_pairs(prompt_tokens), tokens, num_seqs)
 
 
 def operating_point(model: IterationModel, shape: IterationShape) -> OperatingPoint:
-    """Of one iteration that decodes or prefills."""
+    """Returns the operating point of one iteration that only decodes or only prefills."""
     fields = [float(field) for field in shape[:-1]]
     seconds, flops = float(model.seconds(shape)), float(model.flops(shape))
     moved = float(model.bytes_moved(shape))
@@ -92,13 +92,13 @@ def operating_point(model: IterationModel, shape: IterationShape) -> OperatingPo
 
 
 def ridge_points(device: Device) -> dict[str, float]:
-    """FLOP/byte by data type: H100 SXM, bf16: 989.4e12 / 3.35e12 = 295."""
+    """Returns peak FLOP/s over bandwidth by dtype; H100 SXM, bf16: 989.4e12 / 3.35e12 = 295."""
     bandwidth = device.memory_bandwidth_bytes_per_s
     return {dtype: peak / bandwidth for dtype, peak in device.peak_flops_per_s.items()}
 
 
 def largest_batch(plan: MemoryPlan, context_tokens: int, max_num_seqs: int) -> LargestBatch:
-    """Sequences whose contexts fit the KV blocks, whole blocks each; never more than there are slots.
+    """Returns how many contexts fit the KV blocks, in whole blocks each; at most max_num_seqs.
 
     2,602 blocks of 16 tokens hold 40 contexts of 1,025 tokens, 65 blocks each.
     """

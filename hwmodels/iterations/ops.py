@@ -1,8 +1,8 @@
-"""An operator of an iteration: what it computes, moves and takes on one device.
+"""An operator of an iteration: its FLOPs, bytes and seconds on one device.
 
-An operator answers for a `RankBatch`, numbers or arrays. What depends on the number of tokens or of sampled
-rows alone (`Per`) is tabulated by the roofline; what depends on contexts is computed each time, and so uses
-nothing but the arithmetic of `hwmodels.exact`. `assembly` makes the list of them.
+An operator is evaluated for a `RankBatch` of numbers or arrays. What depends only on the number of tokens or
+of sampled rows (`Per`) is tabulated by the roofline; what depends on contexts is computed each time, and so
+uses only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
 
 Quantity = Callable[[RankBatch], Any]
-"""FLOPs, bytes or seconds of one call: a number, or one an iteration."""
+"""FLOPs, bytes or seconds of one call: a number, or an array with one value per iteration."""
 
 Lines = tuple[tuple[Any, Any], ...]
-"""Straight lines over the context of all sequences: (seconds, seconds a context token) each."""
+"""Straight lines over the context of all sequences: (seconds, seconds per context token) each."""
 
 
 class Per(Enum):
-    """What an operator's price depends on: a field of `RankBatch`, or a group of them."""
+    """Quantity that an operator's price depends on: a field of `RankBatch`, or a prefix of several."""
 
     token = "tokens"
     any_token = "all_tokens"
@@ -37,7 +37,7 @@ class Per(Enum):
 
 
 class Part(Enum):
-    """Where in a model an operator stands, and so on which stage of a pipeline it runs."""
+    """Position of an operator in the model, which decides on which pipeline stage it runs."""
 
     first = "before all layers"
     layers = "in a layer"
@@ -51,15 +51,15 @@ def nothing(batch: RankBatch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSeconds:
-    """Seconds of a decode operator: for a number of sequences, the largest of some lines over their context.
+    """Seconds of a decode operator: for a number of sequences, the maximum of some lines over their context.
 
-    So all that depends on the number of sequences can be worked out once: see `hwmodels.iterations.decodes`.
+    All that depends on the number of sequences alone is computed once: see `hwmodels.iterations.decodes`.
     """
 
     lines: Callable[[Any], Lines]
-    """For a number of sequences; all at 0 s for none."""
+    """Returns the lines for a number of sequences; for 0 sequences all are 0 s."""
     window: int | None = None
-    """Tokens of each sequence that are attended to at most."""
+    """Most tokens of each sequence that are attended to; None: all."""
 
     def __call__(self, batch: RankBatch) -> Any:
         context = batch.decode_context_tokens
@@ -69,7 +69,7 @@ class DecodeSeconds:
 
 
 def largest(lines: Lines, context: Any) -> Any:
-    """Seconds: the highest of the lines at each context."""
+    """Returns the maximum of the lines at each context, in seconds."""
     (fixed_s, token_s), *others = lines
     seconds = fixed_s + token_s * context
     for fixed_s, token_s in others:
@@ -79,27 +79,27 @@ def largest(lines: Lines, context: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """One kernel, or one collective, and how often an iteration calls it."""
+    """One kernel or one collective, and how often an iteration calls it."""
 
     name: str
     component: str
-    """One of `iteration.COMPONENTS`."""
+    """Component of the breakdown, one of `iteration.COMPONENTS`."""
     per: Per
     calls: float
-    """One after the other, from the first layer to the last; in a pipeline: of one micro-batch."""
+    """Calls per iteration, in sequence from the first layer to the last; in a pipeline, per micro-batch."""
     seconds: Quantity
-    """Of one call; 0 where the batch has nothing for it."""
+    """Seconds of one call; 0 if the batch has no work for it."""
     flops: Quantity = nothing
     stored_bytes: Quantity = nothing
-    """Weights and KV read."""
+    """Bytes of weights and KV read."""
     bytes_moved: Quantity = nothing
-    """All that is read and written, stored_bytes included; of a collective: its message, for each device."""
+    """Bytes read and written, stored_bytes included; for a collective, its message per device."""
     dtype: str = "bf16"
-    """That it computes in."""
+    """Data type of the arithmetic."""
     kernels: int = 1
-    """Kernels that the host launches for a call."""
+    """Kernels that the host launches per call."""
     is_message: bool = False
-    """Between devices."""
+    """True for a collective between devices."""
     part: Part = Part.layers
 
 
@@ -112,5 +112,5 @@ def per_row(amount: float) -> Quantity:
 
 
 def whatever_the_context(seconds: Callable[[Any], Any]) -> DecodeSeconds:
-    """Of a decode operator that depends on the number of sequences alone."""
+    """Makes the seconds of a decode operator that depends only on the number of sequences."""
     return DecodeSeconds(lambda seqs: ((seconds(seqs), 0.0),))

@@ -1,18 +1,18 @@
-"""How long a pipeline takes for an iteration: the time in which every micro-batch passes every stage once.
+"""Time of an iteration in a pipeline: every micro-batch passes every stage once.
 
-Micro-batches follow each other round after round: the next one of a sequence begins when it has its token
+Micro-batches follow each other round after round: a sequence's next micro-batch starts when it has its token
 (vLLM's virtual engines, TensorRT-LLM's micro-batches). Round by round such a pipeline takes
 
     max(one micro-batch on all stages, all micro-batches on the slowest stage)
 
-as it comes out if rounds like this one follow each other (`hwmodels.iterations.pipeline` plays it through; a
-test holds the one against the other). A stage's time is that of its layers, average ones, of the embedding
-on the first, of the LM head, sampling and drafts on the last, and of sending on what it made. 8 stages of
-Llama-3.1-8B: 4 layers of 218 M weights each, and on the last an LM head of 525 M: all wait for that one.
+which is exact if rounds like this one follow each other (`hwmodels.iterations.pipeline` simulates it, and a
+test compares the two). A stage's time is that of its layers, average ones, of the embedding on the first
+stage, of the LM head, sampling and drafts on the last, and of sending its output. 8 stages of Llama-3.1-8B: 4
+layers of 218 M weights each, and on the last stage an LM head of 525 M, for which all others wait.
 
-What this leaves out: rounds of different sizes hold each other up (played through, a loaded run in 2 stages
-takes 2 % longer, in 4 stages 0.7 %). And a round in an empty pipeline: its last micro-batch comes as many
-slowest stages later as others are before it, which a full pipeline hides. A lone prompt of thousands of
+Not modelled: rounds of different sizes delay each other (simulated exactly, a loaded run takes 2 % longer in
+2 stages, 0.7 % in 4 stages). Nor is a round in an empty pipeline: its last micro-batch ends later by the
+slowest stage's time per micro-batch before it, which a full pipeline hides. A lone prompt of thousands of
 tokens takes 1.5 times as long as priced in 2 stages, 1.75 in 4, 1.85 in 8; its other chunks follow at once.
 """
 
@@ -33,7 +33,7 @@ Seconds = NDArray[np.float64]
 
 
 class MicroBatch(NamedTuple):
-    """Seconds of one on all stages together, and of that, of what not every stage has. Numbers or arrays."""
+    """Seconds of a micro-batch on all stages together, and of its parts that not every stage has."""
 
     all_s: Any
     first_s: Any
@@ -47,7 +47,7 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage's share of the layers, of what precedes and follows them, and of the sends."""
+    """One stage's share of the layers, of the operators before and after them, and of the sends."""
 
     layers: float
     first: int
@@ -55,7 +55,7 @@ class Stage:
     last: int
 
     def seconds(self, batch: MicroBatch) -> Any:
-        """Of one micro-batch."""
+        """Returns the seconds of one micro-batch on this stage."""
         return (
             self.layers * batch.layers_s
             + self.first * batch.first_s
@@ -64,7 +64,7 @@ class Stage:
         )
 
     def share(self, part: Part) -> float:
-        """Of an operator of that part."""
+        """Returns the share of an operator of that part that runs on this stage."""
         return {
             Part.first: self.first,
             Part.layers: self.layers,
@@ -74,7 +74,7 @@ class Stage:
 
 
 class Stages:
-    """The stages of a layout, and what a round on them takes."""
+    """Stages of a layout, and the time of a round on them."""
 
     def __init__(self, layout: ParallelLayout, num_layers: int) -> None:
         count = layout.pipeline_parallel_size
@@ -88,24 +88,24 @@ class Stages:
             for index, layers in enumerate(layout.stage_layers(num_layers))
         )
         self.slowest = _undominated(self.all)
-        """Those that may be the slowest, depending on the batch."""
+        """Stages that may be the slowest, depending on the batch."""
 
     def seconds(self, batch: MicroBatch, in_flight: InFlight, light: MicroBatch) -> Any:
-        """Of a round; light: of the micro-batches that decode only."""
+        """Returns the seconds of a round; batch: a full micro-batch, light: one that decodes only."""
         longest = batch.all_s
         for stage_s in self.stage_seconds(batch, in_flight, light):
             longest = larger(longest, stage_s)
         return longest
 
     def stage_seconds(self, batch: MicroBatch, in_flight: InFlight, light: MicroBatch) -> list[Any]:
-        """Of all micro-batches on each of `slowest`."""
+        """Returns the seconds of all micro-batches on each stage in `slowest`."""
         return [
             in_flight.full * stage.seconds(batch) + in_flight.light * stage.seconds(light)
             for stage in self.slowest
         ]
 
     def to_play(self, full: MicroBatch, count: InFlight, light: MicroBatch) -> tuple[Seconds, Seconds]:
-        """For `Pipeline.play`, of one iteration: seconds by stage and micro-batch, and of a send of each."""
+        """Returns the arguments of `Pipeline.play`: seconds [stages, micro-batches], and of sends."""
         columns = [full] * int(count.full) + [light] * int(count.light)
         hops = max(len(self.all) - 1, 1)
         sends_s = np.array([float(column.between_s) / hops for column in columns])
@@ -114,7 +114,7 @@ class Stages:
 
 
 def _undominated(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Without stages that have no more of anything than another one."""
+    """Removes stages that have no larger share of any part than another stage."""
     kept: list[Stage] = []
     for stage in dict.fromkeys(stages):
         if not any(_at_most(stage, other) for other in stages if other != stage):

@@ -1,7 +1,7 @@
-"""Attention windows: how many of a batch's context tokens and query-key pairs lie inside one.
+"""Attention windows: how many of a batch's context tokens and query-key pairs lie inside the window.
 
-The batch is known by its sums, so its sequences (and its chunks) are taken to be alike. That is exact where
-all contexts are longer than the window, or all shorter; for a mixture it counts up to a few percent too much.
+A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
+contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hwmodels.iterations.layout import RankBatch
 
 
 def within_window(batch: RankBatch, window: int | None) -> RankBatch:
-    """The batch with contexts and pairs cut to the last `window` tokens, each query's own included."""
+    """Returns the batch with contexts and pairs cut to the last `window` tokens, the query's own included."""
     if window is None:
         return batch
     return batch._replace(
@@ -26,10 +26,10 @@ def within_window(batch: RankBatch, window: int | None) -> RankBatch:
 
 
 def _pairs(batch: RankBatch, window: int) -> Any:
-    """A chunk of n new tokens on c cached ones: query i (from 1) sees min(c + i, w) tokens.
+    """Returns the pairs of n new tokens on c cached ones; query i = 1, 2, ... sees min(c + i, w) tokens.
 
-    r = min(n, max(w - c, 0)) queries see all; r c + r (r + 1) / 2 + (n - r) w.
-    n = 4, c = 2, w = 3: r = 1: 3 + 3 x 3 = 12. Never more than without a window.
+    r = min(n, max(w - c, 0)) queries see all tokens; r c + r (r + 1) / 2 + (n - r) w.
+    n = 4, c = 2, w = 3: r = 1: 3 + 3 x 3 = 12. The result never exceeds the pairs without a window.
     """
     chunks = larger(batch.prefill_seqs, 1)
     new = batch.prefill_tokens / chunks

@@ -1,4 +1,4 @@
-"""Seconds of attention from a measured table: decodes alone, one prompt chunk alone, both in one batch."""
+"""Attention seconds from a measured table: decodes alone, one prompt chunk alone, and both in one batch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from hwmodels.levels.grid import Floats, Grid
 
 
 class AttentionTable:
-    """Attention of one layer, or of as many as the times given are for.
+    """Interpolates the attention of one layer, or of as many layers as the times given are for.
 
-    The table knows sequences of equal length and one chunk; an iteration tells sums over sequences and
-    chunks. Decodes count as so many of the mean length. Chunks, T tokens in s chunks with Q query-key pairs,
-    count as the cheaper of two readings, both upper bounds and equal for s = 1:
+    The table has sequences of equal length and one chunk; an iteration has sums over sequences and chunks.
+    Decodes count as that many sequences of the mean length. Chunks, T tokens in s chunks with Q query-key
+    pairs, count as the cheaper of two readings, both upper bounds and equal for s = 1:
 
         one chunk of T tokens            behind  max(Q / T - (T + 1) / 2, 0)      cached ones
         s chunks of T / s, one by one,   behind  max(Q / T - (T / s + 1) / 2, 0)  each
 
-    The first is right where cached tokens prevail, the second where long prompts are computed from scratch.
+    The first is accurate if cached tokens dominate, the second if long prompts are computed from scratch.
 
-    An engine that computes chunks apart, masking what it has multiplied in vain, takes the time of neither:
-    its chunks add up, and n new tokens behind c cached ones count n (n + c) products. All chunks together:
-    A = Q + (N - T) / 2, where N, the sum of n n, follows from Q if C cached tokens lie evenly before them:
+    An engine that computes chunks separately and masks surplus products takes the time of neither: the times
+    of its chunks add up, and n new tokens behind c cached ones count n (n + c) products. For all chunks
+    together A = Q + (N - T) / 2, where N, the sum of n n, follows from Q if C cached tokens are spread evenly
+    before them:
 
         s chunks of T / s, one by one,   behind  A / T - T / s  each              N = 2 (Q - T C / s) - T
     """
@@ -35,9 +36,9 @@ class AttentionTable:
     ) -> None:
         """decode(num_seqs, kv_tokens), prefill(tokens, cached), mixed(tokens, cached, num_seqs, kv_tokens).
 
-        chunks_apart: an engine of that kind; it has no `mixed`. Without, a mixed batch takes the sum of both.
-        Engines that run both in one kernel need more: 1.2 to 1.4 times the sum at the median, 4 times for 128
-        long decodes (vLLM 0.19, FlashAttention).
+        chunks_apart: the engine computes chunks separately; it has no `mixed`. Without `mixed`, a mixed batch
+        takes the sum of both. Engines that run both in one kernel need `mixed`: they take 1.2 to 1.4 times
+        the sum at the median, 4 times for 128 long decodes (vLLM 0.19, FlashAttention).
         """
         self._decode = decode
         self._prefill = prefill
@@ -45,7 +46,7 @@ class AttentionTable:
         self._chunks = self._apart if chunks_apart else self._cheaper
 
     def seconds(self, shape: IterationShape) -> float:
-        """Of one iteration."""
+        """Returns the attention seconds of one iteration."""
         fields: tuple[Any, ...] = shape
         num_seqs, context, chunks, tokens, pairs, ends, *_ = fields
         if tokens == 0:
@@ -59,7 +60,7 @@ class AttentionTable:
         return float(larger(both - (together - best), best))
 
     def seconds_many(self, shape: IterationShape) -> Floats:
-        """Of many; the fields are float arrays of one length."""
+        """Returns the attention seconds of each iteration; the fields are float arrays of one length."""
         fields: tuple[Any, ...] = shape
         decodes, prefills = fields[0] > 0, fields[3] > 0
         seconds = np.zeros(len(decodes))
@@ -73,7 +74,7 @@ class AttentionTable:
         return seconds
 
     def decode_seconds_many(self, num_seqs: int, context: Floats) -> Floats:
-        """Of decodes alone, num_seqs of them in every iteration."""
+        """Returns the attention seconds of decode-only iterations of num_seqs sequences each."""
         return self._decode.at_many(np.float64(num_seqs), context / num_seqs)
 
     def _decodes_many(self, num_seqs: Floats, context: Floats, *_: Floats) -> Floats:
@@ -93,7 +94,7 @@ class AttentionTable:
 
     @staticmethod
     def _cheaper(at: Any, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
-        """Cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
+        """Returns cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
         cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
         cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
         together = at(tokens, cached)
@@ -103,7 +104,7 @@ class AttentionTable:
 
     @staticmethod
     def _apart(at: Any, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
-        """The same of chunks that are computed apart: the one chunk and its seconds are the sum of all."""
+        """Computes `_cheaper` for chunks computed separately: the one chunk's seconds are the sum of all."""
         each = tokens / chunks
         squares = 2.0 * (pairs - each * (ends - tokens)) - tokens
         squares = smaller(larger(squares, tokens * each), 1.0 * tokens * tokens)

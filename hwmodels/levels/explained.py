@@ -1,4 +1,4 @@
-"""The operators of an iteration that was measured as a whole, or component by component."""
+"""Splits measured times of an iteration, or of its components, over its operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hwmodels.iterations.iteration import Explained
 
 
 def share_out(lines: Sequence[Explained], measured_s: Mapping[str, float]) -> list[Explained]:
-    """Each component's measured seconds, shared out among its lines as theirs are; the longest first.
+    """Splits each component's measured seconds over its lines in proportion; returns the longest first.
 
-    Bounds, FLOPs and bytes stay what they are. Lines that all took 0 s share alike.
+    Bounds, FLOPs and bytes are unchanged. Lines that all took 0 s get equal shares.
     """
     own_s: dict[str, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Levels `table` and `recorded`: prices from files. Those from formulas: `hwmodels.levels.rooflines`."""
+"""Levels `table` and `recorded`: prices from files. Prices from formulas: `hwmodels.levels.rooflines`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hwmodels.levels.tables import Setup, Table, columns_of, read_frame, read_ta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableLevel:
-    """Measured operators, interpolated; what the table lacks comes from the calibrated roofline."""
+    """Level `table`: measured operators, interpolated; others come from the calibrated roofline."""
 
     path: str
     """A file, or a folder of LLMServingSim's layer tables."""
     gpu: str | None = None
-    """As the table calls it; None: the one that is named like the simulated hardware."""
+    """Name of the GPU in the table; None: the one named like the simulated hardware."""
     model: str | None = None
-    """The same of the model."""
+    """Name of the model in the table; None: the one named like the simulated model."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
 
     def iteration_model(self, replica: Replica) -> MeasuredTable:
-        """Raises ValueError for layouts that no table knows, and for rows that cannot be right."""
+        """Raises ValueError for layouts that no table covers, and for physically impossible rows."""
         _check_layout(replica)
         table = self._read(replica)
         try:
@@ -68,18 +68,18 @@ class TableLevel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedLevel:
-    """The durations of a run that was recorded, played back by the shape of the iteration."""
+    """Level `recorded`: durations of a recorded run, replayed by the shape of the iteration."""
 
     path: str
     """iterations.parquet of a run, or a table with the same columns."""
     allow_missing: bool = False
-    """Ask the calibrated roofline for iterations that were not recorded; false refuses them."""
+    """Prices iterations that were not recorded by the calibrated roofline; false refuses them."""
 
     def __post_init__(self) -> None:
         _check_exists(self.path)
 
     def iteration_model(self, replica: Replica) -> Recorded:
-        """Raises ValueError for missing columns and for durations that cannot be right."""
+        """Raises ValueError for missing columns and for physically impossible durations."""
         try:
             return Recorded.from_iterations(
                 columns_of(read_frame(Path(self.path))),
@@ -103,12 +103,12 @@ def _check_exists(path: str) -> None:
 
 
 def _key(path: Path | str) -> str:
-    """The setting with which the user named the file, for errors that come up after it was built."""
+    """Returns the setting with which the user named the file, for errors raised after it was built."""
     return f"latency.path={path}"
 
 
 def _check_layout(replica: Replica) -> None:
-    """A table knows what one device of a tensor-parallel group does, nothing else."""
+    """Raises ValueError for layouts beyond tensor parallelism, which a table does not cover, and for LoRA."""
     for name in (
         "pipeline_parallel_size",
         "context_parallel_size",

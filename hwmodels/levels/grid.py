@@ -15,14 +15,15 @@ Floats = NDArray[np.float64]
 
 
 class Grid:
-    """A function of one or more sizes, known at every combination of the points of its axes.
+    """A function of one or more sizes, known at every combination of its axes' points.
 
-    Between points: linear in each size. Below the first point of an axis: as at that point, for a kernel of
-    fewer rows takes as long as its smallest tile. Beyond the last: in proportion to the size.
+    Between points it is linear in each size. Below the first point of an axis it is constant, because a
+    kernel of fewer rows takes as long as its smallest tile. Beyond the last point it is proportional to the
+    size.
     """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
-        """axes: rising, two points or more each; values: [len(axis), ...] for each axis."""
+        """axes: increasing, at least two points each; values: shape [len(axis), ...] for each axis."""
         assert values.shape == tuple(len(axis) for axis in axes)
         assert all(len(axis) > 1 and np.all(np.diff(axis) > 0) for axis in axes)
         self._axes = [np.asarray(axis, dtype=np.float64) for axis in axes]
@@ -37,7 +38,7 @@ class Grid:
         ]
 
     def at(self, *sizes: float) -> float:
-        """The value at one size for each axis."""
+        """Returns the value at one size per axis."""
         first, scale, weights = 0, 1.0, []
         for size, axis, stride in zip(sizes, self._lists, self._strides, strict=True):
             index = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
@@ -49,7 +50,7 @@ class Grid:
         return value * scale
 
     def at_many(self, *sizes: Floats | np.float64) -> Floats:
-        """The values at arrays of sizes, which broadcast against each other."""
+        """Returns the values at arrays of sizes, which broadcast against each other."""
         first: Any = 0
         scale: Any = 1.0
         weights = []
@@ -64,17 +65,17 @@ class Grid:
 
 
 def _blend(corners: list[Any], weights: list[Any]) -> Any:
-    """Fold the corners of a cell pair by pair, the last axis first."""
+    """Folds the corners of a cell pair by pair, the last axis first."""
     for weight in reversed(weights):
         corners = [low + weight * (high - low) for low, high in zip(corners[::2], corners[1::2], strict=True)]
     return corners[0]
 
 
 def fill_holes(axes: Sequence[Floats], values: Floats) -> Floats:
-    """The grid with NaN filled from measured neighbours on both sides, along the first axis that has them.
+    """Fills NaN from measured neighbours on both sides, along the first axis that has them.
 
-    Repeated until nothing changes: two full grids laid over each other (powers of 2, powers of 1.5) leave
-    holes that need two passes. What has no neighbours stays NaN.
+    The passes repeat until nothing changes: two full grids laid over each other (powers of 2, powers of 1.5)
+    leave holes that need two passes. Points without neighbours stay NaN.
     """
     before = -1
     while (holes := int(np.isnan(values).sum())) not in (0, before):
@@ -85,7 +86,7 @@ def fill_holes(axes: Sequence[Floats], values: Floats) -> Floats:
 
 
 def _fill_line(axis: Floats, line: Floats) -> Floats:
-    """The line with what lies between known points interpolated."""
+    """Interpolates the unknown points of a line that lie between known ones."""
     known = ~np.isnan(line)
     if known.all() or not known.any():
         return line

@@ -1,4 +1,4 @@
-"""What no device can have measured: rows of a profile that are faster than the data sheet allows."""
+"""Plausibility checks of measured profiles: refuses rows that are faster than the data sheet allows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import weight_format
 
 PHYSICAL_SHARE = 0.8
-"""What takes less than this share of the data sheet's limit is refused: boost clocks shorten limits a bit."""
+"""Rows faster than this share of the data sheet's limit are refused; boost clocks shorten limits slightly."""
 
 
 def check_physical(rows: Rows, *, model: ModelSpec, device: Device, tensor_parallel_size: int = 1) -> None:
-    """Raise ValueError for the first row of a profile that is faster than the device can be.
+    """Raises ValueError for the first row of a profile that is faster than the device can be.
 
-    A matrix product takes 2 m k n / peak, and the bytes of its weights beyond what L2 holds over the memory's
-    bandwidth. Attention takes its FLOPs, and the keys and values that it reads (`least_attention_seconds`).
+    A matrix product takes at least 2 m k n / peak, and the bytes of its weights beyond L2 over the bandwidth
+    of memory. Attention takes its FLOPs, and the keys and values that it reads (`least_attention_seconds`).
     Rows of matrices that the model names (qkv_proj, o_proj, gate_up_proj, down_proj; lm_head) and of
     attention are checked, others are not. Milliseconds or seconds in a column of microseconds are caught, and
-    so are nanoseconds: operators whose large rows take more than `TOO_SLOW` times as long as they must.
+    so are nanoseconds: operators whose large rows exceed `TOO_SLOW` times their lower bound.
     """
     names = np.asarray(rows["operator"])
     for name, (size, limit_s) in _limits(rows, model, device, tensor_parallel_size).items():
@@ -50,12 +50,12 @@ def check_physical(rows: Rows, *, model: ModelSpec, device: Device, tensor_paral
 def least_attention_seconds(
     rows: Mapping[str, Any], *, model: ModelSpec, device: Device, tensor_parallel_size: int = 1
 ) -> Floats:
-    """The shortest that one layer's attention can take, for each row of a profile, on one rank.
+    """Returns the lower bound of one layer's attention for each row of a profile, on one rank.
 
         max(4 heads head_dim pairs / peak, (KV tokens x their bytes - L2) / memory bandwidth)
 
-    pairs of a query and a key that it sees; of several kinds of layers the fastest. 0 for latent and linear
-    attention. KV in fp8 may be multiplied in fp8, too.
+    Pairs are those of a query and a key that it attends to. Of several kinds of layers the fastest counts.
+    Latent and linear attention have 0. KV in fp8 may be multiplied in fp8.
     """
     layers = [block.attention for block in model.blocks]
     chunk, cached, seqs, context = (np.asarray(rows[name], dtype=np.float64) for name in ATTENTION_SIZES)
@@ -78,7 +78,7 @@ def least_attention_seconds(
 
 
 def _pairs(length: Floats, window: float) -> Floats:
-    """Of the first `length` tokens and those that each of them sees, itself included."""
+    """Returns the attended pairs of the first `length` tokens; each token attends to itself, too."""
     ramp = np.minimum(length, window)
     inside = ramp * (ramp + 1) / 2
     return np.asarray(inside if np.isinf(window) else inside + (length - ramp) * window)
@@ -87,7 +87,7 @@ def _pairs(length: Floats, window: float) -> Floats:
 def _limits(
     rows: Rows, model: ModelSpec, device: Device, tensor_parallel_size: int
 ) -> dict[str, tuple[Floats, Floats]]:
-    """By operator: what each of its rows has as its size, and the shortest time it can take, in seconds."""
+    """Returns per operator: the size of each of its rows, and the lower bounds of their times in seconds."""
     names, components = np.asarray(rows["operator"]), np.asarray(rows["component"])
     limits = {}
     matrices = model.blocks[0].layer_matrices(model.hidden_size, Ranks(tensor=tensor_parallel_size))

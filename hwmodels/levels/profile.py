@@ -1,17 +1,17 @@
-"""Measured latencies of the operators of one model on one device: one tidy table, checked.
+"""Profile: measured latencies of the operators of one model on one device, as one checked tidy table.
 
-A table is a mapping of column names to arrays (of a parquet or CSV file, say), one row a measurement:
+A table maps column names to arrays (of a parquet or CSV file, for example), one row per measurement:
 
     operator            qkv_proj, attention, lm_head, ...: any names, equal for the rows of one operator
     component           gemm, elementwise, attention, communication or lm_head (`iteration.COMPONENTS`)
-    calls               how often one iteration runs it: num_layers, 2 * num_layers (norms), 1 (embedding)
-    latency_us          of one call, microseconds
+    calls               calls per iteration: num_layers, 2 * num_layers (norms), 1 (embedding)
+    latency_us          latency of one call in microseconds
     num_tokens          gemm, elementwise, communication: tokens in the batch
     num_seqs            lm_head: rows that are sampled
     prefill_tokens      attention: new tokens of one prompt chunk, 0 for decodes alone
-    cached_tokens       attention: tokens before them
+    cached_tokens       attention: cached tokens before them
     decode_seqs         attention: sequences that decode one token each, 0 for a chunk alone
-    decode_kv_tokens    attention: KV tokens that each of them attends to
+    decode_kv_tokens    attention: KV tokens that each of these sequences attends to
     chunks_apart        attention: 1 if the engine computes prompt chunks one by one, each against all keys up
                         to its last; 0 (or no such column) if all in one kernel: see `AttentionTable`
 
@@ -42,22 +42,22 @@ SIZES = {
     "lm_head": ("num_seqs",),
     "attention": ATTENTION_SIZES,
 }
-"""By component: the columns that say how much is computed."""
+"""Columns that hold the amount of work, by component."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTimes:
-    """One operator against the number of tokens or of sampled rows."""
+    """Measured times of one operator by number of tokens or of sampled rows."""
 
     name: str
     component: str
     calls: int
     counts: Floats
-    """Rising."""
+    """Number of tokens or rows of each measurement, increasing."""
     call_s: Floats
 
     def iteration_seconds(self, counts: Floats) -> Floats:
-        """All its calls in an iteration: linear between points, in proportion beyond the last."""
+        """Seconds of all calls in an iteration: linear between points, proportional beyond the last."""
         beyond = np.maximum(counts / self.counts[-1], 1.0)
         seconds: Floats = self.calls * np.interp(counts, self.counts, self.call_s) * beyond
         return seconds
@@ -65,7 +65,7 @@ class OperatorTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """A checked table. Times are in seconds."""
+    """A checked table of operator times in seconds."""
 
     operators: tuple[OperatorTimes, ...]
     attention: AttentionTable | None
@@ -73,17 +73,17 @@ class Profile:
 
     @property
     def components(self) -> set[str]:
-        """Those that the table has times for."""
+        """Components for which the table has times."""
         measured = {operator.component for operator in self.operators}
         return measured if self.attention is None else measured | {"attention"}
 
     @property
     def num_kernels(self) -> int:
-        """Calls in one iteration."""
+        """Kernel calls in one iteration."""
         return sum(operator.calls for operator in self.operators) + self.attention_calls
 
     def grid(self, components: Sequence[str]) -> Grid | None:
-        """Seconds an iteration spends in these components together, against their one size."""
+        """Returns seconds per iteration of these components, by their one size; None if there are none."""
         operators = [operator for operator in self.operators if operator.component in components]
         if not operators:
             return None
@@ -92,7 +92,7 @@ class Profile:
 
     @classmethod
     def from_rows(cls, rows: Rows) -> Profile:
-        """Raises ValueError naming columns that are missing, or the row and what is wrong with it."""
+        """Builds a profile. Raises ValueError naming missing columns, or the row and its error."""
         columns = _columns(rows)
         operators = []
         attention, attention_calls = None, 0
@@ -131,7 +131,7 @@ def _columns(rows: Rows) -> dict[str, NDArray[Any]]:
 
 
 def check_columns(table: str, rows: Rows, needed: Sequence[str]) -> None:
-    """Raises ValueError with the columns that are missing and those there are, or whose lengths differ."""
+    """Raises ValueError if columns are missing (it names those that exist), or if their lengths differ."""
     missing = [name for name in needed if name not in rows]
     if missing:
         raise ValueError(f"{table}: has no column {', '.join(missing)}; it has {', '.join(rows)}")
@@ -212,7 +212,7 @@ def _attention(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], calls
 def _attention_grid(
     columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], sizes: Sequence[str], calls: int
 ) -> Grid | None:
-    """All layers' seconds on the grid of the sizes that occur; None without rows."""
+    """Returns the seconds of all layers on the grid of the sizes that occur; None without rows."""
     if not len(own):
         return None
     axes, places = zip(*(np.unique(columns[name][own], return_inverse=True) for name in sizes), strict=True)

@@ -1,4 +1,4 @@
-"""Profiles of other projects in the form of `Profile`.
+"""Converts profiles of other projects to rows of `Profile`.
 
 LLMServingSim (Cho et al., IISWC 2024; profiles of its version 2, vLLM 0.19): one transformer layer inside
 vLLM, prompt chunks and decodes in one attention call. Vidur (Agrawal et al., MLSys 2024): linear and
@@ -63,7 +63,7 @@ def llmservingsim_rows(*, dense: Rows, attention: Rows, per_sequence: Rows, num_
 
 
 def vidur_columns(rows: Rows) -> Rows:
-    """As Vidur writes them, medians in milliseconds, or as they are."""
+    """Returns Vidur's columns in microseconds: from medians in milliseconds, or unchanged."""
     renamed = {}
     for name, values in rows.items():
         median = re.fullmatch(r"time_stats\.(\w+)\.median", name)
@@ -74,8 +74,8 @@ def vidur_columns(rows: Rows) -> Rows:
 def vidur_rows(linear_ops: Rows, *, num_layers: int) -> Rows:
     """Rows of `Profile` from Vidur's linear operators, for one GPU, model and tp.
 
-    Each once a layer, the residual add twice. Attention, LM head and all-reduces are not there. Operators
-    that a model has not are NaN there (phi-2 has one norm a layer).
+    Each operator runs once per layer, the residual add twice. Attention, LM head and all-reduces are missing.
+    Operators that a model does not have are NaN (phi-2 has one norm per layer).
     """
     present = [name for name in VIDUR_OPERATORS if name in linear_ops]
     check_columns("linear_ops", linear_ops, ("num_tokens", *(present or VIDUR_OPERATORS)))
@@ -116,7 +116,7 @@ def _calls(operator: str, num_layers: int) -> int:
 
 
 def _stacked(parts: list[dict[str, Any]]) -> Rows:
-    """The parts one below the other; sizes that a part has not are 0."""
+    """Concatenates the parts; sizes that a part does not have are 0."""
     names = dict.fromkeys(name for part in parts for name in part)
     zeros = [np.zeros(len(part["operator"])) for part in parts]
     return {

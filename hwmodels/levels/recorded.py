@@ -1,4 +1,4 @@
-"""Level `recorded`: replays the durations of a run that was recorded."""
+"""Level `recorded`: replays the durations of a recorded run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Recorded:
 
     A shape that was recorded several times takes the median: a model is asked for a shape, not for the n-th
     iteration, so the order of the recording and the scatter of equal iterations are lost. A shape that was
-    never recorded is unknown, or, with allow_missing, the base's. FLOPs, bytes, peaks and the shares of the
-    components are always the base's.
+    never recorded is unknown, or, with allow_missing, priced by the base. FLOPs, bytes, peaks and the shares
+    of the components are always the base's.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Recorded:
         allow_missing: bool = False,
         cached_bytes: float = 0.0,
     ) -> None:
-        """shapes: arrays, one value an iteration; durations_s: as many seconds.
+        """shapes: arrays, one value per iteration; durations_s: seconds, one per iteration.
 
-        cached_bytes: what the caches of all devices may hold from one iteration to the next. Raises
+        cached_bytes: bytes that the caches of all devices may hold from one iteration to the next. Raises
         ValueError naming the first iteration whose duration is not finite and > 0, or too short for the
         base's FLOPs and bytes at the peaks.
         """
@@ -73,7 +73,7 @@ class Recorded:
         allow_missing: bool = False,
         cached_bytes: float = 0.0,
     ) -> Recorded:
-        """From the columns of a run's iterations.parquet: the fields of `IterationShape`, duration_s."""
+        """Builds it from columns of a run's iterations.parquet: fields of `IterationShape`, duration_s."""
         check_columns("iterations", iterations, (*COUNTED, "duration_s"))
         columns: list[Any] = [np.asarray(iterations[name]) for name in COUNTED]
         return cls(
@@ -85,9 +85,9 @@ class Recorded:
         )
 
     def seconds(self, shape: IterationShape) -> Any:
-        """The recorded wall time; for arrays of each, NaN where there is none.
+        """Returns the recorded wall time in seconds; for arrays, of each, NaN if it was not recorded.
 
-        Raises UnknownIterationError for a single shape that is not there.
+        Raises UnknownIterationError for a single shape that was not recorded.
         """
         counts = counted("recorded", shape)
         if not any(isinstance(field, np.ndarray) for field in counts):
@@ -99,7 +99,7 @@ class Recorded:
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive decode-only iterations end; see `IterationModel`."""
+        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
         last = num_context_tokens + num_seqs * num_iterations
         keys = [
             (float(num_seqs), float(context), 0.0, 0.0, 0.0, 0.0, float(num_seqs))
@@ -114,13 +114,13 @@ class Recorded:
         return ends_s
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Seconds by component: the recorded time, shared out as the base shares its own."""
+        """Returns seconds per component: the recorded time, split in proportion to the base's components."""
         parts = self._base.breakdown(shape)
         scale = self.seconds(shape) / sum(parts.values())
         return {name: part * scale for name, part in parts.items()}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """The base's operators, longer or shorter by one factor: they sum to what was recorded."""
+        """Returns the base's operators, scaled by one factor so that they sum to the recorded time."""
         lines = self._base.explain(shape)
         factor = float(self.seconds(shape)) / sum(line.seconds for line in lines)
         recorded_s = dict.fromkeys((line.component for line in lines), 0.0)
@@ -129,11 +129,11 @@ class Recorded:
         return share_out(lines, recorded_s)
 
     def flops(self, shape: IterationShape) -> Num:
-        """See `IterationModel`; as the base counts them."""
+        """Returns the model FLOPs as the base counts them; see `IterationModel`."""
         return self._base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """See `IterationModel`; as the base counts them."""
+        """Returns the bytes moved as the base counts them; see `IterationModel`."""
         return self._base.bytes_moved(shape)
 
     def _known(self, key: tuple[float, ...]) -> float:
@@ -147,7 +147,7 @@ class Recorded:
         return seconds
 
     def _look_up(self, key: tuple[Any, ...]) -> float:
-        """NaN if it is not there."""
+        """Returns the recorded seconds, or NaN if the shape was not recorded."""
         if key not in self._seconds and self._allow_missing:
             return float(self._base.seconds(IterationShape(*key)))
         return self._seconds.get(key, math.nan)
@@ -169,7 +169,7 @@ def _check_physical(
 
 
 def _keys(fields: Any) -> list[tuple[float, ...]]:
-    """Seven floats an iteration."""
+    """Returns a key of seven floats per iteration."""
     return [
         tuple(row) for row in np.stack([np.ravel(field) for field in fields], axis=1).astype(float).tolist()
     ]

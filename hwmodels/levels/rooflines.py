@@ -1,9 +1,9 @@
-"""Levels of detail: how a replica's iterations are priced, as chosen by `latency=`.
+"""Latency levels: how a replica's iterations are priced, as chosen by `latency=`.
 
-spec         the data sheet, and one set of shares that kernels reach for all devices
-calibrated   the shares of this device, or of its nearest measured relative
+spec         the data sheet, and one set of efficiencies for all devices
+calibrated   efficiencies of this device, or of the closest measured device
 table        a measured profile, interpolated
-recorded     the durations of a run, played back
+recorded     the durations of a run, replayed
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hwmodels.operators.calibration import Calibration
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replica:
-    """What an iteration model is made for."""
+    """Everything that an iteration model of a replica depends on."""
 
     model: ModelSpec
     device: Device
@@ -49,18 +49,18 @@ class Replica:
 
 
 class LatencyLevel(Protocol):
-    """Makes the iteration model of a replica, and says what it rests on."""
+    """Builds the iteration model of a replica, and describes what it is based on."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
-        """Raises ValueError where the level cannot price the replica."""
+        """Returns the iteration model. Raises ValueError if the level cannot price the replica."""
 
     def basis(self, replica: Replica) -> str:
-        """One line for every output: what the prices rest on."""
+        """Returns one line for every output that says what the prices are based on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """Data sheet and default shares."""
+    """Level `spec`: the data sheet and default efficiencies."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(Calibration())
@@ -71,7 +71,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibrated:
-    """Shares fitted to measured operators, of this device or of its relative."""
+    """Level `calibrated`: efficiencies fitted to measured operators of this device or of the closest one."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         return replica.roofline(replica.calibration)

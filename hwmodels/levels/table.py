@@ -3,9 +3,9 @@
     gpu        sum over operators of calls * latency(tokens or rows) + attention (`AttentionTable`)
     iteration  with launches and the host's work as everywhere: see `HostOverhead`
 
-Between measured sizes times are linear, beyond the largest in proportion to it. What a table lacks (the
-all-reduces of tensor parallelism, often attention) comes from another model. An operator is measured alone:
-what neighbours do to clocks and caches is not in it.
+Between measured sizes times are linear, beyond the largest proportional to it. Components that a table lacks
+(the all-reduces of tensor parallelism, often attention) come from another model. Operators are measured
+alone: effects of their neighbours on clocks and caches are not included.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import Profile
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
-"""Components that depend on one number: of tokens, the last of sampled rows."""
+"""Components that depend on one number: of tokens, lm_head of sampled rows."""
 
 
 class MeasuredTable:
     """An `IterationModel` of one replica from the profile of one of its devices.
 
-    FLOPs, bytes and peaks are those of `base`, the model that also answers for components that the profile
-    has no times for (`missing`). Communication is missing where there are several devices and no such rows.
+    FLOPs, bytes and peaks are those of `base`, which also prices the components that the profile lacks
+    (`missing`). Communication is missing if there are several devices and no such rows.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MeasuredTable:
         self._host = HostShare(host or HostOverhead(), cuda_graphs or CudaGraphs(), profile.num_kernels)
 
     def seconds(self, shape: IterationShape) -> Any:
-        """Wall time of the iteration; for arrays, of each."""
+        """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
         if any(isinstance(field, np.ndarray) for field in shape):
             return self._seconds_many(shape)
         num_seqs, _, chunks, tokens, _, _, sampled = counted("table", shape)
@@ -66,14 +66,14 @@ class MeasuredTable:
         if self._attention is not None:
             gpu_s = gpu_s + self._attention.seconds(shape)
         else:
-            # One-element arrays: then numbers and arrays take the same path through the base.
+            # One-element arrays make numbers and arrays take the same path through the base.
             gpu_s = gpu_s + float(self._attention_of_base(_flat(shape)[0])[0])
         return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks)
 
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
-        """When consecutive decode-only iterations end; see `IterationModel`."""
+        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
         last = num_context_tokens + num_seqs * num_iterations
         contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
         replays = self._host.replays(num_seqs, 0)
@@ -87,7 +87,7 @@ class MeasuredTable:
         return list(accumulate(wall_s.tolist(), initial=start_s))[1:]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Seconds by component; those that the table lacks are the base's."""
+        """Returns seconds per component; components that the table lacks are the base's."""
         fields, answer_shape = _flat(shape)
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, np.zeros(len(fields.decode_seqs)))
         tokens = (fields.decode_seqs + fields.prefill_tokens).astype(np.intp)
@@ -103,19 +103,19 @@ class MeasuredTable:
         return {name: part.reshape(answer_shape)[()] for name, part in parts.items()}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
-        """The base's operators, those of each component longer or shorter by one factor, as measured."""
+        """Returns the base's operators, those of each component scaled by one factor to the measured time."""
         lines = self._base.explain(shape)
         measured = {name: float(np.sum(part)) for name, part in self.breakdown(shape).items()}
-        # The base calls host what no operator takes: launches are part of it.
+        # The base counts time of no operator as host: launches are part of it.
         measured["host"] += measured.pop("launch")
         return share_out(lines, measured)
 
     def flops(self, shape: IterationShape) -> Num:
-        """See `IterationModel`; as the base counts them."""
+        """Returns the model FLOPs as the base counts them; see `IterationModel`."""
         return self._base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
-        """See `IterationModel`; as the base counts them."""
+        """Returns the bytes moved as the base counts them; see `IterationModel`."""
         return self._base.bytes_moved(shape)
 
     def _seconds_many(self, shape: IterationShape) -> Any:
@@ -129,7 +129,7 @@ class MeasuredTable:
         return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks).reshape(answer_shape)
 
     def _counted(self, tokens: int, replays: bool, sampled: int) -> float:
-        """GPU seconds of all that depends on the numbers of tokens and of sampled rows alone."""
+        """Returns GPU seconds that depend only on the numbers of tokens and of sampled rows."""
         return self._tokens_s.of(self._host.computed_tokens(tokens, replays)) + self._rows_s.of(sampled)
 
     def _tokens_seconds(self, num_tokens: Floats) -> Floats:
@@ -142,12 +142,12 @@ class MeasuredTable:
         return self._component_seconds("lm_head", num_rows)
 
     def _component_seconds(self, name: str, counts: Floats) -> Floats:
-        """As measured, or the base's; nothing is spent on no token and on no row."""
+        """Returns measured seconds, or the base's; 0 s for 0 tokens or rows."""
         grid, some = self._by_component[name], np.maximum(counts, 1.0)
         if grid is not None:
             seconds: Any = grid.at_many(some)
         elif name in self.missing:
-            # A prompt of so many tokens, all of them sampled: no other size enters these components.
+            # A prompt of `some` tokens, all of them sampled: no other size enters these components.
             prompt = IterationShape(0, 0, 1, some, some * (some + 1) / 2, some, some)
             seconds = self._base.breakdown(prompt)[name]
         else:
@@ -164,7 +164,7 @@ class MeasuredTable:
 
 
 def _flat(shape: IterationShape) -> tuple[Any, tuple[int, ...]]:
-    """The fields as arrays of one length, and the shape of the answer."""
+    """Returns the fields as arrays of one length, and the shape of the answer."""
     fields = np.broadcast_arrays(*(np.asarray(field, dtype=np.float64) for field in counted("table", shape)))
     flat: list[Any] = [field.ravel() for field in fields]
     return IterationShape(*flat), fields[0].shape

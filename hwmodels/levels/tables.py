@@ -1,16 +1,16 @@
-"""Tables in files: whose measurements they are, by their columns, and the rows of the simulated set-up.
+"""Reads tables from files: detects the format by the columns, selects the rows of the simulated set-up.
 
-What a file holds shows in its columns:
+The columns of a file tell its format:
 
-    our own profile     operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
+    windtunnel profile  operator, component, calls, latency_us, ...: see `hwmodels.levels.profile`
     Vidur               num_tokens with attn_pre_proj_us, mlp_up_proj_us, ...; or, as Vidur writes its
                         mlp.csv, time_stats.attn_pre_proj.median, ... in milliseconds
     LLMServingSim       a folder with three files, whose names end in dense, attention and per_sequence
-    a recorded run      iterations.parquet, as `windtunnel simulate` leaves it
+    a recorded run      iterations.parquet, as `windtunnel simulate` writes it
 
-Files are .parquet, .csv or .csv.gz. Where columns gpu, model and tp tell several set-ups apart, the rows of
-the simulated one are taken. Of our modules only this one needs pandas, which reads both formats; the others
-get columns of numpy.
+Files are .parquet, .csv or .csv.gz. If columns gpu, model and tp distinguish several set-ups, the rows of the
+simulated one are selected. Only this module of the package needs pandas, which reads both formats; the others
+get numpy columns.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TP_COLUMNS = ("tp", "num_tensor_parallel_workers")
 
 
 class Setup(NamedTuple):
-    """Which of the set-ups in a table is simulated."""
+    """The simulated set-up, by which the rows of a table are selected."""
 
     gpu: str | None
-    """As the table calls it, if the user said so."""
+    """Name of the GPU in the table, if the user set it."""
     model: str | None
     device_name: str
     model_name: str
@@ -45,17 +45,17 @@ class Setup(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What was read of a file or folder."""
+    """A table that was read from a file or folder."""
 
     source: str
-    """Whose measurements, on which GPU."""
+    """Origin of the measurements and their GPU."""
     rows: Rows
     profile: Profile
 
 
 @lru_cache(maxsize=8)
 def read_table(path: Path, setup: Setup) -> Table:
-    """Raises ValueError naming the file, and what is wrong with it."""
+    """Returns the table. Raises ValueError naming the file, and what is wrong with it."""
     try:
         layers = _layer_tables(path) if path.is_dir() else {}
         source, rows = _layer_rows(layers, setup) if layers else _file_rows(_profile_file(path), setup)
@@ -88,7 +88,7 @@ def _on_gpu(chosen: pd.DataFrame) -> str:
 
 
 def _profile_file(path: Path) -> Path:
-    """The file itself, or the one profile in a folder."""
+    """Returns the file itself, or the one profile in a folder."""
     if not path.is_dir():
         return path
     tables = [file for file in sorted(path.iterdir()) if _stem(file) is not None]
@@ -102,7 +102,7 @@ def _profile_file(path: Path) -> Path:
 
 
 def _layer_tables(folder: Path) -> dict[str, Path]:
-    """LLMServingSim's three files; none if one of them is missing."""
+    """Returns LLMServingSim's three files; empty if one of them is missing."""
     found = {}
     for file in sorted(folder.iterdir()):
         stem = _stem(file)
@@ -113,7 +113,7 @@ def _layer_tables(folder: Path) -> dict[str, Path]:
 
 
 def _stem(file: Path) -> str | None:
-    """The name without its suffix; None for what is no table."""
+    """Returns the name without its suffix; None if the file is not a table."""
     for suffix in SUFFIXES:
         if file.name.endswith(suffix):
             return file.name.removesuffix(suffix)
@@ -122,7 +122,7 @@ def _stem(file: Path) -> str | None:
 
 @lru_cache(maxsize=8)
 def read_frame(file: Path) -> pd.DataFrame:
-    """The table in a file. Raises ValueError where it is none."""
+    """Returns the table in a file. Raises ValueError if it is not a table."""
     if _stem(file) is None:
         raise ValueError(f"must be a table: {', '.join(SUFFIXES)}")
     try:
@@ -132,7 +132,7 @@ def read_frame(file: Path) -> pd.DataFrame:
 
 
 def _frame_in_folder(file: Path) -> pd.DataFrame:
-    """The same, with the file's name in the ValueError: the user named the folder."""
+    """Calls `read_frame`; the ValueError also names the file, because the user named only the folder."""
     try:
         return read_frame(file)
     except ValueError as error:
@@ -140,7 +140,7 @@ def _frame_in_folder(file: Path) -> pd.DataFrame:
 
 
 def _kind(frame: pd.DataFrame) -> str | None:
-    """Whose format it is, by its columns."""
+    """Returns the format of a table by its columns; None if it is unknown."""
     if set(frame) >= OWN_COLUMNS:
         return "a profile of our own form"
     return "Vidur" if set(vidur_columns(columns_of(frame))) & set(VIDUR_OPERATORS) else None
@@ -159,7 +159,7 @@ def columns_of(frame: pd.DataFrame) -> Rows:
 
 
 def _selected(frame: pd.DataFrame, setup: Setup) -> pd.DataFrame:
-    """The rows of the set-up. Raises ValueError where it is not clear which they are."""
+    """Returns the rows of the set-up. Raises ValueError if they are ambiguous."""
     frame = _named(frame, "gpu", setup.gpu, setup.device_name)
     frame = _named(frame, "model", setup.model, setup.model_name)
     for column in TP_COLUMNS:
@@ -191,5 +191,5 @@ def _named(frame: pd.DataFrame, column: str, name: str | None, simulated: str) -
 
 
 def _plain(name: str) -> str:
-    """RTX PRO 6000 and RTXPRO6000 read alike; of a path, the last part."""
+    """Normalises names so that RTX PRO 6000 and RTXPRO6000 are equal; of a path it takes the last part."""
     return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
