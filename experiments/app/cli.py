@@ -31,85 +31,88 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "simulate": Command(
-        "experiments.simulate.command", "Fly a workload with a policy on a hardware model.", "simulate"
+        "experiments.simulate.command", "Simulate a workload under a policy on a hardware model.", "simulate"
     ),
     "compare": Command(
         "experiments.compare.command",
-        "Compare policies on the same traffic: intervals over seeds, and a verdict.",
+        "Compare policies on the same traffic, with confidence intervals over seeds and a verdict.",
         "compare",
     ),
     "goodput": Command(
         "experiments.goodput.command",
-        "The highest request rate that keeps an SLO, and the share within it at every rate.",
+        "Find the highest request rate that meets an SLO, and the SLO attainment at every rate.",
         "goodput",
     ),
     "whatif": Command(
         "experiments.compare.whatif.command",
-        "One change at a time against a baseline: twice the traffic, another GPU, FP8, ...",
+        "Try single changes against a baseline: twice the traffic, another GPU, FP8, ...",
         "whatif",
     ),
     "dashboard": Command(
         "experiments.dashboard.command",
-        "A local page that simulates while its settings are turned.",
+        "Serve a local web page that simulates again whenever a setting is changed.",
         "simulate",
         by_runner=False,
     ),
     "capacity": Command(
         "experiments.capacity.command",
-        "How many of which GPUs, with which engine and settings, keep an SLO at the least cost.",
+        "Find the cheapest GPUs, replicas and engine settings that meet an SLO.",
         "capacity",
     ),
     "sweep": Command(
         "experiments.sweep.command",
-        "Every combination of several values, one run each, in warm workers; can be resumed.",
+        "Run every combination of several values of settings; can be resumed.",
         "sweep",
         by_runner=False,
     ),
     "report": Command(
-        "experiments.report.command", "Draw a run or a sweep again, without simulating; also PNG and SVG."
+        "experiments.report.command", "Draw the report of a finished run or sweep again; also as PNG and SVG."
     ),
     "score": Command(
-        "experiments.score.command", "Simulate every row of a measured table; how far off are we?", "score"
+        "experiments.score.command", "Simulate every row of a measured table and report the errors.", "score"
     ),
     "calibrate": Command(
         "experiments.calibrate.command",
-        "Fit the hardware model of a GPU to measured operators, or measure this machine for our engine.",
+        "Fit the hardware model of a GPU to measured operators, or measure this machine.",
         "calibrate",
     ),
     "roofline": Command(
         "experiments.report.roofline.command",
-        "Where a model's prefill and decode lie under the roofline of a GPU, and what bounds them.",
+        "Show where prefill and decode of a model lie on the roofline of a GPU, and what limits them.",
         "roofline",
     ),
     "place": Command(
         "experiments.place.command",
-        "Which models go on which GPUs: the most value, or the least rent.",
+        "Place models on GPUs, for the most value or the lowest cost.",
         "place",
     ),
     "spares": Command(
-        "experiments.place.spares", "How many replicas are enough, if so many must be up: N + 1?", "spares"
+        "experiments.place.spares",
+        "Find how many spare replicas (N + 1, N + 2, ...) an availability target needs.",
+        "spares",
     ),
     "validate": Command(
         "experiments.validate.command",
-        "Fly our own engine, or take what was measured: how far off is the simulator, and why?",
+        "Compare the simulator with windtunnel's real engine or with a measured run.",
         "validate",
     ),
     "explain": Command(
-        "experiments.report.explain.command", "One request's life in a run: every wait with its reason."
+        "experiments.report.explain.command",
+        "Show the timeline of one request of a run: every wait with its cause.",
     ),
     "dialects": Command(
         "experiments.report.dialects.command",
-        "A run's figures by the definitions of vLLM, guidellm, AIPerf, MLPerf.",
+        "Print the metrics of a run by the definitions of vLLM, guidellm, AIPerf and MLPerf.",
     ),
     "observe": Command(
         "experiments.observe.command",
         "Load an OpenAI-compatible server with a workload and record what a client sees.",
         "observe",
     ),
-    "chat": Command("experiments.simulate.chat", "Talk to a model that the real engine serves."),
+    "chat": Command("experiments.simulate.chat", "Chat with a model that the real engine serves."),
     "new": Command(
         "experiments.conformance.new_policy.command",
-        "Write a policy of your own to begin with: code, config and test.",
+        "Write the template of a new policy: code, config and test.",
     ),
     "list": Command("experiments.app.list_choices", "Show the config groups and their choices."),
     "completion": Command("experiments.app.completion", "Print a completion script for bash, zsh or fish."),
@@ -118,7 +121,7 @@ COMMANDS = {
 OVERVIEW = """\
 usage: windtunnel <command> [group=choice ...] [key=value ...]
 
-A wind tunnel for LLM serving policies: latencies, goodput and cost of a policy on a workload and a GPU.
+Simulates LLM serving: latencies, goodput and cost of a policy for a workload on a GPU.
 
 commands
 {commands}
@@ -126,10 +129,10 @@ commands
 examples
   windtunnel simulate                                     the default: a chat workload on one H100
   windtunnel simulate model=llama3_1_8b hardware=l40s     another model on another GPU
-  windtunnel simulate batching=prefill_first seed=3       another policy, another draw of the traffic
+  windtunnel simulate batching=prefill_first seed=3       another policy and another random seed
   windtunnel simulate --multirun batching=chunked,prefill_first seed=1,2
                                                           every combination, one run each
-  windtunnel list hardware                                what can stand behind hardware=
+  windtunnel list hardware                                the choices for hardware=
   windtunnel simulate --help                              every group and setting"""
 
 # `configs` is not among them: it is found by path, never imported.

@@ -14,9 +14,9 @@ WIDTH = 110
 
 FLAGS = """\
   -m, --multirun     one run for each combination of comma-separated values
-  --config-dir DIR   a folder with choices of your own, such as DIR/batching/mine.yaml
-  --cfg job          print the composed config and stop (--resolve fills in ${...})
-  -h, --help         this page, for the choices given beside it"""
+  --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
+  --cfg job          print the composed config and exit (--resolve fills in ${...})
+  -h, --help         print this page, for the choices given on the command line"""
 
 
 def print_help(
@@ -28,7 +28,7 @@ def print_help(
     chosen = {key: name for key, name in cfg.hydra.runtime.choices.items() if "@" not in key}
     comments = _comments(source, groups, chosen)
     print(f"usage: windtunnel {command} [group=choice ...] [key=value ...] [flags]\n\n{summary}\n\n{flags}\n")
-    print("groups (* is in use; `windtunnel list GROUP` describes the choices)")
+    print("groups (* marks the current choice; `windtunnel list GROUP` describes the choices)")
     for group, choices in groups.items():
         print(_wrapped(group, [_marked(choice.name, chosen.get(group)) for choice in choices]))
     print("\nsettings")

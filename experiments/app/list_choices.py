@@ -16,11 +16,11 @@ def main(arguments: Sequence[str]) -> None:
     """Print all groups, or one."""
     parser = argparse.ArgumentParser(
         prog="windtunnel list",
-        description="Show the config groups, their choices and what each is.",
+        description="Show the config groups, their choices and a description of each.",
         allow_abbrev=False,
     )
     parser.add_argument("group", nargs="?", help="one group only, such as batching or workload/arrivals")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder with choices of your own")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder with your own configs")
     options = parser.parse_args(arguments)
     groups = find_groups(config_dirs(options.config_dir))
     if options.group and options.group not in groups:

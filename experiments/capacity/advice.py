@@ -49,7 +49,7 @@ class Advice:
     rate_per_s: float
     """Of the traffic as it is, margins included."""
     other: tuple[str, int, float] | None
-    """A GPU that was not asked about: candidate, replicas, USD an hour; None: none keeps it either."""
+    """A GPU outside the search: candidate, replicas, USD per hour; None: none meets the SLO."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,42 +186,42 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
 
 
 def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:
-    """In words: what fails, by how much, what would do; growth: of the traffic, if it is not as it is now."""
+    """Sentences: which limit fails, by how much, and what would help; growth: of the traffic, if not none."""
     target = f"{100 * slo.attainment_target:g} %"
     lines = [
-        f"No candidate keeps the SLO{growth}. The closest is {found.best}: with {found.replicas:,} "
-        f"replica{'s' * (found.replicas != 1)} "
-        f"{100 * found.share:.3g} % of the requests are within it, target {target}."
+        f"No candidate meets the SLO{growth}. The closest is {found.best} with {found.replicas:,} "
+        f"replica{'s' * (found.replicas != 1)}: "
+        f"SLO attainment {100 * found.share:.3g} %, target {target}."
     ]
     for term, (limit_s, needed_s) in found.terms.items():
         lines.append(
-            f"{LATENCIES[term]}: {_ms(needed_s)} for {target} of the requests, limit {_ms(limit_s)}, "
-            f"{needed_s / limit_s:.2f} times as much."
+            f"{LATENCIES[term]}: {target} of the requests are within {_ms(needed_s)}, "
+            f"{needed_s / limit_s:.2f} times the limit of {_ms(limit_s)}."
             if math.isfinite(needed_s)
-            else f"{LATENCIES[term]}: fewer than {target} of the requests get so far at all."
+            else f"{LATENCIES[term]}: fewer than {target} of the requests ever get one."
         )
     for term, limit_s in found.looser.items():
-        lines.append(f"A looser term: slo.{term}_ms={math.ceil(1e3 * limit_s)} would be kept so.")
+        lines.append(f"A looser limit: slo.{term}_ms={math.ceil(1e3 * limit_s)} would be met.")
     if not found.looser:
-        lines.append("No looser limit of one term alone would do.")
+        lines.append("A looser limit: relaxing one limit alone is not enough.")
     if found.misses_idle:
-        lines.append("A lower rate does not help: the term is missed on idle replicas.")
+        lines.append("A lower rate: does not help, as the limit is missed even on idle replicas.")
     elif found.load is None:
         lines.append(
-            f"A lower rate: none keeps it down to {number(LEAST_LOAD * found.rate_per_s)} requests/s, "
-            f"{LEAST_LOAD:.2g} times the traffic; below that none was looked for."
+            f"A lower rate: none down to {number(LEAST_LOAD * found.rate_per_s)} requests/s "
+            f"({LEAST_LOAD:.2g} times the traffic) meets the SLO; lower ones were not tried."
         )
     else:
         lines.append(
-            f"A lower rate: it keeps {number(found.load * found.rate_per_s)} of the "
-            f"{number(found.rate_per_s)} requests/s, {found.load:.2f} times the traffic."
+            f"A lower rate: it meets the SLO at {number(found.load * found.rate_per_s)} of the "
+            f"{number(found.rate_per_s)} requests/s ({found.load:.2f} times the traffic)."
         )
     if found.other is None:
-        lines.append("Another GPU: none of configs/hardware keeps it with these settings.")
+        lines.append("Another GPU: none of configs/hardware meets the SLO with these settings.")
     else:
         name, replicas, usd = found.other
         lines.append(
-            f"Another GPU: {replicas:,} x {name} keep{'s' * (replicas == 1)} it for ${usd:,.2f} an hour."
+            f"Another GPU: {replicas:,} x {name} meet{'s' * (replicas == 1)} the SLO for ${usd:,.2f}/hour."
         )
     return lines
 

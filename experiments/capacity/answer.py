@@ -170,7 +170,7 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
 
 
 def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> list[str]:
-    """What the figures rest on, with whose."""
+    """Assumptions and notes, with whose."""
     told: dict[str, list[str]] = {}
     for row in ranked:
         for note in finals[row.candidate.name][0].notes:

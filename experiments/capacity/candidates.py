@@ -129,9 +129,7 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     for candidate in candidates:
         for key in ("slo", "workload"):
             if getattr(candidate.scenario, key) != getattr(candidates[0].scenario, key):
-                raise ConfigError(
-                    f"{NODE}.more: {candidate.name}: all candidates must have one {key} in common"
-                )
+                raise ConfigError(f"{NODE}.more: {candidate.name}: all candidates must have the same {key}")
     _check_demand(candidates, settings)
     set_length = resolved(whole)["engine"]["max_model_len"]
     candidates, clipping = _without_clipping(candidates, settings, set_length)
@@ -234,7 +232,7 @@ def _composed(
         for key in COMMON:
             if config[key] != base[key]:
                 raise ConfigError(
-                    f"{key}={shown(config[key])}: all candidates must have one {key} in common, "
+                    f"{key}={shown(config[key])}: all candidates must have the same {key}, "
                     f"{shown(base[key])}; set it for the whole search"
                 )
         return config
@@ -279,8 +277,8 @@ def _without_clipping(
             own, all_of_it = (_num_clipped(one, seed) for one in (candidate.scenario, whole))
             if own > all_of_it:
                 reason = (
-                    f"{key}={length}: shortens {own:,} requests of seed {seed}, of which {all_of_it:,} would "
-                    f"be shortened by {whole_length:,}, so that it would serve less than the others"
+                    f"{key}={length}: truncates {own:,} requests of seed {seed} ({all_of_it:,} with "
+                    f"{whole_length:,}), so it would serve fewer tokens than the others"
                 )
                 refused.append(Refused(name=candidate.name, parts=candidate.parts, reason=reason))
                 break
@@ -306,29 +304,27 @@ def _check_demand(candidates: Sequence[Candidate], settings: CapacitySettings) -
         raise ConfigError(f"{where}{str(error).replace('wanted_share', 'availability', 1)}") from error
     if rented > settings.max_replicas:
         raise ConfigError(
-            f"{NODE}.availability={settings.availability}: takes {rented:,} replicas for one that is up; "
-            f"must be reached with max_replicas={settings.max_replicas:,}"
+            f"{NODE}.availability={settings.availability}: needs {rented:,} replicas for one running; "
+            f"must be <= max_replicas={settings.max_replicas:,}"
         )
     if not source.num_requests or not source.last_arrival_s:
         raise ConfigError(
-            "workload: its requests wait for answers, or come all at once, so that no number of replicas is "
-            "too small; choose an open loop, such as workload=poisson"
+            "workload: its requests wait for answers, or all arrive at once, so any number of replicas is "
+            "enough; choose an open loop, such as workload=poisson"
         )
 
 
 def _check_base(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings that are looked for, or of fleets that are not planned."""
     if not config["slo"]:
-        raise ConfigError("slo=none: capacity is what keeps an SLO; choose one, such as slo=chat")
+        raise ConfigError("slo=none: capacity is planned for an SLO; choose one, such as slo=chat")
     for key, where in SEARCHED.items():
         if config[key] != 1:
-            raise ConfigError(f"{key}={shown(config[key])}: is what is varied; leave it at 1, see {where}")
+            raise ConfigError(f"{key}={shown(config[key])}: capacity varies it; leave it at 1, see {where}")
     for key in NONE:
         node = config[key]
         is_none = not node or (key == "troubles" and not node.get("events"))
         if not is_none:
-            raise ConfigError(f"{key}: must be none, as replicas all alike and always there are planned")
+            raise ConfigError(f"{key}: must be none; capacity plans equal replicas that are always running")
     if not str(config["layout"].get("_target_", "")).endswith("AsSet"):
-        raise ConfigError(
-            "layout: must be as_set; name sizes to try in capacity.tensor_parallel_sizes, or leave them out"
-        )
+        raise ConfigError("layout: must be as_set; list the sizes to try in capacity.tensor_parallel_sizes")

@@ -23,10 +23,10 @@ from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {
     "fp8": ("fp8", ""),
-    "int4_wo": ("awq", "a checkpoint quantised by AWQ (or gptq: GPTQ)"),
-    "nvfp4": ("modelopt_fp4", "a checkpoint that ModelOpt has quantised"),
-    "mxfp4": ("mxfp4", "a checkpoint in MXFP4, as gpt-oss has it"),
-    "fp8_block": ("fp8", "a checkpoint quantised block by block, as DeepSeek-V3 has it"),
+    "int4_wo": ("awq", "a checkpoint quantised with AWQ (gptq: with GPTQ)"),
+    "nvfp4": ("modelopt_fp4", "a checkpoint quantised with ModelOpt"),
+    "mxfp4": ("mxfp4", "a checkpoint in MXFP4, such as gpt-oss"),
+    "fp8_block": ("fp8", "a checkpoint with block-wise FP8, such as DeepSeek-V3"),
     "int8": ("compressed-tensors", "a W8A8 int8 checkpoint of llm-compressor"),
     "int8_wo": ("compressed-tensors", "a W8A16 checkpoint of llm-compressor"),
 }
@@ -168,12 +168,12 @@ def _quantised(
         value, needs = formats[weights]
         flags.append(f"--quantization {value}")
         if needs:
-            notes.append(f"model.weights={weights}: give it {needs} in place of the model's name")
+            notes.append(f"model.weights={weights}: replace the model's name by {needs}")
     elif weights is not None and weights not in ("bf16", "fp16", "fp32"):
-        notes.append(f"model.weights={weights}: no flag; it needs a checkpoint stored so")
+        notes.append(f"model.weights={weights}: no flag; it needs a checkpoint in this format")
     if candidate.asked["moe_weights"] is not None:
         notes.append(
-            f"model.moe_weights={candidate.asked['moe_weights']}: no flag; a matter of the checkpoint"
+            f"model.moe_weights={candidate.asked['moe_weights']}: no flag; it depends on the checkpoint"
         )
     if (dtype := candidate.asked["dtype"]) is not None:
         flags.append(f"--dtype {DTYPES[dtype]}")
@@ -189,13 +189,13 @@ def _quantised(
 def _common_notes(scenario: Scenario) -> list[str]:
     notes = []
     if not scenario.model.source:
-        notes.append(f"{scenario.model.name}: no published weights; write the path of yours in its place")
+        notes.append(f"{scenario.model.name}: no published weights; replace the name by the path of your own")
     if scenario.layout.sequence_parallel:
-        notes.append("sequence_parallel: a pass of the compiler, no flag of its own")
+        notes.append("sequence_parallel: a compiler pass without a flag of its own")
     if scenario.adapters is not None:
         notes.append("adapters: start the server with its LoRA flags (--enable-lora, --max-loras)")
     if scenario.prediction is not None:
-        notes.append(f"prediction={_named(scenario.prediction)}: engines have no such thing")
+        notes.append(f"prediction={_named(scenario.prediction)}: engines do not predict output lengths")
     return notes
 
 

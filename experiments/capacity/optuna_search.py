@@ -191,7 +191,7 @@ def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: 
         return study
     except (ValueError, KeyError, OSError, optuna.exceptions.OptunaError) as error:
         raise ConfigError(
-            f"capacity.study={file}: cannot be gone on from ({error}); choose another"
+            f"capacity.study={file}: cannot be resumed ({error}); choose another file"
         ) from error
 
 

@@ -39,20 +39,22 @@ def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None
     sections = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
         sections["Cheapest"] = table(turned(found.ranked))
-        sections["Speed for a user against tokens for a GPU"] = drawn(pareto_figure(found))
+        sections["Speed per user against throughput per GPU"] = drawn(pareto_figure(found))
         sections["Cost"] = drawn(cost_figure(found))
     if len(found.stages) > 1:
         sections["Forecast"] = table(stage_rows(found))
     for title, (command, notes) in launches(found).items():
         sections[title] = f"<pre>{html.escape(command)}</pre>{listed(notes)}"
-    sections["Ruled out"] = listed(ruled_out_lines(found) or ["nothing"])
-    sections["What the figures rest on"] = listed(found.notes or ["nothing was simulated to the end"])
-    sections["Configuration"] = folded("of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    sections["Ruled out"] = listed(ruled_out_lines(found) or ["None."])
+    sections["Assumptions and notes"] = listed(found.notes or ["No run was simulated to its end."])
+    sections["Configuration"] = folded(
+        "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+    )
     write_page(
         path,
         "Capacity",
-        f"The least rent that keeps the SLO for {found.requests:,} requests in "
-        f"{found.lasts_s / 60:,.0f} minutes; {seeds}, the same requests for every candidate.",
+        f"The lowest cost that meets the SLO for {found.requests:,} requests in "
+        f"{found.lasts_s / 60:,.0f} minutes; {seeds}; all candidates serve the same requests.",
         sections,
     )
 
@@ -76,7 +78,7 @@ def pareto_figure(found: Answer) -> go.Figure:
                 name=gpu,
                 marker={"color": COLOURS[i % len(COLOURS)], "symbol": SYMBOLS[i % len(SYMBOLS)], "size": 10},
                 text=[html.escape(_label(found, state)) for state in own],
-                hovertemplate="%{text}<br>%{x:.3g} tokens/s a user, %{y:,.4g} a GPU<extra></extra>",
+                hovertemplate="%{text}<br>%{x:.3g} tokens/s per user, %{y:,.4g} per GPU<extra></extra>",
             )
         )
     for i, row in enumerate(found.ranked):
@@ -89,12 +91,12 @@ def pareto_figure(found: Answer) -> go.Figure:
             y=[points[i][1] for i in front],
             mode="lines",
             line={"dash": "dot", "color": GREY},
-            name="none is better in both",
+            name="Pareto front",
             hoverinfo="skip",
         )
     )
-    drawing.update_xaxes(title="output tokens/s of a user (1 / median TPOT)", rangemode="tozero")
-    drawing.update_yaxes(title="output tokens/s of a GPU", rangemode="tozero")
+    drawing.update_xaxes(title="output tokens/s per user (1 / median TPOT)", rangemode="tozero")
+    drawing.update_yaxes(title="output tokens/s per GPU", rangemode="tozero")
     return styled(drawing, height_px=HEIGHT_PX)
 
 
@@ -112,7 +114,7 @@ def _ceiling(found: Answer, row: Ranked, colour: str) -> go.Scatter:
         mode="lines",
         line={"color": colour, "width": 1},
         opacity=0.6,
-        name=f"{row.candidate.name}, decodes alone",
+        name=f"{row.candidate.name}, decode only (roofline)",
         text=[f"{n} sequences of {context:,} tokens" for n in counts],
         hovertemplate=f"{html.escape(row.candidate.name)}, %{{text}}: %{{x:.3g}}, %{{y:,.4g}}<extra></extra>",
     )
@@ -128,9 +130,9 @@ def cost_figure(found: Answer) -> go.Figure:
             y=[state.candidate.name for state in states],
             x=[search.least_cost(state) for state in states],
             orientation="h",
-            name="keeps the SLO",
+            name="meets the SLO",
             marker={"color": SERIES[0]},
-            hovertemplate="%{y}: $%{x:,.2f} an hour<extra></extra>",
+            hovertemplate="%{y}: $%{x:,.2f}/hour<extra></extra>",
         )
     )
     left = [s for s in search.states if not s.is_settled]
@@ -140,13 +142,13 @@ def cost_figure(found: Answer) -> go.Figure:
             y=[state.candidate.name for state in left],
             x=[search.least_cost(state) for state in left],
             orientation="h",
-            name="costs this at least, not looked at further",
+            name="lower bound of the cost, not simulated further",
             marker={"color": GREY},
             opacity=0.4,
-            hovertemplate="%{y}: at least $%{x:,.2f} an hour<extra></extra>",
+            hovertemplate="%{y}: at least $%{x:,.2f}/hour<extra></extra>",
         )
     )
-    drawing.update_xaxes(title="USD an hour", rangemode="tozero")
+    drawing.update_xaxes(title="$/hour", rangemode="tozero")
     drawing.update_yaxes(autorange="reversed")
     return styled(drawing, height_px=140 + 24 * (len(states) + len(left)), margin={"l": 220})
 
@@ -162,7 +164,7 @@ def _point(found: Answer, state: State) -> tuple[Interval, Interval]:
 
 def _label(found: Answer, state: State) -> str:
     replicas = state.candidate.deployed(state.num_up or 0, found.question.settings)
-    return f"{replicas} x {state.candidate.name}, ${found.search.least_cost(state):,.2f} an hour"
+    return f"{replicas} x {state.candidate.name}, ${found.search.least_cost(state):,.2f}/hour"
 
 
 def _bars(intervals: tuple[Interval, ...]) -> dict[str, Any]:

@@ -130,10 +130,10 @@ def _limit(run: Run, state: State) -> Limit:
     if term != "tpot" and waited_s > 0.1 * slo.limits_s[term]:
         cause = max(waits, key=lambda name: waits[name])
         if cause in ("memory", "slot"):
-            return Limit(term, f"queue for {'KV memory' if cause == 'memory' else 'slots'}", share)
+            return Limit(term, f"queueing for {'KV memory' if cause == 'memory' else 'slots'}", share)
         if cause not in ("budget", "policy", "gateway"):
-            return Limit(term, f"queue, {WAITS.get(cause, cause)}", share)
-    queue = "queue, " if term != "tpot" and waited_s > 0.1 * slo.limits_s[term] else ""
+            return Limit(term, f"queueing, {WAITS.get(cause, cause)}", share)
+    queue = "queueing, " if term != "tpot" and waited_s > 0.1 * slo.limits_s[term] else ""
     return Limit(term, f"{queue}{_bound(state, run, term)}", share)
 
 
@@ -197,19 +197,19 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     target = f"{100 * slo.attainment_target:g} %"
     if status is Status.found:
         return ""
-    least = f"at least {_replicas(state.bracket.least)}, ${search.least_cost(state):,.2f} an hour"
+    least = f"at least {_replicas(state.bracket.least)}, ${search.least_cost(state):,.2f}/hour"
     if ceiling is None and status is Status.beyond:
         most, least_up = state.bracket.most, state.candidate.least_up
-        needs = f"its router needs {least_up:,} that are up" if least_up > most else "with its spares"
-        return f"{needs}: more than capacity.max_replicas={search.question.settings.max_replicas:,} replicas"
+        needs = f"its router needs {least_up:,} running replicas" if least_up > most else "with its spares"
+        return f"{needs}: more than capacity.max_replicas={search.question.settings.max_replicas:,}"
     if ceiling is None:
-        return f"{least} by its price"
+        return f"{least} (its price)"
     if ceiling.share < slo.attainment_target:
         term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
         return (
-            f"on an idle replica at most {100 * ceiling.share:.3g} % are within the SLO (target {target}): "
-            f"{LATENCIES[term]} takes at least {1e3 * ceiling.term_limits_s[term]:.4g} ms for {target}, "
-            f"limit {1e3 * slo.limits_s[term]:g} ms"
+            f"SLO attainment at most {100 * ceiling.share:.3g} % even on an idle replica (target {target}): "
+            f"to cover {target}, {LATENCIES[term]} would need a limit of at least "
+            f"{1e3 * ceiling.term_limits_s[term]:.4g} ms, not {1e3 * slo.limits_s[term]:g} ms"
         )
     resource = max(ceiling.replicas, key=lambda name: ceiling.replicas[name])
     if status is Status.ruled_out:
@@ -219,7 +219,7 @@ def reason_of(state: State, status: Status, search: Search) -> str:
     if status is Status.beyond:
         return f"{_replicas(state.bracket.fails)} {'is' if state.bracket.fails == 1 else 'are'} not enough"
     if status is Status.never_reached:
-        return f"{least} by the bound of {resource}"
+        return f"{least} (bound: {resource})"
     return least
 
 

@@ -30,8 +30,8 @@ class Status(Enum):
     found = "found"
     beyond = "more replicas than capacity.max_replicas"
     ruled_out = "ruled out by a bound"
-    costlier = "simulated, costs at least as much as the last place"
-    never_reached = "never simulated, costs at least as much as the last place"
+    costlier = "simulated, costs at least as much as the last ranked one"
+    never_reached = "not simulated, costs at least as much as the last ranked one"
     open = "not searched"
     """Optuna did not ask for it, or Ctrl-C came first."""
 

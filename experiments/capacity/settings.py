@@ -27,8 +27,8 @@ class Entry(NamedTuple):
 class CapacitySettings:
     """The node `capacity` of configs/capacity.yaml; the workload, the SLO and all else are in the rest of it.
 
-    Candidates are all combinations of the first six; an empty one leaves its setting as it is. Entries of
-    engines, quantisations and more may be overrides, several with a blank between, a name before a colon.
+    Candidates are all combinations of the first six lists; an empty list keeps the current setting. Entries
+    of engines, quantisations and more may be overrides separated by spaces, with a name before a colon.
     """
 
     hardware: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class CapacitySettings:
     study: str | None = None
     """File that optuna keeps its trials in and goes on from."""
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; None: one per core."""
     report: bool = True
     progress: bool = True
 
@@ -97,7 +97,7 @@ class CapacitySettings:
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}")
         if self.study is not None and self.search != "optuna":
-            raise ValueError(f"study={self.study}: is of search=optuna; an exhaustive search keeps none")
+            raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search keeps no study")
         for axis_entries in self.axes.values():
             if len({entry.label for entry in axis_entries}) < len(axis_entries):
                 node = axis_entries[0].where.rpartition("[")[0]
@@ -108,12 +108,14 @@ class CapacitySettings:
         num_candidates = self.num_candidates
         if num_candidates > MAX_CANDIDATES:
             raise ValueError(
-                f"hardware: {num_candidates:,} combinations; must be <= {MAX_CANDIDATES:,}: shorten a list"
+                f"hardware: {num_candidates:,} combinations; must be <= {MAX_CANDIDATES:,}; shorten a list"
             )
 
     def _check_margins(self) -> None:
         if not 0 <= self.headroom < inf:
-            raise ValueError(f"headroom={self.headroom:g}: must be a finite share >= 0, 0.2 for 20 % on top")
+            raise ValueError(
+                f"headroom={self.headroom:g}: must be a finite share >= 0, such as 0.2 for 20 % more traffic"
+            )
         if self.spare < 0:
             raise ValueError(f"spare={self.spare}: must be >= 0")
         if self.spare >= self.max_replicas:
@@ -130,10 +132,10 @@ class CapacitySettings:
                 f"growth_per_month={self.growth_per_month:g}: must be a finite share > -1, 0.08 for 8 %"
             )
         if not self.months or min(self.months) < 0 or list(self.months) != sorted(set(self.months)):
-            raise ValueError(f"months={list(self.months)}: must be one or more, >= 0 and rising")
+            raise ValueError(f"months={list(self.months)}: must be one or more numbers, >= 0 and ascending")
         if len(self.months) > 1 and self.growth_per_month == 0:
             raise ValueError(
-                f"months={list(self.months)}: without growth all are alike; set growth_per_month, say 0.08"
+                f"months={list(self.months)}: without growth all are the same; set growth_per_month, say 0.08"
             )
         if self.window_s is not None and not 1 <= self.window_s < inf:
             raise ValueError(f"window_s={self.window_s:g}: must be >= 1 s; null for the whole workload")

@@ -56,7 +56,7 @@ def sentences(found: Answer) -> list[str]:
     elif found.advice is not None:
         lines += advice_lines(found.advice, found.question.slo, _growth(found))
     elif not found.interrupted:
-        lines.append("No candidate fits into memory.")
+        lines.append("No candidate fits in memory.")
     if found.day is not None:
         lines.append(_day(found))
     lines.append(effort(found))
@@ -81,9 +81,9 @@ def _winner(found: Answer) -> str:
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in found.question.slo.limits_s.items())
     gpus = f"{best.num_devices} GPU{'s' * (best.num_devices > 1)}"
     return (
-        f"{best.replicas} x {best.candidate.name} ({gpus}) keep{'s' * (best.replicas == 1)} {keeping} "
-        f"({100 * found.question.slo.attainment_target:g} % within {terms}) for ${best.usd_per_hour:,.2f} an "
-        "hour: "
+        f"{best.replicas} x {best.candidate.name} ({gpus}) meet{'s' * (best.replicas == 1)} {keeping} "
+        f"({100 * found.question.slo.attainment_target:g} % of requests within {terms}) for "
+        f"${best.usd_per_hour:,.2f}/hour, "
         f"${_figure(best.figures['usd_per_million_output_tokens'])} per million output tokens"
     )
 
@@ -94,40 +94,39 @@ def _sure(found: Answer) -> list[str]:
     lines = []
     if share.num_values > 1 and not share.is_exact:
         reaches = (
-            " - it reaches below the target: with other traffic it may be missed"
+            "; the interval reaches below the target, so other traffic may miss it"
             if share.low < target
             else ""
         )
         lines.append(
-            f"Within the SLO, margins on top: {100 * share.mean:.2f} % ({LEVEL} {100 * share.low:.2f} to "
-            f"{100 * min(share.high, 1.0):.2f}), in each of {share.num_values} seeds at least "
-            f"{100 * target:g} %{reaches}."
+            f"SLO attainment, including the margins: {100 * share.mean:.2f} % ({LEVEL} "
+            f"{100 * share.low:.2f} to {100 * min(share.high, 1.0):.2f}), at least {100 * target:g} % in "
+            f"each of {share.num_values} seeds{reaches}."
         )
     if found.kept_with_one_less is not None:
         kept, seeds = found.kept_with_one_less
-        lines.append(f"With one replica less it is kept in {kept} of {seeds} seeds.")
+        lines.append(f"With one replica fewer the SLO is met in {kept} of {seeds} seeds.")
     return lines
 
 
 def _runner_up(best: Ranked, other: Ranked) -> str:
     told = (
-        f"{other.replicas} x {other.candidate.name} comes next "
-        f"({other.num_devices} GPU{'s' * (other.num_devices > 1)}) for "
-        f"${other.usd_per_hour:,.2f} an hour"
+        f"Next: {other.replicas} x {other.candidate.name} "
+        f"({other.num_devices} GPU{'s' * (other.num_devices > 1)}) for ${other.usd_per_hour:,.2f}/hour"
     )
     if best.usd_per_hour > 0:
         more = other.usd_per_hour / best.usd_per_hour - 1
         is_worse = other.share_at_margin.mean < best.share_at_margin.mean
-        as_much = f", as much{'; fewer requests are within the SLO' * is_worse}"
+        as_much = f", the same cost{' but lower SLO attainment' * is_worse}"
         told += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
     if other.limit is not None:
         told += (
-            f": with one less {LATENCIES[other.limit.term]} is missed ({other.limit.resource}; kept by "
-            f"{100 * other.limit.share:.3g} % of the requests that were judged)"
+            f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.resource}; "
+            f"{100 * other.limit.share:.3g} % of the measured requests meet it)"
         )
     elif other.num_up == other.candidate.least_up:
-        fewest = "a replica, which costs" if other.num_up == 1 else f"{other.num_up} replicas, which cost"
-        told += f": it needs {fewest} that much"
+        fewest = "one replica is" if other.num_up == 1 else f"{other.num_up} replicas are"
+        told += f"; {fewest} the minimum"
     if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
         ratio = other.ahead.ratio
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
@@ -143,14 +142,14 @@ def _day(found: Answer) -> str:
     assert found.day is not None
     day = found.day
     return (
-        f"Replicas that follow the hours ({min(day.replicas)} to {max(day.replicas)}, in proportion to the "
-        f"traffic) would save about {100 * day.saved_share:.0f} % of the rent; to simulate it: "
+        f"Scaling the replicas with the traffic over the day ({min(day.replicas)} to {max(day.replicas)}) "
+        f"would save about {100 * day.saved_share:.0f} % of the cost; to simulate it, add: "
         f"{day.overrides}"
     )
 
 
 def effort(found: Answer) -> str:
-    """How many candidates there were, and what became of them."""
+    """One sentence: the number of candidates by outcome of the search."""
     counts = found.search.states
     by_status: dict[Status, int] = {}
     for state in counts:
@@ -162,12 +161,12 @@ def effort(found: Answer) -> str:
     refused = len(found.question.refused)
     left = by_status.get(Status.never_reached, 0)
     parts = [f"{simulated} simulated in {runs} run{'s' * (runs != 1)}"]
-    parts += [f"{refused} do not fit or cannot be laid out so"] if refused else []
+    parts += [f"{refused} do not fit in memory or have an unsupported layout"] if refused else []
     parts += [f"{ruled} ruled out by bounds"] if ruled else []
     costs = "they cost" if left > 1 else "it costs"
-    parts += [f"{left} never reached, as {costs} at least as much as the last place"] if left else []
+    parts += [f"{left} not simulated, as {costs} at least as much as the last ranked one"] if left else []
     if opened := by_status.get(Status.open, 0):
-        parts.append(f"{opened} not settled")
+        parts.append(f"{opened} undecided")
     total = len(counts) + refused
     return f"{total} candidate{'s' * (total != 1)}: {', '.join(parts)}."
 
@@ -176,21 +175,22 @@ def caveats(found: Answer) -> list[str]:
     """What a reader must know first."""
     settings, lines = found.question.settings, []
     if found.interrupted:
-        lines.append("Interrupted: the ranking is of what was known by then.")
+        lines.append("Interrupted: the ranking contains only the candidates evaluated so far.")
     if len(found.seeds) < len(settings.seeds):
         lines.append(
-            "The traffic is the same with every seed, and nothing else is drawn: one run is exact for it. "
-            "Intervals need other traffic, say workload.window_by_seed=true on a longer trace."
+            "The traffic is the same for every seed and nothing else is random, so one run is exact. "
+            "Confidence intervals need varying traffic, such as workload.window_by_seed=true on a longer "
+            "trace."
         )
     elif len(found.seeds) < 2:
-        lines.append("One seed has no interval: give two or more.")
+        lines.append("One seed gives no confidence interval; use two or more.")
     if found.window_start_s > 0:
         lines.append(
-            f"Planned for the busiest {_span(settings.window_s or 0.0)} of the traffic, from "
-            f"{_span(found.window_start_s)} on (by its tokens; capacity.window_s=null: all of it)."
+            f"Planned for the busiest {_span(settings.window_s or 0.0)} of the traffic (most tokens), from "
+            f"{_span(found.window_start_s)} on; for all of it: capacity.window_s=null."
         )
     if settings.search == "optuna":
-        lines.append("Optuna has looked at a part of the candidates: a better one may be among the others.")
+        lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
     return lines
 
 
@@ -213,22 +213,22 @@ def _line(row: Ranked) -> dict[str, str]:
         "candidate": row.candidate.name,
         "replicas": f"{row.num_up} + {spares}" if spares else f"{row.replicas}",
         "GPUs": f"{row.num_devices}",
-        "$ an hour": f"{row.usd_per_hour:,.2f}",
+        "$/hour": f"{row.usd_per_hour:,.2f}",
         "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
-        "% within the SLO": _cell(row.share_at_margin, 100),
+        "SLO attainment, %": _cell(row.share_at_margin, 100),
         "TTFT p90, ms": _cell(figures["ttft_p90_s"], 1e3),
         "TPOT p90, ms": _cell(figures["tpot_p90_s"], 1e3),
         "goodput, requests/s": _cell(figures["goodput_per_s"]),
         "  per GPU": _cell(figures["goodput_per_s_and_gpu"]),
         "  requests per $": _cell(figures["good_requests_per_usd"]),
         "  requests per kWh": _cell(figures["good_requests_per_kwh"]),
-        "output tokens/s a GPU": _cell(figures["tokens_per_s_and_gpu"]),
-        "output tokens/s a user": _cell(figures["tokens_per_s_and_user"]),
+        "output tokens/s per GPU": _cell(figures["tokens_per_s_and_gpu"]),
+        "output tokens/s per user": _cell(figures["tokens_per_s_and_user"]),
         "W, all GPUs": _cell(figures["watts"]),
         "MFU, %": _cell(figures["mfu"], 100),
         "MBU, %": _cell(figures["mbu"], 100),
-        "KV at its peak, %": _cell(figures["kv_peak"], 100),
-        "one less misses": MISSING if row.limit is None else str(row.limit),
+        "peak KV use, %": _cell(figures["kv_peak"], 100),
+        "fails with one fewer": MISSING if row.limit is None else str(row.limit),
     }
 
 
@@ -241,7 +241,7 @@ def stage_rows(found: Answer) -> list[list[str]]:
             [
                 str(stage.month),
                 f"x {stage.load:.2f}",
-                stage.cheapest or "none keeps the SLO",
+                stage.cheapest or "none meets the SLO",
                 str(stage.replicas) if stage.cheapest else MISSING,
                 f"{stage.usd_per_hour:,.2f}" if stage.cheapest else MISSING,
                 MISSING if stage.grown_replicas is None else str(stage.grown_replicas),

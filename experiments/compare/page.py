@@ -39,8 +39,8 @@ def write_comparison(
     source = f" Source: {experiment.source}." if experiment.source else ""
     seeds = f"each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "the one seed"
     introduction = (
-        f"{experiment.claim}{source} Every arm met the same traffic at {seeds}. Each {LEVEL} stands alone: "
-        "of 20 comparisons of equal arms, one is expected to look different."
+        f"{experiment.claim}{source} Every arm serves the same traffic at {seeds}. Each {LEVEL} is for one "
+        "comparison: of 20 comparisons of equal arms, one is expected to look different."
     )
     tables = "".join(
         f"<h3>{html.escape(titled(metric))}</h3>{table(metric_rows(found, metric))}"
@@ -52,10 +52,10 @@ def write_comparison(
         introduction,
         {
             "Verdicts": listed([*caveats(found), *verdicts(found)]),
-            "Figures": f"<p>Means over seeds and their {LEVEL}s, drawn from 0 on.</p>{drawn(figure(found))}",
+            "Figures": f"<p>Means over seeds and their {LEVEL}s; axes start at 0.</p>{drawn(figure(found))}",
             "Comparisons": tables,
             "What differs between the arms": _differences(found, points),
-            "What the figures rest on": notes_of_arms(notes),
+            "Assumptions and notes": notes_of_arms(notes),
             "Configuration": _configuration(found, points, config),
         },
     )
@@ -125,14 +125,14 @@ def _differences(found: Results, points: Sequence[Point]) -> str:
         for key, by_arm in settings_that_differ(at).items()
     ]
     if not rows:
-        return "<p>Nothing: the arms are the same.</p>"
+        return "<p>None: the arms are the same.</p>"
     return table([["setting", *(point.arm for point in at)], *rows])
 
 
 def _configuration(found: Results, points: Sequence[Point], config: Mapping[str, Any]) -> str:
     baseline = next(point for point in points if point.arm == found.experiment.baseline)
-    return folded("of the comparison", _yaml(config), "open") + folded(
-        f"of a run of {baseline.arm}, as for windtunnel simulate", _yaml(baseline.config)
+    return folded("Settings of the comparison", _yaml(config), "open") + folded(
+        f"Settings of a run of {baseline.arm}, as for windtunnel simulate", _yaml(baseline.config)
     )
 
 

@@ -31,13 +31,13 @@ def caveats(found: Results) -> list[str]:
     if found.interrupted:
         lines.append(f"Interrupted: {found.num_runs:,} of {experiment.num_runs:,} runs.")
     if len(experiment.seeds) < 2:
-        lines.append("One seed has no interval: nothing can be told from noise. Give at least two.")
+        lines.append("One seed has no interval: differences cannot be told from noise. Use at least two.")
     elif len(experiment.seeds) < 5:
         lines.append(f"Only {len(experiment.seeds)} seeds: intervals are wide; five are usual.")
     if found.clipped_apart:
         lines.append(
-            "Arms clipped different numbers of requests to their model's context: "
-            "their traffic is not quite the same."
+            "The arms truncated different numbers of requests to their model's context length, "
+            "so their traffic is not quite the same."
         )
     missing: dict[tuple[str, str], int] = {}
     for comparison in found.comparisons:
@@ -47,7 +47,7 @@ def caveats(found: Results) -> list[str]:
             missing[key] = missing.get(key, 0) + lacking
     total = len(experiment.seeds) * len(experiment.swept)
     for (metric, arm), count in missing.items():
-        lines.append(f"{metric} does not exist in {count} of {total} runs of {arm}: they are left out.")
+        lines.append(f"{metric} has no value in {count} of {total} runs of {arm}; these runs are left out.")
     return lines
 
 
@@ -56,8 +56,8 @@ def _verdict(found: Results, comparison: Comparison) -> str:
     paired, outcome = comparison.paired, comparison.outcome
     assert paired is not None
     if outcome is Outcome.UNKNOWN:
-        pairs = {0: "no seed has it", 1: "only one seed has it"}[paired.num_pairs]
-        return f"{arm} against {baseline}: no verdict on {label}, {pairs} in both arms"
+        pairs = {0: "no seed has", 1: "only one seed has"}[paired.num_pairs]
+        return f"{arm} against {baseline}: no verdict on {label}; {pairs} a value in both arms"
     if outcome is Outcome.EQUAL:
         return f"{arm} against {baseline}: {label} is the same in every seed{_pairs(paired)}"
     how = _how_much(paired, comparison.metric)

@@ -20,7 +20,7 @@ from sim.settings.errors import ConfigError, suggest
 MAX_RUNS = 10_000
 
 RESERVED = {
-    "seed": "experiment.seeds names the seeds",
+    "seed": "experiment.seeds sets the seeds",
     "output": "a comparison writes its own files",
     "hydra": "it belongs to a single run",
 }
@@ -140,13 +140,13 @@ class CompareSettings:
     also: tuple[str, ...] = ()
     """Overrides of every arm, after the experiment's base and before the arm's own."""
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; None: one per core."""
     report: bool = True
     progress: bool = True
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null for one a core")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
         _check_overrides("also", self.also)
 
     @property

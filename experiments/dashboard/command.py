@@ -104,5 +104,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--port", type=int, default=PORT, help=f"on {HOST}, {PORT} unless given")
-    parser.add_argument("--config-dir", type=Path, help="a folder with choices of your own")
+    parser.add_argument("--config-dir", type=Path, help="a folder with your own configs")
     return parser

@@ -45,7 +45,7 @@ def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSet
     first = resolved(config)
     scenario, traffic = build_run(first)
     if scenario.slo is None:
-        raise ConfigError("slo=none: goodput is what keeps an SLO; choose one, such as slo=chat")
+        raise ConfigError("slo=none: goodput counts requests that meet an SLO; choose one, such as slo=chat")
     base_rate = rate_of(traffic)
     if base_rate is None or traffic.num_requests is None:
         raise ConfigError(

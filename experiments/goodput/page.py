@@ -32,15 +32,17 @@ def write_goodput(
     write_page(
         path,
         "Goodput",
-        f"Share of the arrivals within the SLO, and requests/s within it, against the request rate; {seeds}, "
-        f"bands are {LEVEL}s of the mean. At every rate a seed has the same requests, only closer together.",
+        f"SLO attainment and goodput (requests/s that meet the SLO) against the request rate; {seeds}, "
+        f"bands are {LEVEL}s of the mean. Each seed has the same requests at every rate.",
         {
             "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome.settings, outcome.short)]),
-            "Against the rate": drawn(rate_figure(outcome)),
-            "Against the SLO": drawn(scale_figure(outcome)),
+            "SLO attainment and goodput over the request rate": drawn(rate_figure(outcome)),
+            "SLO attainment over tighter and looser SLOs": drawn(scale_figure(outcome)),
             "Highest rates": table(rows(outcome.highest)),
-            "What the figures rest on": notes_of_arms(notes),
-            "Configuration": folded("of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))),
+            "Assumptions and notes": notes_of_arms(notes),
+            "Configuration": folded(
+                "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+            ),
         },
     )
 
@@ -48,7 +50,7 @@ def write_goodput(
 def rate_figure(outcome: Outcome) -> go.Figure:
     """Attainment with its target and each arm's highest rate, and goodput, over the rate."""
     drawing = make_subplots(
-        1, 2, subplot_titles=["share within the SLO", "goodput, requests/s"], horizontal_spacing=0.1
+        1, 2, subplot_titles=["SLO attainment", "goodput, requests/s"], horizontal_spacing=0.1
     )
     for i, arm in enumerate(outcome.arms):
         colour = COLOURS[i % len(COLOURS)]
@@ -79,7 +81,7 @@ def rate_figure(outcome: Outcome) -> go.Figure:
     drawing.update_xaxes(title="requests/s", rangemode="tozero")
     drawing.update_yaxes(rangemode="tozero")
     drawing.add_annotation(
-        text="open circles: overloaded, ended early",
+        text="open circles: overloaded, stopped early",
         xref="paper",
         yref="paper",
         x=0,
@@ -103,8 +105,8 @@ def scale_figure(outcome: Outcome) -> go.Figure:
             drawing.add_trace(trace)
     rate = outcome.scale_rate
     told = "" if rate is None else f" at {rate:.4g} requests/s"
-    drawing.update_xaxes(title=f"limits of the SLO, times as large{html.escape(told)}", rangemode="tozero")
-    drawing.update_yaxes(title="share within it", rangemode="tozero")
+    drawing.update_xaxes(title=f"factor on all limits of the SLO{html.escape(told)}", rangemode="tozero")
+    drawing.update_yaxes(title="SLO attainment", rangemode="tozero")
     for target in {arm.target for arm in outcome.arms if not math.isnan(arm.target)}:
         drawing.add_hline(y=target, line=LIMIT)
     return styled(drawing, height_px=HEIGHT_PX)

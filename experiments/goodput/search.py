@@ -88,7 +88,9 @@ class Arm:
         source = scenario.source()
         own_rate = rate_of(source)  # of these requests, which may be a part of a day
         if own_rate is None:
-            raise ConfigError(f"workload: {num_requests} of its requests have no rate; give it more")
+            raise ConfigError(
+                f"workload: {num_requests} requests have no rate; use a workload with more requests"
+            )
         result = run(scenario, FasterSource(source, rate / own_rate))
         if result.records.interrupted:
             raise KeyboardInterrupt  # its figures are of a part

@@ -12,8 +12,8 @@ from experiments.study.seeds import check_seeds
 
 MAX_RUNS = 10_000
 RESERVED = {
-    "seed": "goodput.seeds names the seeds",
-    "load": "the search varies it; goodput.rates names rates",
+    "seed": "goodput.seeds sets the seeds",
+    "load": "the search varies the load; set goodput.rates to choose rates",
 }
 """Keys that neither the command line nor an arm may set, and why."""
 
@@ -25,9 +25,9 @@ class GoodputSettings:
     """The node `goodput` of configs/goodput.yaml; what is simulated is in the rest of it."""
 
     arms: tuple[str, ...] = ()
-    """Configurations beside each other: overrides of the settings as they are, with blanks between them.
+    """Configurations to compare: overrides of the current settings, separated by spaces.
 
-    Each may have a name before a colon, and is else called by what it overrides. None: only as they are.
+    A name before a colon is optional; without one, an arm is named by its overrides. Empty: no overrides.
     """
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] | None = None
@@ -38,19 +38,18 @@ class GoodputSettings:
     precision: float = 0.02
     """Relative, of the highest rate of each seed."""
     requests: int | None = 1000
-    """Of each run, at least, and enough for it to last; None: as many as the workload has, which is also the
-    most that there are."""
+    """Minimum number of requests per run, raised until the run is long enough; None: the whole workload."""
     warmup_share: float = 0.1
-    """Of each run's arrivals, the first, which find the service idle: not counted.
+    """Share of the first arrivals of each run, which find an idle service and are not counted.
 
-    Where metrics.warmup_s or cooldown_s is set, that says instead what is counted.
+    Ignored if metrics.warmup_s or cooldown_s is set.
     """
     slo_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
     """Multiples of all of the SLO's limits, for the curve at one rate."""
     scale_rate: float | None = None
     """Requests/s of that curve; None: the smallest of the arms' highest."""
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; None: one per core."""
     report: bool = True
     progress: bool = True
 
@@ -72,7 +71,7 @@ class GoodputSettings:
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}; null for no limit of ours")
+                raise ValueError(f"{name}={value}: must be >= {least}; null: no limit")
         check_lines("arms", self.arms, RESERVED)
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates

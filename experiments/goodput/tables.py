@@ -22,11 +22,11 @@ from sim.report.wording import LATENCIES
 HEADINGS = (
     "arm",
     "requests/s",
-    "a GPU",
+    "requests/s per GPU",
     "TTFT p90, ms",
     "TPOT p90, ms",
     "$/M out",
-    "then missed",
+    "fails first",
 )
 
 
@@ -43,12 +43,12 @@ def caveats(settings: GoodputSettings, short: Sequence[str]) -> list[str]:
     """What a reader must know first. short: arms whose runs did not last."""
     found = []
     if len(settings.seeds) < 2:
-        found.append("One seed has no interval: give two or more.")
-    found.append(f"Highest rates are searched to within {100 * settings.precision:g} %, seed by seed.")
+        found.append("One seed gives no confidence interval; use two or more.")
+    found.append(f"The highest rate of each seed is found to within {100 * settings.precision:g} %.")
     if short:
         found.append(
-            f"The traffic of {', '.join(short)} is over in less than {ANSWERS} answers' time: the highest "
-            "rate is overestimated. Give the workload more requests."
+            f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times the mean E2E latency, so the "
+            "highest rate is overestimated. Use a workload with more requests."
         )
     return found
 
@@ -64,28 +64,29 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in best.arm.slo.limits_s.items())
     if best.rate.mean == 0:
         told = _missed_at_any_rate(best)
-        return [f"{best.arm.name}: keeps the SLO ({terms}) at no rate that was tried; {told}"]
+        return [f"{best.arm.name}: meets the SLO ({terms}) at none of the tried rates; {told}"]
     if best.is_open:
         return [_open_sentence(one) if one.is_open else _alone(one) for one in highest]
     lines = [
         f"{best.arm.name}: {number(best.rate.mean)} requests/s{_bounds(best.rate)} with "
-        f"{100 * best.arm.target:g} % within {terms}; {_why(best)}"
+        f"{100 * best.arm.target:g} % of requests within {terms}; {_why(best)}"
     ]
     for other in highest[1:]:
         assert other.best is not None
         ratio = other.best.ratio
-        against = "keeps it at no rate that was tried"
+        against = "meets the SLO at none of the tried rates"
         if ratio is not None:
             same = other.best.outcome("higher") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
-            against = f"{ratio.mean:.2f} times that{_bounds(ratio, 2)}{', no difference beyond noise' * same}"
+            against = f"{ratio.mean:.2f} times the best{_bounds(ratio, 2)}"
+            against += ", no difference beyond noise" * same
         lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")
     return lines
 
 
 def _open_sentence(one: Highest) -> str:
     return (
-        f"{one.arm.name}: keeps the SLO at every rate that was tried, up to {number(one.rate.mean)} "
-        "requests/s; its requests are too few to overload it: give the workload more"
+        f"{one.arm.name}: meets the SLO at all tried rates, up to {number(one.rate.mean)} requests/s; "
+        "its requests are too few to overload it: use a workload with more requests"
     )
 
 
@@ -129,10 +130,10 @@ def _cells(one: Highest) -> list[str]:
 
 def _why(one: Highest) -> str:
     if one.limiting is None:
-        return "no rate was found to miss it"
+        return "no tried rate misses the SLO"
     if one.limiting == "overload":
-        return "above, the backlog grows without bound"
-    return f"above, {LATENCIES[one.limiting]} is missed first"
+        return "at higher rates the backlog grows without bound"
+    return f"at higher rates {LATENCIES[one.limiting]} fails first"
 
 
 def _missed_at_any_rate(one: Highest) -> str:
@@ -140,7 +141,7 @@ def _missed_at_any_rate(one: Highest) -> str:
         return "the service is overloaded"
     share = one.share_above.mean
     return (
-        f"{LATENCIES[str(one.limiting)]} is missed first ({100 * share:.3g} % within the SLO at the lowest)"
+        f"{LATENCIES[str(one.limiting)]} fails first (SLO attainment {100 * share:.3g} % at the lowest rate)"
     )
 
 

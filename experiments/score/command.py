@@ -81,7 +81,7 @@ class ScoreSettings:
     kind: str = "silicon"
     latency: LatencyLevel = field(default_factory=Calibrated)
     jobs: int | None = None
-    """Processes; null: one a core."""
+    """Processes; null: one per core."""
     where: str | None = None
     """Only rows for which this holds, in the language of pandas' query."""
 
@@ -89,7 +89,7 @@ class ScoreSettings:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind}: no such kind of table; {suggest(self.kind, KINDS)}")
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null for one a core")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
         check_output_file("out", self.out)
 
 

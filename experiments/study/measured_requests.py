@@ -94,5 +94,5 @@ def block_ids_of(text: Any, where: str = "") -> tuple[int, ...]:
         return tuple(map(int, str(text).split()))
     except ValueError:
         raise ValueError(
-            f"{where}prefix_block_ids={str(text)[:40]}: must be whole numbers with blanks between"
+            f"{where}prefix_block_ids={str(text)[:40]}: must be whole numbers separated by spaces"
         ) from None

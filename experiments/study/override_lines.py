@@ -18,7 +18,7 @@ class Line(NamedTuple):
 
 
 def line_of(text: str) -> Line:
-    """Overrides with blanks between them; without a name before a colon a line is called by what it says."""
+    """Overrides separated by spaces, by name; without a name before a colon a line is its own name."""
     name, colon, overrides = text.partition(":")
     if colon and "=" not in name:
         return Line(name.strip(), split(overrides))
@@ -59,7 +59,7 @@ def check_whole(name: str, overrides: Iterable[str], rule: str = "must be key=va
 
 def check_line(name: str, overrides: Iterable[str]) -> None:
     """The same for the overrides of a line."""
-    check_whole(name, overrides, "must be key=value, several with a blank between")
+    check_whole(name, overrides, "must be key=value pairs separated by spaces")
 
 
 def check_reserved(name: str, overrides: Iterable[str], reserved: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ APPLICATION = Application(
 FLAGS = """\
   key=a,b,c          one run for each combination of such values; also range(0,10,2), glob(*)
   resume=DIR         run what an earlier sweep lacks, the same points; beside it launcher, sweep, report only
-  --config-dir DIR   a folder with choices of your own, such as DIR/batching/mine.yaml
+  --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   -h, --help         this page, for the choices given beside it"""
 
 

@@ -28,7 +28,7 @@ from sim.workload.base import Source
 
 NODE = "whatif"
 METRICS = (
-    Metric(key="goodput.share", better="higher", label="in SLO"),
+    Metric(key="goodput.share", better="higher", label="SLO attainment"),
     Metric(key="goodput.requests_per_s", better="higher", label="goodput/s"),
     Metric(key="ttft.p50_s", better="lower"),
     Metric(key="ttft.p99_s", better="lower"),
@@ -88,7 +88,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
         if len(maker.points) == 1:
             reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
             raise ConfigError(
-                f"{NODE}.offered: the baseline admits none of them ({reasons}); name a change, such as "
+                f"{NODE}.offered: none of them applies to the baseline ({reasons}); name a change, such as "
                 f"{NODE}.changes=['double the traffic: load=2']"
             )
     known = known_figures(scenario)
@@ -97,7 +97,7 @@ def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[s
         settings=settings,
         experiment=Experiment(
             title="What if",
-            claim="Each change alone against the baseline.",
+            claim="Each change is compared alone with the baseline.",
             arms=maker.overrides,
             baseline=BASELINE,
             metrics=tuple(metric for metric in METRICS if metric.key in known),

@@ -47,13 +47,13 @@ class Baseline:
         if self.scenario.pools:
             raise DoesNotApply("the baseline has pools: change one, such as pools.NAME.replicas=2")
         if self.scenario.scaling is not None:
-            raise DoesNotApply("scaling decides how many replicas there are")
+            raise DoesNotApply("autoscaling sets the number of replicas")
         return self.scenario
 
 
 def more_traffic(base: Baseline) -> Change:
     if base.source.last_arrival_s is None or not base.source.last_arrival_s:
-        raise DoesNotApply("its requests have no rate: users wait for answers, or all come at once")
+        raise DoesNotApply("its requests have no rate: users wait for answers, or all arrive at once")
     return Change("double the traffic", (f"load={2 * base.scenario.load:g}",))
 
 
@@ -92,14 +92,14 @@ def prefix_cache(base: Baseline) -> Change:
 def half_fail(base: Baseline) -> Change:
     num_replicas, last_s = base.scenario.num_replicas, base.source.last_arrival_s
     if num_replicas < 2:
-        raise DoesNotApply("there is one replica: nothing would be left")
+        raise DoesNotApply("there is only one replica")
     if base.scenario.troubles.events:
-        raise DoesNotApply("the baseline has troubles of its own")
+        raise DoesNotApply("the baseline already has failures")
     if not last_s:
-        raise DoesNotApply("nobody knows when its traffic is half over")
+        raise DoesNotApply("the end of its traffic is not known in advance")
     failing = ",".join(str(replica) for replica in range(1, num_replicas, 2))
     return Change(
-        "half fail half-way",
+        "half the replicas fail",
         (
             "troubles=crash",
             f"troubles.events.0.at_s={last_s / 2:.6g}",
@@ -110,13 +110,13 @@ def half_fail(base: Baseline) -> Change:
 
 
 def replica_more(base: Baseline) -> Change:
-    return Change("one replica more", (f"replicas={base.only_pool.replicas + 1}",))
+    return Change("one more replica", (f"replicas={base.only_pool.replicas + 1}",))
 
 
 def replica_less(base: Baseline) -> Change:
     if base.only_pool.replicas < 2:
-        raise DoesNotApply("there is one replica only")
-    return Change("one replica less", (f"replicas={base.only_pool.replicas - 1}",))
+        raise DoesNotApply("there is only one replica")
+    return Change("one replica fewer", (f"replicas={base.only_pool.replicas - 1}",))
 
 
 OFFERED: Mapping[str, Callable[[Baseline], Change]] = {

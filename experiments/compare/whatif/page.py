@@ -45,8 +45,8 @@ def write_answers(
     }
     sections = {
         "Verdicts": listed([*caveats(answers), *verdicts(answers)]),
-        "Against the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
-        "Figures": "<p>Times the baseline's figure (shares: in percentage points above it), with intervals; "
+        "Compared with the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
+        "Figures": "<p>Ratio to the baseline (shares: difference in percentage points), with intervals; "
         f"green is better, red worse, grey within noise.</p>{drawn(delta_figure(answers))}",
         "Where the requests' time goes": drawn(limit_figure(answers)),
         "The changes": table([["change", "overrides"], *([arm, text] for arm, text in changes.items())])
@@ -54,7 +54,7 @@ def write_answers(
     }
     if answers.questions.left_out:
         sections["Left out"] = listed(left_out(answers))
-    sections["What the figures rest on"] = notes_of_arms(notes)
+    sections["Assumptions and notes"] = notes_of_arms(notes)
     sections["Configuration"] = folded("of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
 

@@ -52,11 +52,11 @@ def caveats(answers: Answers) -> list[str]:
     lines = compare.caveats(answers.found)
     if questions.num_requests is not None:
         lines.append(
-            f"Each run has the first {questions.num_requests:,} requests of the workload; "
-            "whatif.requests=null for all."
+            f"Each run simulates the first {questions.num_requests:,} requests of the workload "
+            "(all: whatif.requests=null)."
         )
     for name in questions.other_traffic:
-        lines.append(f"{name}: its traffic is not the baseline's, so seeds pair up less.")
+        lines.append(f"{name}: its traffic differs from the baseline's, so intervals are wider.")
     return lines
 
 
@@ -121,7 +121,7 @@ def _verdict(answers: Answers, arm: str) -> str:
     now, before = (limiting(answers, name) for name in (arm, BASELINE))
     if MISSING not in (now, before):
         same = now == before
-        told = "before, too" if same else f"before: {limit_text(answers, BASELINE)}"
+        told = "as before" if same else f"before: {limit_text(answers, BASELINE)}"
         parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({told})")
     return "; ".join(parts)
 
@@ -134,11 +134,11 @@ def _slo(answers: Answers, arm: str) -> str:
     if target is None or now is None or math.isnan(now.mean):
         return ""
     base = next(c.mean for c in of_share if c.arm == BASELINE)
-    told = "keeps" if now.mean >= target else "misses"
-    doubt = " (the interval holds the target)" if now.low < target < now.high else ""
+    verb = "meets" if now.mean >= target else "misses"
+    doubt = "; the interval contains the target" if now.low < target < now.high else ""
     return (
-        f"{told} the SLO with {100 * now.mean:.3g} % of the requests{doubt}, target {100 * target:g} %, "
-        f"before {100 * base.mean:.3g} %"
+        f"{verb} the SLO (attainment {100 * now.mean:.3g} %, target {100 * target:g} %, "
+        f"before {100 * base.mean:.3g} %{doubt})"
     )
 
 
@@ -168,6 +168,7 @@ def _size(comparison: Comparison) -> str:
 
 def introduction(seeds: Sequence[int]) -> str:
     return (
-        f"Each change alone against the baseline, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, "
-        f"the same requests in every arm. Behind ±: half of the {LEVEL}, paired by seed."
+        f"Each change is compared alone with the baseline over {len(seeds)} "
+        f"{'seed' if len(seeds) == 1 else 'seeds'}, on the same requests. "
+        f"±: half the width of the {LEVEL}, paired by seed."
     )

@@ -14,10 +14,10 @@ from sim.settings.override import Override
 BASELINE = "baseline"
 MAX_RUNS = 10_000
 RESERVED = {
-    "seed": "whatif.seeds names the seeds",
-    "output": "the command writes its own files",
-    "hydra": "it belongs to the whole command",
-    "whatif": "a change is of what is simulated",
+    "seed": "whatif.seeds sets the seeds",
+    "output": "whatif writes its own files",
+    "hydra": "it applies to the whole command",
+    "whatif": "a change can only set what is simulated",
 }
 """Keys that no change may set, and why."""
 
@@ -27,20 +27,20 @@ class WhatifSettings:
     """The node `whatif`, configs/whatif/*.yaml; what is simulated is in the rest of the config."""
 
     changes: tuple[str, ...] = ()
-    """Each is tried alone against the settings as they are: overrides with blanks between them.
+    """Changes to try, each alone against the baseline: overrides separated by spaces.
 
-    May have a name before a colon, and is else called by what it overrides. Each must be possible.
+    A name before a colon is optional; without one, a change is named by its overrides. Each must be possible.
     """
     offered: tuple[str, ...] = tuple(OFFERED)
-    """What is tried where there are no `changes`: names of `OFFERED`, and overrides as above.
+    """Changes to try if `changes` is empty: names of `OFFERED`, or overrides as above.
 
-    Those that the baseline does not admit are left out.
+    Changes that do not apply to the baseline are left out.
     """
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     requests: int | None = 1000
-    """Of each run, the first of the workload; None: all. Not where the workload's own number is set."""
+    """Number of requests per run, the first of the workload; None: all. Unused if the workload sets it."""
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; None: one per core."""
     report: bool = True
     progress: bool = True
 
@@ -49,7 +49,7 @@ class WhatifSettings:
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}; null for no limit of ours")
+                raise ValueError(f"{name}={value}: must be >= {least}; null: no limit")
         if not self.changes and not self.offered:
             raise ValueError("changes=[]: must name a change, such as 'double the traffic: load=2'")
         self._check("changes", self.changes)
@@ -71,7 +71,7 @@ class WhatifSettings:
         check_lines(name, lines, RESERVED)
         overrides = by_name(lines)
         if BASELINE in overrides:
-            raise ValueError(f"{name}={BASELINE}: is the name of what they are changes of; choose another")
+            raise ValueError(f"{name}={BASELINE}: is the name of the baseline; choose another name")
         for i, (change, own) in enumerate(overrides.items()):
             if not own:
                 raise ValueError(f"{name}[{i}]={change}: must override something, such as load=2")

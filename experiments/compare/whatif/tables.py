@@ -24,7 +24,7 @@ from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, titled
 
 LEGEND = (
-    "Changes in %, from a factor of two on as ×; in SLO: in percentage points. "
+    "Changes in %, or as a factor (×) from two on; SLO attainment: in percentage points. "
     "+ better, - worse, ~ within noise, = the same in every seed"
 )
 

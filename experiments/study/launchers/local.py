@@ -22,11 +22,11 @@ class Local:
     """One process a core, or as many as asked for; one alone is this process, where a debugger sees it."""
 
     jobs: int | None = None
-    """Processes; None: one a core."""
+    """Number of processes; None: one per core."""
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one a core")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
 
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt

@@ -33,7 +33,7 @@ class OnRay:
 
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one a CPU of the cluster")
+            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per CPU of the cluster")
         if not self.connect_s > 0:
             raise ValueError(f"connect_s={self.connect_s}: must be > 0 s")
         if self.address not in (*HERE, "auto"):

@@ -253,7 +253,7 @@ def test_a_context_that_shortens_requests_rules_a_candidate_out():
     )
     assert [one.name for one in question.candidates] == ["l4 whole"]
     assert question.refused[0].name == "l4 short"
-    assert question.refused[0].reason.startswith("engine.max_model_len=200: shortens ")
+    assert question.refused[0].reason.startswith("engine.max_model_len=200: truncates ")
 
 
 def test_seeds_that_change_nothing_are_run_once(tmp_path):
@@ -309,9 +309,9 @@ class Steps:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["slo=none"], "^slo=none: capacity is what keeps an SLO"),
-        (["replicas=3"], "^replicas=3: is what is varied; leave it at 1, see capacity.max_replicas"),
-        (["load=2"], "^load=2: is what is varied"),
+        (["slo=none"], "^slo=none: capacity is planned for an SLO"),
+        (["replicas=3"], "^replicas=3: capacity varies it; leave it at 1, see capacity.max_replicas"),
+        (["load=2"], "^load=2: capacity varies it"),
         (["scaling=concurrency"], "^scaling: must be none"),
         (["troubles=crash"], "^troubles: must be none"),
         (["layout=auto"], "^layout: must be as_set"),
@@ -321,26 +321,29 @@ class Steps:
         (["capacity.quantisations=[fp9]"], r"^capacity.quantisations\[0\]: .*fp9.*must be one of"),
         (["capacity.engines=['a: engine']"], r"^capacity.engines\[0\]=engine: must be key=value"),
         (["capacity.more=[['engine.max_num_seq=2']]"], r"^capacity.more\[0\]\[0\]: .*max_num_seqs"),
-        (["capacity.more=[['replicas=1','replicas=3']]"], r"^capacity.more\[0\]\[1\]: replicas=3: is what"),
-        (["capacity.engines=['a: load=2']"], r"^capacity.engines\[0\]: load=2: is what is varied"),
+        (
+            ["capacity.more=[['replicas=1','replicas=3']]"],
+            r"^capacity.more\[0\]\[1\]: replicas=3: capacity varies it",
+        ),
+        (["capacity.engines=['a: load=2']"], r"^capacity.engines\[0\]: load=2: capacity varies it"),
         (["capacity.more=[['troubles=crash']]"], r"^capacity.more\[0\]\[0\]: troubles: must be none"),
-        (["capacity.more=[['seed=5']]"], r"^capacity.more\[0\]\[0\]: seed=5: all .* in common, 0;"),
-        (["capacity.more=[['output_scale=0.1']]"], r"output_scale=0.1: all candidates must have one"),
+        (["capacity.more=[['seed=5']]"], r"^capacity.more\[0\]\[0\]: seed=5: all .* the same seed, 0;"),
+        (["capacity.more=[['output_scale=0.1']]"], r"output_scale=0.1: all candidates must have the same"),
         (["capacity.engines=['a: engine=vllm','a: engine=sglang']"],
          r"^capacity.engines=\[a, a\]: must have different names"),
-        (["capacity.engines=['engine.max_model_len=100']"], "=100: shortens .* of seed 0, of which 0"),
-        (["capacity.availability=0.9999999999999", "capacity.max_replicas=2"], "availability=.*: takes"),
+        (["capacity.engines=['engine.max_model_len=100']"], r"=100: truncates .* of seed 0 \(0 with"),
+        (["capacity.availability=0.9999999999999", "capacity.max_replicas=2"], "availability=.*: needs"),
         (["routing=power_of_two", "routing.num_choices=65"], "num_choices=65: must be <= 64"),
         (["capacity.headroom=-1"], "^capacity.headroom=-1: must be a finite share"),
         (["capacity.spare=64"], "^capacity.spare=64: must be < max_replicas=64"),
         (["capacity.availability=1"], "^capacity.availability=1: must be in"),
         (["capacity.growth_per_month=-1"], "^capacity.growth_per_month=-1: must be"),
-        (["capacity.months=[0,6]"], r"^capacity.months=\[0, 6\]: without growth all are alike"),
+        (["capacity.months=[0,6]"], r"^capacity.months=\[0, 6\]: without growth all are the same"),
         (["capacity.months=[6,0]", "capacity.growth_per_month=1"], r"^capacity.months=\[6, 0\]: must be"),
         (["capacity.window_s=0"], "^capacity.window_s=0: must be >= 1 s"),
         (["capacity.seeds=[]"], r"^capacity.seeds=\[\]: must name a seed"),
         (["capacity.top=0"], "^capacity.top=0: must be >= 1"),
-        (["capacity.study=a.log"], "^capacity.study=a.log: is of search=optuna"),
+        (["capacity.study=a.log"], "^capacity.study=a.log: needs search=optuna"),
         (["workload=closed_loop", "~workload.num_requests"], "^workload: .*open loop"),
     ],
 )  # fmt: skip
@@ -403,7 +406,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     assert "batching=PrefillFirst: vLLM mixes" in told
     assert "scheduling=ShortestJobFirst: vLLM has fcfs and priority" in told
     assert "caching=Radix" in told
-    assert "model.weights=int4_wo: give it a checkpoint quantised by AWQ" in told
+    assert "model.weights=int4_wo: replace the model's name by a checkpoint quantised with AWQ" in told
     assert "prediction=" in told
     pruned = vllm_launch(candidate_with("model/transform=prune_depth"))
     assert "meta-llama" not in pruned.command
@@ -444,7 +447,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     assert main(["place", *asked[:-1], "measured=[out/config.yaml]"]) == 2
     assert "is no summary.json of capacity" in capsys.readouterr().err
     page = (tmp_path / "out/capacity.html").read_text()
-    for heading in ("Answer", "Speed for a user against tokens for a GPU", "Forecast", "vLLM, each of"):
+    for heading in ("Answer", "Speed per user against throughput per GPU", "Forecast", "vLLM, each of"):
         assert heading in page
     # What is told is true: simulate agrees at this number, and not with one less.
     own = [o for o in TINY if not o.startswith(("capacity", "hydra"))] + best["overrides"]
@@ -470,7 +473,7 @@ def test_without_an_answer_it_says_what_fails_and_what_would_do(tmp_path, monkey
     assert main(["capacity", *asked]) == 3
     lines = capsys.readouterr().out.splitlines()
     advice = json.loads((tmp_path / "out/summary.json").read_text())["advice"]
-    assert lines[0].startswith("No candidate keeps the SLO. The closest is t4")
+    assert lines[0].startswith("No candidate meets the SLO. The closest is t4")
     assert any(line.startswith("TPOT: ") and "limit 2.50 ms" in line for line in lines)
     assert advice["missed_terms"]["tpot"]["needed_s"] > 0.0025
     assert any(line.startswith("Another GPU: ") for line in lines)
@@ -495,28 +498,27 @@ def test_advice_in_words():
         misses_idle=False,
     )
     assert advice_lines(found, SLO) == [
-        "No candidate keeps the SLO. The closest is t4: with 2 replicas 40 % of the requests are within it, "
-        "target 90 %.",
-        "TPOT: 80.0 ms for 90 % of the requests, limit 50.0 ms, 1.60 times as much.",
-        "TTFT: fewer than 90 % of the requests get so far at all.",
-        "A looser term: slo.tpot_ms=82 would be kept so.",
-        "A lower rate: it keeps 2.00 of the 8.00 requests/s, 0.25 times the traffic.",
-        "Another GPU: 3 x l4 keep it for $2.40 an hour.",
+        "No candidate meets the SLO. The closest is t4 with 2 replicas: SLO attainment 40 %, target 90 %.",
+        "TPOT: 90 % of the requests are within 80.0 ms, 1.60 times the limit of 50.0 ms.",
+        "TTFT: fewer than 90 % of the requests ever get one.",
+        "A looser limit: slo.tpot_ms=82 would be met.",
+        "A lower rate: it meets the SLO at 2.00 of the 8.00 requests/s (0.25 times the traffic).",
+        "Another GPU: 3 x l4 meet the SLO for $2.40/hour.",
     ]
     hopeless = advice_lines(replace(found, looser={}, load=None, misses_idle=True, other=None), SLO)
     assert hopeless[3:] == [
-        "No looser limit of one term alone would do.",
-        "A lower rate does not help: the term is missed on idle replicas.",
-        "Another GPU: none of configs/hardware keeps it with these settings.",
+        "A looser limit: relaxing one limit alone is not enough.",
+        "A lower rate: does not help, as the limit is missed even on idle replicas.",
+        "Another GPU: none of configs/hardware meets the SLO with these settings.",
     ]
     slow = advice_lines(replace(found, replicas=1, looser={"e2e": 1234.5674}, load=None), SLO, " in month 12")
     assert slow[0].startswith(
-        "No candidate keeps the SLO in month 12. The closest is t4: with 1 replica 40 %"
+        "No candidate meets the SLO in month 12. The closest is t4 with 1 replica: SLO attainment 40 %"
     )
-    assert slow[3] == "A looser term: slo.e2e_ms=1234568 would be kept so."
+    assert slow[3] == "A looser limit: slo.e2e_ms=1234568 would be met."
     assert slow[4] == (
-        "A lower rate: none keeps it down to 0.000244 requests/s, 3.1e-05 times the traffic; below that none "
-        "was looked for."
+        "A lower rate: none down to 0.000244 requests/s (3.1e-05 times the traffic) meets the SLO; "
+        "lower ones were not tried."
     )
 
 
@@ -595,7 +597,7 @@ def test_the_headline_names_growth_and_counts_are_words_that_fit():
 def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     (tmp_path / "bad.log").write_text("no journal\n")
-    with pytest.raises(ConfigError, match=r"^capacity.study=.*cannot be gone on from"):
+    with pytest.raises(ConfigError, match=r"^capacity.study=.*cannot be resumed"):
         optuna_search._study(optuna_search.load_optuna(), str(tmp_path / "bad.log"), 0)
     file = str(tmp_path / "study.log")
     first = optuna_search._study(optuna_search.load_optuna(), file, 0, 1.0, "a")

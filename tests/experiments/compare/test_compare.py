@@ -191,7 +191,7 @@ def test_help_shows_the_experiments_own_settings(capsys):
     page = capsys.readouterr().out
     assert "gqa_mqa_mla*" in page
     assert "experiment.baseline=mha" in page
-    assert re.search(r"jobs=null +processes; null: one a core", page)
+    assert re.search(r"jobs=null +processes; null: one per core", page)
 
 
 # A whole comparison
@@ -315,8 +315,8 @@ def test_where_every_request_is_rejected_there_is_no_verdict(folder, capsys):
     small = 'experiment.arms.mine=["engine.num_kv_blocks=4"]'  # 64 tokens; every prompt has 512
     assert compare(folder, small, "jobs=1") == 0
     printed = capsys.readouterr().out
-    assert "TTFT mean does not exist in 2 of 2 runs of mine: they are left out." in printed
-    assert "mine against chunked: no verdict on TTFT mean, no seed has it in both arms" in printed
+    assert "TTFT mean has no value in 2 of 2 runs of mine; these runs are left out." in printed
+    assert "mine against chunked: no verdict on TTFT mean; no seed has a value in both arms" in printed
     assert "not decided (no ratio can be formed)" in printed
 
 
@@ -360,7 +360,7 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
         ),
         (['experiment.arms.mine=["+batchin.x=1"]'], "arm mine: batchin.x: no such"),
         (['experiment.arms.mine=["batching"]'], "experiment.arms.mine=batching: must be key=value"),
-        (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds names the seeds"),
+        (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds sets the seeds"),
         (['also=["output.report=true"]'], "also=output.report: must not be set here"),
         (['experiment.arms.mine=["load=2"]'], "arm mine: load=2: must be 1 as in arm chunked; arms are"),
         (
@@ -401,7 +401,7 @@ def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
             ["experiment.sweep={key: replicas, values: [1, 0]}"],
             "arm chunked at replicas=0: replicas=0: must be >= 1",
         ),
-        (["jobs=0"], "jobs=0: must be >= 1; null for one a core"),
+        (["jobs=0"], "jobs=0: must be >= 1; null: one per core"),
         (["experiment.arm=1"], "experiment.arm: no such setting; nearest: experiment.arms"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -477,9 +477,11 @@ def test_one_seed_gives_means_but_no_verdict():
     found = evaluated(experiment, a=[10], b=[40])
     assert verdicts(found) == [
         "Expected: output tokens/s of b at least ×2 that of a: not decided (×4.00, one seed has no interval)",
-        "b against a: no verdict on output tokens/s, only one seed has it in both arms",
+        "b against a: no verdict on output tokens/s; only one seed has a value in both arms",
     ]
-    assert caveats(found) == ["One seed has no interval: nothing can be told from noise. Give at least two."]
+    assert caveats(found) == [
+        "One seed has no interval: differences cannot be told from noise. Use at least two."
+    ]
 
 
 def expectation(**settings) -> Expectation:

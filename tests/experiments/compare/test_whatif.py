@@ -36,7 +36,7 @@ from sim.settings.scenario import build_run
 SOURCE = ConfigSource(config_name="whatif", dirs=[CONFIG_DIR])
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=60")
-SHARE = Metric(key="goodput.share", better="higher", label="in SLO")
+SHARE = Metric(key="goodput.share", better="higher", label="SLO attainment")
 TTFT = Metric(key="ttft.p99_s", better="lower")
 COST = Metric(key="cost.usd_per_hour", better="lower", label="$/hour")
 
@@ -106,7 +106,7 @@ def compared(values, baseline, metric=TTFT):
 
 def test_a_verdict_says_what_became_of_the_slo_the_figures_and_the_limit():
     assert verdicts(answers_of(TWICE)) == [
-        "twice: misses the SLO with 78 % of the requests, target 90 %, before 98 %; worse: TTFT p99 ×3.00; "
+        "twice: misses the SLO (attainment 78 %, target 90 %, before 98 %); worse: TTFT p99 ×3.00; "
         "limited by compute 60 % of the requests' time (before: memory bandwidth 80 %)"
     ]
 
@@ -114,7 +114,7 @@ def test_a_verdict_says_what_became_of_the_slo_the_figures_and_the_limit():
 def test_tables_have_the_baselines_figures_and_the_changes_of_them():
     first, second = tables(answers_of(TWICE))
     assert first == [
-        ["", "in SLO, %", "TTFT p99, ms", "limited by"],
+        ["", "SLO attainment, %", "TTFT p99, ms", "limited by"],
         ["baseline", "98.0 ±2.5", "200 ±248", "memory bandwidth"],
         ["twice", "−20.0 -", "×3.00 -", "compute"],
     ]
@@ -166,7 +166,7 @@ def test_what_a_reader_must_know_is_said():
     assert left_out(answers) == ["fp8: left out, why"]
     told = " ".join(caveats(answers))
     assert "first 1,000 requests" in told
-    assert "twice: its traffic is not the baseline's" in told
+    assert "twice: its traffic differs from the baseline's" in told
     assert "Only 3 seeds" in told
 
 
@@ -188,11 +188,11 @@ def test_one_gpu_is_offered_what_applies_and_told_what_does_not():
         ("GPU: l40s", ("hardware=l40s",)),
         ("FP8 weights", ("model.weights=fp8",)),
         ("prefix cache on", ("caching=prefix",)),
-        ("one replica more", ("replicas=2",)),
+        ("one more replica", ("replicas=2",)),
     ]
     assert found.left_out == {
-        "replica_less": "there is one replica only",
-        "half_fail": "there is one replica: nothing would be left",
+        "replica_less": "there is only one replica",
+        "half_fail": "there is only one replica",
     }
 
 
@@ -212,11 +212,15 @@ def test_every_second_replica_of_several_fails_in_the_middle_of_the_traffic():
         (["model=gpt_oss_20b", "model.weights=fp8", "hardware=h100_sxm"], "fp8", "are fp8 already"),
         (["hardware=b200_sxm"], "faster_gpu", "has more memory bandwidth than"),
         (["workload=closed_loop"], "more_traffic", "its requests have no rate"),
-        (["workload=closed_loop", "replicas=2"], "half_fail", "nobody knows when its traffic is half over"),
-        (["replicas=2", "troubles=crash"], "half_fail", "has troubles of its own"),
+        (
+            ["workload=closed_loop", "replicas=2"],
+            "half_fail",
+            "the end of its traffic is not known in advance",
+        ),
+        (["replicas=2", "troubles=crash"], "half_fail", "the baseline already has failures"),
         (["pools=two_gpus"], "replica_more", "the baseline has pools"),
         (["pools=two_gpus"], "faster_gpu", "the baseline has pools"),
-        (["scaling=concurrency"], "replica_more", "scaling decides"),
+        (["scaling=concurrency"], "replica_more", "autoscaling sets"),
     ],
 )
 def test_what_the_baseline_does_not_admit_is_left_out_with_the_reason(overrides, name, reason):
@@ -265,14 +269,14 @@ def test_a_change_of_the_workload_is_told_to_be_one():
             r"^whatif.changes\[0\]: gpu: hardware=h20: no such choice",
         ),
         (["whatif.changes=['huge: model=llama3_1_405b']"], r"^whatif.changes\[0\]: huge: "),
-        (["seed=5"], r"^seed=5: must not be set here; whatif.seeds names the seeds, .*whatif.seeds=\[5\]$"),
+        (["seed=5"], r"^seed=5: must not be set here; whatif.seeds sets the seeds, .*whatif.seeds=\[5\]$"),
         (["++seed=5"], "^seed=5: must not be set here"),
         (["sim.stop_overloaded=true"], "^sim.stop_overloaded=true: must be false; .*whatif.requests"),
         (
             ["whatif.changes=['sim.stop_overloaded=true']"],
             r"^whatif.changes\[0\]: sim.stop_overloaded=true: .*must be false",
         ),
-        (["whatif.offered=[replica_less]"], "^whatif.offered: the baseline admits none of them"),
+        (["whatif.offered=[replica_less]"], "^whatif.offered: none of them applies to the baseline"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_its_place(overrides, message):
@@ -331,7 +335,7 @@ def test_changes_are_run_and_written(tmp_path, monkeypatch, capsys):
     assert shares.to_numpy() == pytest.approx(1)
     assert set(summary["limits"]) == {"baseline", "double", "dear", "same"}
     page = (tmp_path / "out/whatif.html").read_text()
-    for heading in ("Against the baseline", "Where the requests", "Settings that differ"):
+    for heading in ("Compared with the baseline", "Where the requests", "Settings that differ"):
         assert heading in page
 
 

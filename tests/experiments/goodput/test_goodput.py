@@ -110,12 +110,12 @@ def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
     assert highest[1].best.ratio.mean == pytest.approx(0.5)
     told = sentences(highest)
     assert told[0].startswith(
-        "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % within TTFT 500 ms"
+        "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % of requests within TTFT 500 ms"
     )
-    assert told[0].endswith("above, the backlog grows without bound")
-    assert "0.50 times that" in told[1]
-    assert told[1].endswith("above, TTFT is missed first")
-    assert "keeps it at no rate that was tried" in told[2]
+    assert told[0].endswith("at higher rates the backlog grows without bound")
+    assert "0.50 times the best" in told[1]
+    assert told[1].endswith("at higher rates TTFT fails first")
+    assert "meets the SLO at none of the tried rates" in told[2]
     # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
     assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
     assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
@@ -167,7 +167,7 @@ def test_arms_take_the_settings_of_the_command_line_and_their_own():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["slo=none"], "^slo=none: goodput is what keeps an SLO; choose one"),
+        (["slo=none"], "^slo=none: goodput counts requests that meet an SLO; choose one"),
         (["workload=closed_loop"], "^workload: its requests have no rate that could be varied"),
         (["goodput.seeds=[]"], r"^goodput.seeds=\[\]: must name a seed"),
         (["goodput.seeds=[1,1]"], r"^goodput.seeds=\[1, 1\]: must be different"),
@@ -177,8 +177,8 @@ def test_arms_take_the_settings_of_the_command_line_and_their_own():
         (["goodput.arms=['batching']"], r"^goodput.arms\[0\]=batching: must be key=value"),
         (["goodput.arms=['a: replicas=1','a: replicas=2']"], "^goodput.arms=.*must have different names"),
         (["goodput.arms=['batching=statik']"], r"^goodput.arms\[0\]: .*statik"),
-        (["load=2"], "^load=2: must not be set here; the search varies it"),
-        (["seed=5"], "^seed=5: must not be set here; goodput.seeds names the seeds"),
+        (["load=2"], "^load=2: must not be set here; the search varies the load"),
+        (["seed=5"], "^seed=5: must not be set here; goodput.seeds sets the seeds"),
         (["goodput.arms=['a: seed=3']"], r"^goodput.arms\[0\]=seed: must not be set here; goodput.seeds"),
     ],
 )
@@ -283,7 +283,7 @@ def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, 
         )
         == 0
     )
-    assert "The traffic of as set is over in less than 10 answers' time" in " ".join(
+    assert "The traffic of as set lasts less than 10 times the mean E2E latency" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -310,7 +310,7 @@ def test_where_nothing_misses_the_slo_no_highest_rate_is_claimed(tmp_path, monke
     own = ("workload.num_requests=20", "goodput.seeds=[0]", "goodput.jobs=1", "goodput.num_rates=3")
     assert main(["goodput", *SMALL[:3], *own, "hydra.run.dir=out"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "keeps the SLO at every rate that was tried, up to 34.9" in printed
+    assert "meets the SLO at all tried rates, up to 34.9" in printed
     assert "> 34.9" in printed
     assert "requests are too few to overload it" in (tmp_path / "out/goodput.html").read_text()
 

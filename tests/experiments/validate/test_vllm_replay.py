@@ -82,7 +82,7 @@ def test_prompts_are_told_by_their_blocks():
     found = scenario.simulate(scenario.source()).requests["cached_tokens"].tolist()
     assert found == [0, 16, 0]
     broken = {**row, "requests": requests.assign(prefix_block_ids="4 x")}
-    with pytest.raises(ValueError, match="prefix_block_ids=4 x: must be whole numbers with blanks between"):
+    with pytest.raises(ValueError, match="prefix_block_ids=4 x: must be whole numbers separated by spaces"):
         scenario_of(broken, Spec())
     plain = scenario_of({**row, "requests": requests.drop(columns="prefix_block_ids")}, Spec())
     assert plain.simulate(plain.source()).requests["cached_tokens"].tolist() == [0, 0, 0]
