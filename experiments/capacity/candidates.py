@@ -26,7 +26,7 @@ from sim.setup.scenario import Scenario
 NODE = "capacity"
 SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas": "capacity.max_replicas"}
 """Settings that are varied, and where their range is set."""
-NONE = ("pools", "scaling", "troubles")
+NONE = ("pools", "scaling", "failures")
 """Groups that must be none: fleets of replicas all alike, all the time, are planned."""
 COMMON = ("seed", "prompt_scale", "output_scale")
 """Settings of the traffic, which all candidates have in common with the command line."""
@@ -323,7 +323,7 @@ def _check_base(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={shown(config[key])}: capacity varies it; leave it at 1, see {where}")
     for key in NONE:
         node = config[key]
-        is_none = not node or (key == "troubles" and not node.get("events"))
+        is_none = not node or (key == "failures" and not node.get("events"))
         if not is_none:
             raise ConfigError(f"{key}: must be none; capacity plans equal replicas that are always running")
     if not str(config["layout"].get("_target_", "")).endswith("AsSet"):

@@ -37,7 +37,9 @@ class Endpoint:
             async with self._session.get(url) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ConfigError(f"{given}: {trouble(error, self._settings)}; {self._hint(error)}") from error
+            raise ConfigError(
+                f"{given}: {describe_error(error, self._settings)}; {self._hint(error)}"
+            ) from error
         if response.status in (401, 403):
             raise ConfigError(f"{given}: {self.key_wanted(response.status)}")
         if response.status != 200:
@@ -71,7 +73,7 @@ class Endpoint:
                     reply.feed(data, clock())
             reply.close(clock())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reply.fail(trouble(error, self._settings), clock(), lost=True)
+            reply.fail(describe_error(error, self._settings), clock(), lost=True)
 
     def key_wanted(self, status: int) -> str:
         """What to do about a 401 or 403."""
@@ -129,8 +131,8 @@ def context_of(settings: ObserveSettings, told: int | None) -> int:
     return settings.max_model_len
 
 
-def trouble(error: Exception, settings: ObserveSettings) -> str:
-    """What went wrong on the way, in a few words."""
+def describe_error(error: Exception, settings: ObserveSettings) -> str:
+    """The reason of a failed request, in a few words."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "no such host"
     if isinstance(error, aiohttp.ConnectionTimeoutError):

@@ -17,8 +17,8 @@ from sim.cluster.availability import (
     simulated_at_least_up,
     simulated_kv_copies_left,
 )
+from sim.cluster.failures import Failures, Random
 from sim.cluster.recovery import Recovery
-from sim.cluster.troubles import Random, Troubles
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
@@ -32,7 +32,7 @@ SETTLED = 20
 class SparesSettings:
     """Settings of `windtunnel spares`."""
 
-    troubles: Troubles
+    failures: Failures
     recovery: Recovery = Recovery()
     """With way=kv it is also said how often a copy of the KV was left."""
     needed: int = 8
@@ -52,27 +52,27 @@ class SparesSettings:
                 raise ValueError(f"{name}={getattr(self, name)}: must be > 0 and < 1")
         if self.at_s is not None and not (self.at_s > 0 and isfinite(self.at_s)):
             raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s; null for the long run")
-        if not self.troubles.events:
-            raise ValueError("troubles=none: nothing goes wrong; choose some, say troubles=random_crashes")
-        if self.at_s is None and not all(isinstance(event, Random) for event in self.troubles.events):
+        if not self.failures.events:
+            raise ValueError("failures=none: must be some failures, such as failures=random_crashes")
+        if self.at_s is None and not all(isinstance(event, Random) for event in self.failures.events):
             raise ValueError(
-                "at_s=null: scripted troubles and releases have no long run; say when, such as at_s=120"
+                "at_s=null: scripted failures and releases have no long run; say when, such as at_s=120"
             )
-        self.troubles.check(self.needed)
+        self.failures.check(self.needed)
 
     @property
     def moment_s(self) -> float:
         """When it is asked who is up."""
         if self.at_s is not None:
             return self.at_s
-        random = [event for event in self.troubles.events if isinstance(event, Random)]
+        random = [event for event in self.failures.events if isinstance(event, Random)]
         return SETTLED * max(event.mttr_s for event in random) + max(event.mtbf_s for event in random)
 
     @property
     def up_share(self) -> float | None:
         """Of each replica, in the long run; None where replicas do not fail by themselves."""
         share = 1.0
-        for event in self.troubles.events:
+        for event in self.failures.events:
             if not isinstance(event, Random) or event.together or event.replicas or self.at_s is not None:
                 return None
             if event.kind in FATAL:
@@ -107,7 +107,7 @@ def report(settings: SparesSettings, console: Console) -> None:
     enough: int | None = None
     for n in range(k, k + settings.most_spares + 1):
         found = simulated_at_least_up(
-            settings.troubles,
+            settings.failures,
             k,
             n,
             at_s=settings.moment_s,
@@ -141,7 +141,7 @@ def _kv_copies_left(settings: SparesSettings, n: int) -> str:
     if n == 1:
         return "KV replicated among 1: no other replica can hold a copy"
     found = simulated_kv_copies_left(
-        settings.troubles,
+        settings.failures,
         n,
         until_s=settings.moment_s,
         num_replications=settings.replications,

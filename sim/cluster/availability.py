@@ -13,11 +13,11 @@ from operator import attrgetter
 
 from scipy import stats
 
-from sim.cluster.troubles import Pools, Troubles
-from sim.records.trouble import Kind
+from sim.cluster.failures import Failures, Pools
+from sim.records.failure import FailureKind
 
-FATAL = (Kind.crash, Kind.host_out_of_memory, Kind.link_down)
-"""Troubles in which a replica is not up."""
+FATAL = (FailureKind.crash, FailureKind.host_out_of_memory, FailureKind.link_down)
+"""Failures in which a replica is not up."""
 
 
 def availability(mtbf_s: float, mttr_s: float) -> float:
@@ -65,7 +65,7 @@ class Estimate:
 
 
 def simulated_at_least_up(
-    troubles: Troubles,
+    failures: Failures,
     k: int,
     n: int,
     *,
@@ -83,7 +83,7 @@ def simulated_at_least_up(
     _check_k_of_n(k, n)
     if num_replications < 1:
         raise ValueError(f"num_replications={num_replications}: must be >= 1")
-    num_true = sum(n - _num_down(troubles, seed + i, n, at_s, pools) >= k for i in range(num_replications))
+    num_true = sum(n - _num_down(failures, seed + i, n, at_s, pools) >= k for i in range(num_replications))
     interval = stats.binomtest(num_true, num_replications).proportion_ci(confidence, method="exact")
     return Estimate(
         num_true=num_true,
@@ -94,7 +94,7 @@ def simulated_at_least_up(
 
 
 def simulated_kv_copies_left(
-    troubles: Troubles,
+    failures: Failures,
     n: int,
     *,
     until_s: float,
@@ -110,17 +110,17 @@ def simulated_kv_copies_left(
     num_crashes = num_left = 0
     for i in range(num_replications):
         up_again_s = [0.0] * n
-        for at_s, together in groupby(troubles.schedule(seed + i, n, until_s), attrgetter("at_s")):
-            fatal = [trouble for trouble in together if trouble.kind in FATAL]
+        for at_s, together in groupby(failures.schedule(seed + i, n, until_s), attrgetter("at_s")):
+            fatal = [failure for failure in together if failure.kind in FATAL]
             was_up = [replica for replica in range(n) if up_again_s[replica] <= at_s]
-            hit = {trouble.replica for trouble in fatal}
-            crashed = {trouble.replica for trouble in fatal if trouble.kind is not Kind.link_down}
+            hit = {failure.replica for failure in fatal}
+            crashed = {failure.replica for failure in fatal if failure.kind is not FailureKind.link_down}
             for replica in crashed.intersection(was_up):
                 ring = sorted(was_up, key=lambda other: (other - replica) % n)
                 num_crashes += 1
                 num_left += len(ring) > 1 and ring[1] not in hit
-            for trouble in fatal:
-                up_again_s[trouble.replica] = max(up_again_s[trouble.replica], at_s + trouble.duration_s)
+            for failure in fatal:
+                up_again_s[failure.replica] = max(up_again_s[failure.replica], at_s + failure.duration_s)
     if not num_crashes:
         return None
     interval = stats.binomtest(num_left, num_crashes).proportion_ci(confidence, method="exact")
@@ -129,11 +129,11 @@ def simulated_kv_copies_left(
     )
 
 
-def _num_down(troubles: Troubles, seed: int, n: int, at_s: float, pools: Pools | None) -> int:
+def _num_down(failures: Failures, seed: int, n: int, at_s: float, pools: Pools | None) -> int:
     down = {
-        trouble.replica
-        for trouble in troubles.schedule(seed, n, at_s, pools)
-        if trouble.kind in FATAL and trouble.at_s + trouble.duration_s > at_s
+        failure.replica
+        for failure in failures.schedule(seed, n, at_s, pools)
+        if failure.kind in FATAL and failure.at_s + failure.duration_s > at_s
     }
     return len(down)
 

@@ -132,7 +132,7 @@ class Fleet:
         return any(call() for call in calls)
 
     def for_prompt(self, overflow_tokens: int) -> list[Replica]:
-        """Whom the router chooses from for a new request.
+        """The replicas that the router chooses from for a new request.
 
         Mixed replicas are among them if the others all have overflow_tokens queued.
         """
@@ -144,7 +144,7 @@ class Fleet:
         return first
 
     def for_decode(self, request: Request) -> list[Replica]:
-        """Whom the router chooses from for a request whose prompt is computed.
+        """The replicas that the router chooses from for a request whose prompt is computed.
 
         Mixed replicas are among them if the others all have no room for the prompt.
         """

@@ -113,7 +113,7 @@ class GatewayAssembly:
             gateway.attach(self._lengths)
         if type(cluster.admission) is not AdmitAll:
             gateway.attach(Admitting(cluster.admission, gateway))
-        if cluster.troubles.events:
+        if cluster.failures.events:
             gateway.attach(self.resends)
         if kv_transfers is not None:
             gateway.attach(PrefillPools(kv_transfers, gateway))

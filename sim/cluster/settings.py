@@ -13,8 +13,8 @@ from policies.roles import Roles
 from policies.roles.fixed import Fixed
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
+from sim.cluster.failures import Failures
 from sim.cluster.recovery import Recovery
-from sim.cluster.troubles import Troubles
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings
@@ -58,8 +58,8 @@ class ClusterSettings:
     """Decides which requests are let in."""
     retries: Retries = field(default_factory=lambda: Retries(max_attempts=1))
     """What clients do whose requests are refused, or have waited too long."""
-    troubles: Troubles = field(default_factory=Troubles)
-    """What goes wrong."""
+    failures: Failures = field(default_factory=Failures)
+    """Failures of replicas and links."""
     max_resends: int = 1
     """How often the service sends a request again whose replica has crashed; then its client has to."""
     recovery: Recovery = Recovery()

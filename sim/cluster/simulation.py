@@ -13,9 +13,9 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
+from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
-from sim.cluster.incidents import Incidents
 from sim.cluster.missed import MissedWatch
 from sim.cluster.overload import OverloadWatch
 from sim.cluster.role_switching import RoleSwitching
@@ -106,8 +106,8 @@ class Simulation:
         assembly.join(self.fleet)
         if assembly.resends.kv_transfers is not None:
             RoleSwitching(roles=cluster.roles, fleet=self.fleet, clock=self._clock, goes_on=self._goes_on)
-        self._incidents = Incidents(
-            cluster.troubles,
+        self._failure_injector = FailureInjector(
+            cluster.failures,
             clock=self._clock,
             fleet=self.fleet,
             seed=cluster.seed,
@@ -206,7 +206,7 @@ class Simulation:
                     fleet=self.fleet,
                     counts=self._assembly.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
-                    on_start=self._incidents.joins,
+                    on_start=self._failure_injector.joins,
                     goes_on=self._goes_on,
                 )
 
@@ -301,10 +301,10 @@ class Simulation:
             adapters=[engine.adapters for _, engine in engines if engine.adapters is not None],
             num_lost_first_tokens=self._requests.num_lost_first_tokens,
             num_crash_tokens=self._requests.num_crash_tokens,
-            troubles=tuple(self._incidents.happened),
+            failures=tuple(self._failure_injector.happened),
             num_resends=self._requests.num_resends,
             recovery=self._recovered(),
-            failures=dict(self._requests.failures),
+            failed_attempts=dict(self._requests.failed_attempts),
             links=() if self._assembly.interconnect is None else self._assembly.interconnect.records(end_s),
         )
 

@@ -329,7 +329,7 @@ class Replica(LoadCounts):
         for tell in self._tell.left:
             tell(seq)
 
-    # Troubles, and the end of the run.
+    # Failures, and the end of the run.
 
     def slow_down(self, factor: float) -> None:
         """Let iterations take `factor` times as long, from the next on that begins; 1: as they should."""

@@ -1,4 +1,4 @@
-"""What became of replicas and of those who asked for them: troubles, retries, scaling, and each pool's share.
+"""Figures of a fleet: failures, retries, scaling, and the share of each pool.
 
 Of the whole run, whatever was trimmed, but for the figures of pools.
 """
@@ -25,19 +25,19 @@ def down_s_by_replica(records: RunRecords) -> list[float]:
     return [sum(up_s - down_s for down_s, up_s in replica.down) for replica in records.replicas]
 
 
-def trouble_use(records: RunRecords) -> dict[str, Any]:
+def failure_use(records: RunRecords) -> dict[str, Any]:
     """Crashes, and what they cost: replicas' seconds, tokens computed for nothing, requests sent again.
 
-    by_kind: of all troubles, how many there were, and for how long. lost_tokens: of answers that began again;
+    by_kind: of all failures, how many there were, and for how long. lost_tokens: of answers that began again;
     resumed: those that went on where they were. recomputed, restored, mirrored: KV, see `RecoveryRecord`.
     """
     recovery = records.recovery
     down_s, paid_s = sum(down_s_by_replica(records)), sum(r.end_s - r.start_s for r in records.replicas)
     by_kind: dict[str, dict[str, float]] = {}
-    for trouble in records.troubles:
-        kind = by_kind.setdefault(trouble.kind.name, {"count": 0, "replica_s": 0.0})
+    for failure in records.failures:
+        kind = by_kind.setdefault(failure.kind.name, {"count": 0, "replica_s": 0.0})
         kind["count"] += 1
-        kind["replica_s"] += max(0.0, min(trouble.duration_s, records.end_s - trouble.at_s))
+        kind["replica_s"] += max(0.0, min(failure.duration_s, records.end_s - failure.at_s))
     return {
         "by_kind": by_kind,
         "crashes": sum(len(replica.down) for replica in records.replicas),
@@ -67,7 +67,7 @@ def retry_use(records: RunRecords) -> dict[str, Any]:
         "attempts": attempts,
         "retries": max(0, attempts - arrived),
         "attempts_per_request": attempts / arrived if arrived else float("nan"),
-        "failed_attempts": dict(sorted(records.failures.items())),
+        "failed_attempts": dict(sorted(records.failed_attempts.items())),
         "lost_tokens": 0 if lost is None else int(lost.sum()) - records.num_crash_tokens,
     }
 

@@ -6,7 +6,7 @@
 - shares and latencies are about the requests that arrived inside the window.
 - of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, adapters,
   bill_usd. Pools count evictions without their time, and clients pay for the warm-up, too.
-  Troubles, retries and scaling are told of the whole run, too.
+  Failures, retries and scaling are told of the whole run, too.
 - pipeline: of a single pool; of several each has its own, in by_pool.
 - by_priority and by_tenant: the same for each class apart, where there is more than one.
 - warmup: how it was found, where that was asked. intervals: of this run alone, see `sim.metrics.one_run`.
@@ -27,7 +27,7 @@ from hwmodels.cost import split_cost
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import adapter_use
-from sim.metrics.fleet import pool_figures, retry_use, scaling_use, trouble_use
+from sim.metrics.fleet import failure_use, pool_figures, retry_use, scaling_use
 from sim.metrics.measured import Measured, measure
 from sim.metrics.one_run import intervals
 from sim.metrics.pipeline import pipeline_use
@@ -107,7 +107,7 @@ def summarise(
             output,
             prefill_time_share(records.iterations, inside_s),
         ),
-        "troubles": trouble_use(records),
+        "troubles": failure_use(records),
         "retries": retry_use(records),
         "scaling": scaling_use(records, [pool.num_devices for pool in pools]),
         "by_pool": pool_figures(records, window, inside_s, pools, works),

@@ -73,7 +73,7 @@ class RequestLog:
         self.num_recomputed_tokens = 0  # whose KV crashes had lost
         self.lost_kv: dict[int, int] = {}  # by request id: tokens of it that have not been admitted again
         self.held_back: set[int] = set()  # request ids: the newest token goes out with the KV, not before
-        self.failures: Counter[str] = Counter()
+        self.failed_attempts: Counter[str] = Counter()
 
     def schedule(self, seq: Sequence, now: float) -> None:
         """A request is worked on, perhaps for the first time."""
@@ -166,7 +166,7 @@ class RequestLog:
 
     def fail(self, reason: str) -> None:
         """An attempt of a client has failed, which may come again."""
-        self.failures[reason] += 1
+        self.failed_attempts[reason] += 1
 
     def hold(self, request_id: int, held_s: float) -> None:
         """No replica has had a request for so long."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from policies.adapters.residents import AdapterCounts
 from policies.core.engine import EngineCore
 from sim.records.event_rows import logged_events
+from sim.records.failure import Failure
 from sim.records.iterations import own_gaps_table
-from sim.records.trouble import Trouble
 
 
 class Overload(NamedTuple):
@@ -126,9 +126,8 @@ class RunRecords:
     pinned_token_s: tokens of pinned prefixes times the seconds for which they were kept.
     num_evicted_blocks: KV blocks whose content was given up for another, of all replicas and the whole run.
     num_lost_first_tokens: of answers in vain, which their requests' rows do not count. num_crash_tokens: of
-    the tokens lost, those lost in crashes. troubles: those that happened.
-    num_resends: requests sent again by the service. failures: by reason, how often a client was refused or
-    left alone with its request.
+    the tokens lost, those lost in crashes. failures: those that happened. num_resends: requests sent again by
+    the service. failed_attempts: number of client attempts that were refused, timed out or lost, by reason.
     recovery: of those whose replica crashed. links: between replicas, those that KV was sent over.
     adapters: what those of each replica did; empty where none are served.
     """
@@ -151,9 +150,9 @@ class RunRecords:
     unfilled: NDArray[np.int64] | None = None
     num_lost_first_tokens: int = 0
     num_crash_tokens: int = 0
-    troubles: tuple[Trouble, ...] = ()
+    failures: tuple[Failure, ...] = ()
     num_resends: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
+    failed_attempts: Mapping[str, int] = field(default_factory=dict)
     recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
     links: tuple[LinkRecord, ...] = ()
     adapters: Iterable[AdapterCounts] = ()

@@ -147,7 +147,7 @@ def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
         yield {
             "ph": "X",
             "name": "down",
-            "cat": "trouble",
+            "cat": "failure",
             "pid": pid,
             "tid": ITERATIONS_TRACK,
             "ts": start_ns / 1e3,

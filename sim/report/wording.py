@@ -185,10 +185,10 @@ def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
 
 def fleet_lines(summary: dict[str, Any]) -> list[str]:
     """One line each, if not empty, for failures, retries and scaling."""
-    return [line for line in (_troubles(summary), _retries(summary), _scaling(summary)) if line]
+    return [line for line in (_failures(summary), _retries(summary), _scaling(summary)) if line]
 
 
-def _troubles(summary: dict[str, Any]) -> str:
+def _failures(summary: dict[str, Any]) -> str:
     figures = summary.get("troubles")
     if not figures or not figures["by_kind"]:
         return ""

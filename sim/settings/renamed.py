@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
-NEW_NAMES = {"handover": "kv_transfer"}
+NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
 """Old name -> new name of keys of the root and of groups."""
 
 _OLD_KEY = re.compile(rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)")

@@ -64,7 +64,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
         if self.sim.stop_missed:
             self._check_stop_missed()
-        self._check_troubles()
+        self._check_failures()
         has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
             try:
@@ -97,15 +97,15 @@ class Scenario(PoolSettings, ClusterSettings):
                     "all requests are counted; or set sim.stop_missed=false"
                 )
 
-    def _check_troubles(self) -> None:
-        """Raise ValueError for troubles of replicas that there are not."""
+    def _check_failures(self) -> None:
+        """Raise ValueError for failures of replicas that there are not."""
         indices, pools = iter(range(self.num_replicas)), {}
         for name, pool in self.pools_by_name.items():
             pools[name] = [next(indices) for _ in range(pool.replicas)]
         try:
-            self.troubles.check(self.num_replicas, pools)
+            self.failures.check(self.num_replicas, pools)
         except ValueError as error:
-            raise ValueError(f"troubles.{error}") from None
+            raise ValueError(f"failures.{error}") from None
 
     def _check_recovery(self) -> None:
         """Raise ValueError where requests could not go on as they should after a crash."""

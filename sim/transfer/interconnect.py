@@ -1,4 +1,4 @@
-"""What lies between the replicas of a run: the routes of its network, and the troubles on them."""
+"""The interconnect of a run's replicas: the routes of its network, and the link failures on them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Interconnect:
         self._slow.pop(replica, None)
 
     def route(self, source: int, target: int, *, host: int | None = None) -> Route:
-        """From one replica to another, as the troubles of both make it; host: see `Topology.route`."""
+        """From one replica to another, slowed by the link failures of both; host: see `Topology.route`."""
         is_new = not self._topology.has_route(source, target, host)
         route = self._topology.route(source, target, host=host)
         if is_new and (self._down or self._slow):

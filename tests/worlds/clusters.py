@@ -25,13 +25,13 @@ from policies.scaling.queue_length import QueueLength
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
+from sim.cluster.failures import BadRelease, Failures, Random, Scripted
 from sim.cluster.recovery import Recovery
 from sim.cluster.simulation import Simulation
-from sim.cluster.troubles import BadRelease, Random, Scripted, Troubles
 from sim.engine.pool import Pool
 from sim.metrics.slo import Slo
+from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
-from sim.records.trouble import Kind
 from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Arrival
 from sim.workload.retries import JITTERS, Retries
@@ -85,12 +85,12 @@ class WorldPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(World):
-    """A world with all that happens above the engines: pools, retries, troubles, scaling."""
+    """A world with all that happens above the engines: pools, retries, failures, scaling."""
 
     pools: tuple[WorldPool, ...] = ()
     """Called a, b, c ...; none: num_replicas of one kind."""
     retries: Retries | None = None
-    troubles: Troubles | None = None
+    failures: Failures | None = None
     max_resends: int = 0
     recovery: Recovery | None = None
     network: NetworkSettings = field(default_factory=lambda: toy_network(4))
@@ -173,7 +173,7 @@ def draw_retries(tick_s: float) -> st.SearchStrategy[Retries]:
 
 @st.composite
 def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float) -> Any:
-    """Strategy: anything that goes wrong, for a while, at some replicas."""
+    """Strategy: any failure, for a while, at some replicas."""
 
     def time_s(least: int = 1) -> float:
         return draw(st.integers(least, 120)) * tick_s / 2
@@ -184,7 +184,7 @@ def draw_event(draw: st.DrawFn, num_replicas: int, num_pools: int, tick_s: float
         | st.integers(0, num_pools - 1).map(lambda place: {"pool": chr(ord("a") + place)})
     )
     factor = draw(st.sampled_from([1.5, 2.0, 7.0]))
-    kind = draw(st.sampled_from(list(Kind)))
+    kind = draw(st.sampled_from(list(FailureKind)))
     how: dict[str, Any] = {"kind": kind, "factor": factor if kind.has_factor else None}
     which = draw(st.sampled_from(["scripted", "scripted", "random", "release"]))
     if which == "scripted":
@@ -274,7 +274,7 @@ def draw_pool(tick_s: float) -> st.SearchStrategy[WorldPool]:
 
 @st.composite
 def draw_clusters(draw: st.DrawFn) -> Cluster:
-    """Any world, with all that happens above the engines: pools, refusals, retries, troubles, scaling."""
+    """Any world, with all that happens above the engines: pools, refusals, retries, failures, scaling."""
     world = draw(draw_worlds())
     tick_s = world.model.tick_s
     pools = tuple(draw(st.lists(draw_pool(tick_s), min_size=1, max_size=3)))
@@ -287,7 +287,7 @@ def draw_clusters(draw: st.DrawFn) -> Cluster:
         routing=draw(draw_routing(num_replicas, tick_s)),
         admission=draw(draw_admission(tick_s)),
         retries=draw(st.none() | draw_retries(tick_s)),
-        troubles=Troubles(events=tuple(draw(st.lists(event, max_size=3)))),
+        failures=Failures(events=tuple(draw(st.lists(event, max_size=3)))),
         max_resends=draw(st.integers(0, 2)),
         recovery=draw(draw_recovery(keeps_kv=not world.caching.changes_outputs)),
         slo=draw(
@@ -311,7 +311,7 @@ def draw_crashes(draw: st.DrawFn) -> Cluster:
     links = world.links
     crash = st.builds(
         Scripted,
-        kind=st.just(Kind.crash),
+        kind=st.just(FailureKind.crash),
         at_s=st.integers(1, 120).map(lambda n: n * tick_s / 2),
         duration_s=st.integers(1, 40).map(lambda n: n * tick_s / 2),
         replicas=st.integers(0, num_replicas - 1).map(lambda replica: (replica,)),
@@ -322,7 +322,7 @@ def draw_crashes(draw: st.DrawFn) -> Cluster:
         num_replicas=num_replicas,
         routing=draw(draw_routing(num_replicas, tick_s)),
         retries=draw(st.none() | draw_retries(tick_s)),
-        troubles=Troubles(
+        failures=Failures(
             events=(
                 *draw(st.lists(crash, min_size=1, max_size=4)),
                 *draw(st.lists(others, max_size=1)),

@@ -18,12 +18,12 @@ from policies.roles.balance import Balance
 from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
 from policies.routing.round_robin import RoundRobin
+from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
-from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
 from sim.engine.pool import Pool
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network
@@ -139,14 +139,14 @@ def draw_services(draw: st.DrawFn) -> Service:
 
 
 @st.composite
-def draw_troubled_services(draw: st.DrawFn) -> Service:
+def draw_failing_services(draw: st.DrawFn) -> Service:
     """Any service whose replicas crash, are slow or cannot be reached, and whose clients try again."""
     service = draw(draw_services())
     tick_s = service.model.tick_s
     num_replicas = service.num_prefill + service.num_decode + service.num_mixed
     ticks = st.integers(0, 120).map(lambda n: n * tick_s / 2)
 
-    def scripted(kind: Kind) -> st.SearchStrategy[Scripted]:
+    def scripted(kind: FailureKind) -> st.SearchStrategy[Scripted]:
         return st.builds(
             Scripted,
             kind=st.just(kind),
@@ -156,8 +156,10 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
             factor=st.just(3.0) if kind.has_factor else st.none(),
         )
 
-    crashes = st.lists(scripted(Kind.crash), min_size=1, max_size=4)
-    others = st.sampled_from([Kind.straggler, Kind.link_down, Kind.link_slow]).flatmap(scripted)
+    crashes = st.lists(scripted(FailureKind.crash), min_size=1, max_size=4)
+    others = st.sampled_from([FailureKind.straggler, FailureKind.link_down, FailureKind.link_slow]).flatmap(
+        scripted
+    )
     retries = st.builds(
         Retries,
         max_attempts=st.integers(1, 3),
@@ -167,7 +169,7 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
     )
     return replace(
         service,
-        troubles=Troubles(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
+        failures=Failures(events=(*draw(crashes), *draw(st.lists(others, max_size=3)))),
         retries=draw(retries),
         max_resends=draw(st.integers(0, 2)),
         recovery=draw(draw_recovery()),
@@ -176,5 +178,5 @@ def draw_troubled_services(draw: st.DrawFn) -> Service:
 
 @st.composite
 def draw_adapter_services(draw: st.DrawFn) -> Service:
-    """Any service, troubled or not, whose requests name LoRA adapters."""
-    return draw_adapters(draw, draw(draw_services() | draw_troubled_services()))
+    """Any service, with or without failures, whose requests name LoRA adapters."""
+    return draw_adapters(draw, draw(draw_services() | draw_failing_services()))

@@ -93,7 +93,7 @@ def half_fail(base: Baseline) -> Change:
     num_replicas, last_s = base.scenario.num_replicas, base.source.last_arrival_s
     if num_replicas < 2:
         raise DoesNotApply("there is only one replica")
-    if base.scenario.troubles.events:
+    if base.scenario.failures.events:
         raise DoesNotApply("the baseline already has failures")
     if not last_s:
         raise DoesNotApply("the end of its traffic is not known in advance")
@@ -101,10 +101,10 @@ def half_fail(base: Baseline) -> Change:
     return Change(
         "half the replicas fail",
         (
-            "troubles=crash",
-            f"troubles.events.0.at_s={last_s / 2:.6g}",
-            f"troubles.events.0.duration_s={100 * last_s:.6g}",
-            f"troubles.events.0.replicas=[{failing}]",
+            "failures=crash",
+            f"failures.events.0.at_s={last_s / 2:.6g}",
+            f"failures.events.0.duration_s={100 * last_s:.6g}",
+            f"failures.events.0.replicas=[{failing}]",
         ),
     )
 

@@ -70,8 +70,8 @@ def _check_alone(scenario: Scenario) -> None:
         raise ValueError(
             f"scaling={type(scenario.scaling).__name__}: only one engine is run; set scaling=none"
         )
-    if scenario.troubles.events:
-        raise ValueError("troubles: an engine run has no failures; set troubles=none")
+    if scenario.failures.events:
+        raise ValueError("failures: an engine run has no failures; set failures=none")
     if not isinstance(scenario.admission, AdmitAll):
         name = type(scenario.admission).__name__
         raise ValueError(f"admission={name}: an engine run admits all requests; set admission=none")

@@ -199,7 +199,7 @@ def test_one_gpu_is_offered_what_applies_and_told_what_does_not():
 def test_every_second_replica_of_several_fails_in_the_middle_of_the_traffic():
     found = questions_of("replicas=5", "whatif.offered=[half_fail,replica_less]")
     (_, half, less) = found.points
-    (event,) = half.config["troubles"]["events"]
+    (event,) = half.config["failures"]["events"]
     assert event["replicas"] == [1, 3]
     assert event["at_s"] == pytest.approx(60 / 8 / 2, rel=0.3)
     assert less.config["replicas"] == 4
@@ -217,7 +217,7 @@ def test_every_second_replica_of_several_fails_in_the_middle_of_the_traffic():
             "half_fail",
             "the end of its traffic is not known in advance",
         ),
-        (["replicas=2", "troubles=crash"], "half_fail", "the baseline already has failures"),
+        (["replicas=2", "failures=crash"], "half_fail", "the baseline already has failures"),
         (["pools=two_gpus"], "replica_more", "the baseline has pools"),
         (["pools=two_gpus"], "faster_gpu", "the baseline has pools"),
         (["scaling=concurrency"], "replica_more", "autoscaling sets"),

@@ -22,7 +22,7 @@ def test_one_spare_is_enough_where_theory_says_so(capsys):
 
 
 def test_the_interval_holds_the_theory(capsys):
-    out = spares(capsys, "needed=2", "most_spares=0", "troubles.events.0.mttr_s=9000", "replications=1000")
+    out = spares(capsys, "needed=2", "most_spares=0", "failures.events.0.mttr_s=9000", "replications=1000")
     row = next(line for line in out.splitlines() if line.startswith("2 "))
     _, _, theory, low, high, _ = row.replace("%", "").split()
     assert float(low) <= float(theory) <= float(high)
@@ -31,21 +31,21 @@ def test_the_interval_holds_the_theory(capsys):
 
 def test_spares_in_one_rack_do_not_help(capsys):
     """All are down together, for 300 of 36,300 s."""
-    out = spares(capsys, "troubles=rack", "replications=1000")
+    out = spares(capsys, "failures=rack", "replications=1000")
     counted = {line.split("%")[0].split()[-1] for line in out.splitlines() if re.match(r"8( \+ \d)? ", line)}
     assert len(counted) == 1, "a spare changes nothing"
     assert "not even 11 are up often enough" in out
 
 
-@pytest.mark.parametrize(("troubles", "share"), [("random_crashes", "100.000%"), ("rack", "0.000%")])
-def test_replicated_kv_is_left_unless_all_crash_together(capsys, troubles, share):
-    out = spares(capsys, f"troubles={troubles}", "recovery=kv", "replications=20", "most_spares=1")
+@pytest.mark.parametrize(("failures", "share"), [("random_crashes", "100.000%"), ("rack", "0.000%")])
+def test_replicated_kv_is_left_unless_all_crash_together(capsys, failures, share):
+    out = spares(capsys, f"failures={failures}", "recovery=kv", "replications=20", "most_spares=1")
     assert f"a copy was left at {share} of" in out
-    assert "replicated" not in spares(capsys, f"troubles={troubles}", "replications=20", "recovery=tokens")
+    assert "replicated" not in spares(capsys, f"failures={failures}", "replications=20", "recovery=tokens")
 
 
-def test_a_scripted_trouble_is_asked_at_a_moment(capsys):
-    out = spares(capsys, "troubles=crash", "at_s=100", "needed=2", "most_spares=1", "replications=5")
+def test_a_scripted_failure_is_asked_at_a_moment(capsys):
+    out = spares(capsys, "failures=crash", "at_s=100", "needed=2", "most_spares=1", "replications=5")
     rows = [line.split() for line in out.splitlines() if line.startswith("2 ")]
     assert [row[-5:-3] for row in rows] == [["0.000%", "–"], ["100.000%", "–"]]
 
@@ -53,11 +53,11 @@ def test_a_scripted_trouble_is_asked_at_a_moment(capsys):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("troubles=none", "troubles=none: nothing goes wrong; choose some, say troubles=random_crashes"),
-        ("troubles=crash", "at_s=null: scripted troubles and releases have no long run; say when"),
+        ("failures=none", "failures=none: must be some failures, such as failures=random_crashes"),
+        ("failures=crash", "at_s=null: scripted failures and releases have no long run; say when"),
         ("needed=0", "needed=0: must be >= 1"),
         ("wanted_share=1", "wanted_share=1: must be > 0 and < 1"),
-        ("troubles.events.0.mtbf_s=-1", "troubles.events[0].mtbf_s=-1: must be a finite number > 0 s"),
+        ("failures.events.0.mtbf_s=-1", "failures.events[0].mtbf_s=-1: must be a finite number > 0 s"),
     ],
 )
 def test_what_means_nothing_is_refused(capsys, override, message):

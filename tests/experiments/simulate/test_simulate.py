@@ -229,10 +229,10 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["pools=two_gpus", "pools.small=3"], "pools.small=3: must be a mapping of settings"),
         (["pools={a:{replicas:2}}"], r"pools.a: not there yet; .* '\+\+pools={a:{replicas:2}}'"),
         (["workload=callers", "workload.tenants={a: 1}"], r"'\+\+workload.tenants={a: 1}'"),
-        (["troubles=crash", "troubles.events.0.at_s=-5"], r"troubles.events\[0\].at_s=-5: .* begins at 0"),
+        (["failures=crash", "failures.events.0.at_s=-5"], r"failures.events\[0\].at_s=-5: .* begins at 0"),
         (
-            ["troubles=crash", "troubles.events.0.replicas=[7]"],
-            r"troubles.events\[0\].replicas\[0\]=7: .* < 1",
+            ["failures=crash", "failures.events.0.replicas=[7]"],
+            r"failures.events\[0\].replicas\[0\]=7: .* < 1",
         ),
         (
             ["scaling=queue_length", "scaling.min_replicas=9"],
@@ -265,8 +265,8 @@ def test_bad_settings_exit_2_with_one_message(overrides, message, capsys, monkey
 
 def test_a_run_of_two_pools_tells_of_each_and_of_what_went_wrong(tmp_path, monkeypatch, capsys):
     small = ("+pools.small.engine.max_num_seqs=64", "+pools.small.pipeline_parallel_size=2")
-    overrides = ("pools=two_gpus", *small, "troubles=crash")
-    assert run(tmp_path, monkeypatch, *overrides, "troubles.events.0.at_s=2", "max_resends=1") == 0
+    overrides = ("pools=two_gpus", *small, "failures=crash")
+    assert run(tmp_path, monkeypatch, *overrides, "failures.events.0.at_s=2", "max_resends=1") == 0
     written = json.loads(next(tmp_path.rglob("summary.json")).read_text())
     assert set(written["by_pool"]) == {"large", "small"}
     assert written["by_pool"]["small"]["requests"] > 0

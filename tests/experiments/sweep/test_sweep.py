@@ -124,7 +124,7 @@ def test_the_points_built_beforehand_have_every_value_but_are_few(sizes):
         ["engine.max_num_batched_tokens=512,1024", "seed=1,2", "slo.name=a,b"],  # others refer to it
         ["sim.until_s=null,10", "metrics.warmup_s=1e-3,2"],
         pytest.param(["pools=none,two_gpus", "load=1,2"], marks=pytest.mark.slow),
-        pytest.param(["troubles=random_crashes", "troubles.events.0.mtbf_s=60,90"], marks=pytest.mark.slow),
+        pytest.param(["failures=random_crashes", "failures.events.0.mtbf_s=60,90"], marks=pytest.mark.slow),
         ["++slo.name=a,'b c'"],
     ],
     ids=" ".join,

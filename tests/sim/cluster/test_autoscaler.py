@@ -12,10 +12,10 @@ from policies.admission.none import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.utilisation import Utilisation
-from sim.cluster.troubles import Scripted, Troubles
+from sim.cluster.failures import Failures, Scripted
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
@@ -80,9 +80,9 @@ def test_what_is_paid_is_from_the_order_to_the_end(run_world, ask):
 def test_requests_are_held_while_a_replica_starts_and_nobody_serves(run_world, ask):
     """The first crashes at 17, and the second, ordered at 16, is there at 21."""
     pool = WorldPool(scaling=by_the_clock(1, 2, 2, interval=16), cold_start_s=5 * TICK_S)
-    crash = Scripted(kind=Kind.crash, at_s=17 * TICK_S, duration_s=100 * TICK_S, replicas=(0,))
+    crash = Scripted(kind=FailureKind.crash, at_s=17 * TICK_S, duration_s=100 * TICK_S, replicas=(0,))
     records = run_world(
-        ask(18 * TICK_S, 4, 3), ask(19 * TICK_S, 4, 3), pools=(pool,), troubles=Troubles(events=(crash,))
+        ask(18 * TICK_S, 4, 3), ask(19 * TICK_S, 4, 3), pools=(pool,), failures=Failures(events=(crash,))
     )
     requests = records.requests
     assert requests.replica.tolist() == [1, 1]
@@ -93,8 +93,8 @@ def test_requests_are_held_while_a_replica_starts_and_nobody_serves(run_world, a
 def test_requests_that_are_held_for_a_replica_that_will_not_come_are_refused(run_world, ask):
     """The first crashes at 17; the second, ordered at 16, is called off at 32, and with it the wait."""
     pool = WorldPool(scaling=by_the_clock(1, 2, 1, interval=16), cold_start_s=50 * TICK_S)
-    crash = Scripted(kind=Kind.crash, at_s=17 * TICK_S, duration_s=100 * TICK_S, replicas=(0,))
-    records = run_world(ask(18 * TICK_S, 4, 3), pools=(pool,), troubles=Troubles(events=(crash,)))
+    crash = Scripted(kind=FailureKind.crash, at_s=17 * TICK_S, duration_s=100 * TICK_S, replicas=(0,))
+    records = run_world(ask(18 * TICK_S, 4, 3), pools=(pool,), failures=Failures(events=(crash,)))
     row = records.requests.iloc[0]
     assert (row.status, row.reason) == ("rejected", "no replica takes requests")
     assert (row.finished_s, row.wait_gateway_s) == (32 * TICK_S, 14 * TICK_S)
@@ -123,8 +123,8 @@ def test_the_last_one_goes_only_when_it_has_nothing_to_do(run_world, ask):
 def test_a_replica_that_is_down_and_will_be_back_is_waited_for_by_nobody(run_world, ask):
     """No other is ordered in its place."""
     pool = WorldPool(scaling=by_the_clock(1, 0, 0, interval=16), cold_start_s=5 * TICK_S)
-    crash = Scripted(kind=Kind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))
-    records = run_world(ask(9 * TICK_S, 4, 3), pools=(pool,), troubles=Troubles(events=(crash,)))
+    crash = Scripted(kind=FailureKind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))
+    records = run_world(ask(9 * TICK_S, 4, 3), pools=(pool,), failures=Failures(events=(crash,)))
     assert records.requests.status.tolist() == ["rejected"]
     assert len(records.replicas) == 1
 
@@ -148,9 +148,9 @@ def test_of_several_the_one_with_the_least_to_do_drains(run_world, ask):
 def test_a_replica_that_is_down_goes_first_when_fewer_are_wanted(run_world, ask):
     """It is paid for until 16, and does not come back at 20."""
     pool = WorldPool(replicas=2, scaling=by_the_clock(2, 1, 1, interval=16))
-    crash = Scripted(kind=Kind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))
+    crash = Scripted(kind=FailureKind.crash, at_s=8 * TICK_S, duration_s=12 * TICK_S, replicas=(0,))
     records = run_world(
-        ask(9 * TICK_S, 4, 30), ask(25 * TICK_S, 4, 2), pools=(pool,), troubles=Troubles(events=(crash,))
+        ask(9 * TICK_S, 4, 30), ask(25 * TICK_S, 4, 2), pools=(pool,), failures=Failures(events=(crash,))
     )
     assert records.requests.replica.tolist() == [1, 1]
     assert spans(records) == [(0, 16), (0, 39)]
@@ -160,11 +160,11 @@ def test_a_crash_during_the_start_changes_nothing_nor_does_what_comes_after_it(r
     """It begins at 18 and lasts; the replica starts from 16 to 21, and is slow from 23 on."""
     pool = WorldPool(scaling=by_the_clock(1, 2, 2, interval=16), cold_start_s=5 * TICK_S)
     events = (
-        Scripted(kind=Kind.crash, at_s=18 * TICK_S, duration_s=100 * TICK_S, pool="a"),
-        Scripted(kind=Kind.straggler, at_s=23 * TICK_S, duration_s=100 * TICK_S, factor=2.0),
+        Scripted(kind=FailureKind.crash, at_s=18 * TICK_S, duration_s=100 * TICK_S, pool="a"),
+        Scripted(kind=FailureKind.straggler, at_s=23 * TICK_S, duration_s=100 * TICK_S, factor=2.0),
     )
     records = run_world(
-        ask(17 * TICK_S, 4, 1), ask(22 * TICK_S, 4, 4), pools=(pool,), troubles=Troubles(events=events)
+        ask(17 * TICK_S, 4, 1), ask(22 * TICK_S, 4, 4), pools=(pool,), failures=Failures(events=events)
     )
     assert records.requests.replica.tolist() == [0, 1]
     assert records.requests.finished_s.tolist()[1] == (23 + 3 * 2) * TICK_S
@@ -182,18 +182,18 @@ def test_a_replica_that_was_down_is_not_busier_than_the_clock(run_world, ask):
             return 2
 
     pool = WorldPool(replicas=2, scaling=Watched(interval_s=16 * TICK_S))
-    crash = Scripted(kind=Kind.crash, at_s=15 * TICK_S, duration_s=10 * TICK_S, replicas=(0,))
+    crash = Scripted(kind=FailureKind.crash, at_s=15 * TICK_S, duration_s=10 * TICK_S, replicas=(0,))
     asks = [ask(tick * TICK_S, 4, 8) for start in range(0, 64, 16) for tick in (start, start)]
-    run_world(*asks, pools=(pool,), troubles=Troubles(events=(crash,)))
+    run_world(*asks, pools=(pool,), failures=Failures(events=(crash,)))
     assert seen[0] == 0.5
     assert max(seen) <= 1
 
 
 @given(data=st.data())
 def test_scaling_in_never_ends_work(data):
-    """Without troubles and impatient clients every request is sent once, and loses nothing."""
+    """Without failures and impatient clients every request is sent once, and loses nothing."""
     world = replace(
-        data.draw(draw_clusters()), troubles=None, retries=None, patience_s=None, admission=AdmitAll()
+        data.draw(draw_clusters()), failures=None, retries=None, patience_s=None, admission=AdmitAll()
     )
     requests = world.simulate().records.requests
     assert (requests.attempts <= 1).all()

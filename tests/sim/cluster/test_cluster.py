@@ -1,4 +1,4 @@
-"""Fleets that change, clients that try again, troubles: nothing is lost, and leaping changes nothing."""
+"""Fleets that change, clients that try again, failures: nothing is lost, and leaping changes nothing."""
 
 import io
 from collections import Counter
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
+from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
 from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.troubles import Scripted, Troubles
 from sim.metrics.summary import check_conservation
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from tests.worlds.clusters import draw_clusters
 
 NEVER_S = 1e6  # long after every world has ended
@@ -105,11 +105,11 @@ def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     assert list(tables()) == list(tables())
 
 
-@given(data=st.data(), kind=st.sampled_from(Kind))
-def test_a_trouble_that_never_happens_changes_nothing(data, kind, clusters, same_records):
+@given(data=st.data(), kind=st.sampled_from(FailureKind))
+def test_a_failure_that_never_happens_changes_nothing(data, kind, clusters, same_records):
     world = data.draw(clusters)
     never = Scripted(kind=kind, at_s=NEVER_S, duration_s=1.0, factor=2.0 if kind.has_factor else None)
-    more = replace(world, troubles=Troubles(events=(*world.troubles.events, never)))
+    more = replace(world, failures=Failures(events=(*world.failures.events, never)))
     one, other = world.simulate(), more.simulate()
     same_records(one.records, other.records)
     assert one.records.replicas == other.records.replicas

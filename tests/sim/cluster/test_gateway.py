@@ -12,16 +12,18 @@ import pytest
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
 from policies.routing.least_outstanding import LeastOutstanding
-from sim.cluster.troubles import Scripted, Troubles
-from sim.records.trouble import Kind
+from sim.cluster.failures import Failures, Scripted
+from sim.records.failure import FailureKind
 from sim.workload.retries import Retries
 
 TICK_S = 0.125
 
 
 def crash(at, duration, *replicas):
-    event = Scripted(kind=Kind.crash, at_s=at * TICK_S, duration_s=duration * TICK_S, replicas=replicas)
-    return Troubles(events=(event,))
+    event = Scripted(
+        kind=FailureKind.crash, at_s=at * TICK_S, duration_s=duration * TICK_S, replicas=replicas
+    )
+    return Failures(events=(event,))
 
 
 def clients(max_attempts, base, **settings):
@@ -119,7 +121,7 @@ def test_a_crash_after_the_first_token_does_not_let_the_client_time_out(run_worl
     requests = run_world(
         ask(0.0, 4, 10),
         num_replicas=2,
-        troubles=crash(3.5, 100, 0),
+        failures=crash(3.5, 100, 0),
         max_resends=1,
         retries=clients(2, 2, timeout_s=4 * TICK_S, timeout_until="first_token"),
     )
@@ -138,7 +140,7 @@ def test_a_budget_without_a_deposit_lets_the_burst_try_again(run_world, ask):
 
 def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(run_world, ask):
     """3 tokens by tick 3.5. Nobody serves at 3.5, 7.5 and 11.5; at 15.5 the replica does, since 13.5."""
-    requests = run_world(ask(0.0, 4, 10), troubles=crash(3.5, 10), max_resends=1, retries=clients(4, 4))
+    requests = run_world(ask(0.0, 4, 10), failures=crash(3.5, 10), max_resends=1, retries=clients(4, 4))
     assert requests.status.tolist() == ["finished"]
     assert requests.lost_tokens.tolist() == [3]
     assert requests.output_tokens.tolist() == [10]
@@ -148,21 +150,21 @@ def test_a_crash_costs_what_was_done_and_the_time_until_somebody_serves(run_worl
 
 
 def test_the_service_sends_a_lost_request_to_another_replica_at_once(run_world, ask):
-    requests = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0), max_resends=1)
+    requests = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 10, 0), max_resends=1)
     assert requests.replica.tolist() == [1]
     assert (requests.lost_tokens[0], requests.attempts[0]) == (3, 2)
     assert ticks(requests, "first_token_s", "finished_s", "wait_gateway_s") == [(4.5,), (13.5,), (0,)]
 
 
 def test_a_crash_at_the_end_of_an_iteration_comes_after_it(run_world, ask):
-    requests = run_world(ask(0.0, 4, 10), troubles=crash(3, 10))
+    requests = run_world(ask(0.0, 4, 10), failures=crash(3, 10))
     assert requests.lost_tokens.tolist() == [3]
-    requests = run_world(ask(0.0, 4, 10), troubles=crash(10, 10))
+    requests = run_world(ask(0.0, 4, 10), failures=crash(10, 10))
     assert requests.status.tolist() == ["finished"]
 
 
 def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(run_world, ask):
-    requests = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 10, 0))
+    requests = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 10, 0))
     assert (requests.status[0], requests.reason[0]) == ("rejected", "its replica crashed")
     assert ticks(requests, "finished_s") == [(3.5,)]
     assert requests.output_tokens.tolist() == [0]
@@ -171,7 +173,7 @@ def test_a_request_that_nobody_sends_again_is_rejected_when_its_replica_crashes(
 def test_every_crash_takes_one_of_the_resends(run_world, ask):
     """Of four replicas three crash, one after the other."""
     events = [event for at in (1.5, 3.5, 5.5) for event in crash(at, 100, int(at / 2)).events]
-    settings = {"num_replicas": 4, "routing": LeastOutstanding(), "troubles": Troubles(events=tuple(events))}
+    settings = {"num_replicas": 4, "routing": LeastOutstanding(), "failures": Failures(events=tuple(events))}
     requests = run_world(ask(0.0, 4, 10), **settings, max_resends=2)
     assert (requests.status[0], requests.attempts[0], requests.lost_tokens[0]) == ("rejected", 3, 1 + 2 + 2)
     requests = run_world(ask(0.0, 4, 10), **settings, max_resends=3)
@@ -184,7 +186,7 @@ def test_a_client_that_has_given_up_is_not_served_again_after_a_crash(run_world,
         ask(0.0, 4, 10),
         num_replicas=2,
         patience_s=3.25 * TICK_S,
-        troubles=crash(3.5, 10, 0),
+        failures=crash(3.5, 10, 0),
         max_resends=1,
         retries=clients(3, 1, timeout_s=3.375 * TICK_S),
     )

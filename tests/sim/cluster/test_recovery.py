@@ -11,12 +11,12 @@ from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
+from sim.cluster.failures import Failures, Scripted
 from sim.cluster.recovery import Recovery
-from sim.cluster.troubles import Scripted, Troubles
 from sim.engine.links import Links
-from sim.metrics.fleet import trouble_use
+from sim.metrics.fleet import failure_use
 from sim.metrics.summary import check_conservation
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, draw_crashes, toy_network
@@ -41,9 +41,9 @@ THREE = {"num_replicas": 3, "routing": ToOther()}
 
 def crashes(*events):
     """(tick, replica, duration in ticks)"""
-    return Troubles(
+    return Failures(
         events=tuple(
-            Scripted(kind=Kind.crash, at_s=at * TICK_S, duration_s=lasts * TICK_S, replicas=(replica,))
+            Scripted(kind=FailureKind.crash, at_s=at * TICK_S, duration_s=lasts * TICK_S, replicas=(replica,))
             for at, replica, lasts in events
         )
     )
@@ -74,7 +74,7 @@ def gaps(records):
 
 def test_from_scratch_the_client_waits_for_everything_again(run_world, ask):
     """4 prompt tokens, 3 out by 3.5: 6 have their KV. In replica 1 the prompt again until 4.5."""
-    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)))
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crashes((3.5, 0, 10)))
     (row,) = records.requests.itertuples()
     assert (row.first_token_s, row.finished_s) == (4.5 * TICK_S, 13.5 * TICK_S)
     assert (row.lost_tokens, row.output_tokens) == (3, 10)
@@ -84,7 +84,7 @@ def test_from_scratch_the_client_waits_for_everything_again(run_world, ask):
 
 def test_with_its_tokens_a_request_goes_on_where_it_was(run_world, ask):
     """Replica 1 computes 4 + 3 tokens from 3.5 on: the fourth is out at 4.5, the tenth at 10.5."""
-    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crashes((3.5, 0, 10)), recovery=TOKENS)
     (row,) = records.requests.itertuples()
     assert (row.first_token_s, row.finished_s) == (TICK_S, 10.5 * TICK_S)
     assert (row.lost_tokens, row.output_tokens, row.attempts, row.replica) == (0, 10, 2, 1)
@@ -102,7 +102,7 @@ def test_what_the_cache_of_the_other_replica_has_is_not_computed_again(run_world
         ask(0.0, 5, 1, contents=text),
         num_replicas=2,
         routing=ToOther(),
-        troubles=crashes((3.5, 0, 10)),
+        failures=crashes((3.5, 0, 10)),
         recovery=TOKENS,
         caching=PrefixCaching(block_size=4),
     )
@@ -117,7 +117,7 @@ def test_replicated_kv_is_read_back_and_the_rest_computed_again(run_world, ask):
     The tenth is out at 11.75. It sends on what it has after its iterations 2, 4 and 6, at 6.75, 8.75 and
     10.75: 8 tokens, 2 and 2, to replica 1 again, the next that is up.
     """
-    records = run_world(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV)
+    records = run_world(ask(0.0, 4, 10), **THREE, failures=crashes((3.5, 0, 100)), recovery=KV)
     row = records.requests.iloc[0]
     assert (row.replica, row.first_token_s, row.finished_s) == (2, TICK_S, 11.75 * TICK_S)
     assert (row.lost_tokens, row.wait_load_s) == (0, 1.25 * TICK_S)
@@ -135,7 +135,7 @@ def test_a_replica_with_a_copy_that_is_chosen_reads_its_own_host(run_world, ask)
     records = run_world(
         ask(0.0, 4, 10),
         num_replicas=2,
-        troubles=crashes((3.5, 0, 100)),
+        failures=crashes((3.5, 0, 100)),
         recovery=KV,
         links=byte_links(host_bytes_per_s=4 / TICK_S),
         network=toy_network(100),
@@ -148,7 +148,7 @@ def test_a_replica_with_a_copy_that_is_chosen_reads_its_own_host(run_world, ask)
 
 def test_what_was_on_its_way_to_the_copy_is_lost(run_world, ask):
     """It would have been there at 3.25: as with tokens only."""
-    records = run_world(ask(0.0, 4, 10), num_replicas=2, troubles=crashes((3.1, 0, 100)), recovery=KV)
+    records = run_world(ask(0.0, 4, 10), num_replicas=2, failures=crashes((3.1, 0, 100)), recovery=KV)
     assert records.requests.finished_s[0] / TICK_S == pytest.approx(10.1)
     assert records.recovery.num_restored_tokens == 0
     assert records.recovery.num_recomputed_tokens == 6
@@ -159,7 +159,7 @@ def test_a_copy_that_is_lost_first_is_no_help(run_world, ask):
     records = run_world(
         ask(0.0, 4, 10),
         **THREE,
-        troubles=crashes((3.4, 1, 100), (3.5, 0, 100)),
+        failures=crashes((3.4, 1, 100), (3.5, 0, 100)),
         recovery=KV,
     )
     assert records.requests.finished_s[0] == 10.5 * TICK_S
@@ -171,7 +171,7 @@ def test_a_copy_that_is_lost_while_it_is_read_costs_the_time_until_then_and_no_r
     records = run_world(
         ask(0.0, 4, 10),
         **THREE,
-        troubles=crashes((3.5, 0, 100), (4.5, 1, 100)),
+        failures=crashes((3.5, 0, 100), (4.5, 1, 100)),
         recovery=KV,
     )
     row = records.requests.iloc[0]
@@ -181,9 +181,9 @@ def test_a_copy_that_is_lost_while_it_is_read_costs_the_time_until_then_and_no_r
 
 
 def test_a_copy_out_of_reach_is_not_read(run_world, ask):
-    down = Scripted(kind=Kind.link_down, at_s=3.4 * TICK_S, duration_s=100.0, replicas=(1,))
-    troubles = Troubles(events=(down, *crashes((3.5, 0, 100)).events))
-    records = run_world(ask(0.0, 4, 10), **THREE, troubles=troubles, recovery=KV)
+    down = Scripted(kind=FailureKind.link_down, at_s=3.4 * TICK_S, duration_s=100.0, replicas=(1,))
+    failures = Failures(events=(down, *crashes((3.5, 0, 100)).events))
+    records = run_world(ask(0.0, 4, 10), **THREE, failures=failures, recovery=KV)
     assert records.requests.finished_s[0] == 10.5 * TICK_S
 
 
@@ -193,7 +193,7 @@ def test_a_long_prompt_that_was_half_done_goes_on_from_its_copy(run_world, ask):
         ask(0.0, 40, 2),
         num_replicas=2,
         batching=Chunked(max_num_batched_tokens=8),
-        troubles=crashes((3.5, 0, 100)),
+        failures=crashes((3.5, 0, 100)),
         recovery=KV,
         network=toy_network(1000),
     )
@@ -205,7 +205,7 @@ def test_who_cannot_go_on_in_a_smaller_replica_begins_there(run_world, ask):
     """Known at 6.5: 10 tokens, replica 1 has room for 8, and ends the answer after 5."""
     pools = (WorldPool(), WorldPool(num_blocks=2))
     records = run_world(
-        ask(0.0, 4, 10), pools=pools, num_replicas=2, troubles=crashes((6.5, 0, 100)), recovery=TOKENS
+        ask(0.0, 4, 10), pools=pools, num_replicas=2, failures=crashes((6.5, 0, 100)), recovery=TOKENS
     )
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason, row.output_tokens, row.lost_tokens) == ("finished", "length", 5, 6)
@@ -216,7 +216,7 @@ def test_several_answers_begin_again(run_world, ask):
     records = run_world(
         ask(0.0, 4, 10, branching=Branching(2)),
         num_replicas=2,
-        troubles=crashes((3.5, 0, 100)),
+        failures=crashes((3.5, 0, 100)),
         recovery=KV,
     )
     (row,) = records.requests.itertuples()
@@ -228,7 +228,7 @@ def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(run_world, ask):
     records = run_world(
         ask(0.0, 4, 10),
         **THREE,
-        troubles=crashes((3.5, 0, 100), (5.5, 2, 100)),
+        failures=crashes((3.5, 0, 100), (5.5, 2, 100)),
         recovery=TOKENS,
         retries=Retries(max_attempts=2, base_s=TICK_S, jitter="none"),
     )
@@ -239,7 +239,7 @@ def test_tokens_of_a_request_that_nobody_goes_on_with_are_lost(run_world, ask):
 
 
 def test_without_another_replica_tokens_are_lost(run_world, ask):
-    records = run_world(ask(0.0, 4, 10), troubles=crashes((3.5, 0, 10)), recovery=TOKENS)
+    records = run_world(ask(0.0, 4, 10), failures=crashes((3.5, 0, 10)), recovery=TOKENS)
     (row,) = records.requests.itertuples()
     assert (row.status, row.reason) == ("rejected", "no replica takes requests")
     assert (row.lost_tokens, row.output_tokens) == (3, 0)
@@ -256,7 +256,7 @@ def test_a_decode_replica_that_crashes_sends_the_request_back_to_the_prompts(
         asks=(ask(0.0, 8, 6),),
         num_decode=2,
         kv_transfer=KvTransferSettings(transfer="at_end", first_token_at=first_token_at),
-        troubles=crashes((5.5, 1, 100)),
+        failures=crashes((5.5, 1, 100)),
         recovery=TOKENS,
     )
     leapt, stepped = service.simulate(leap=True).records, service.simulate(leap=False).records
@@ -275,7 +275,7 @@ def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
         asks=(ask(0.0, 8, 3),),
         num_mixed=1,
         kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
-        troubles=crashes((2, 0, 100)),
+        failures=crashes((2, 0, 100)),
         recovery=TOKENS,
     )
     (row,) = service.simulate().records.requests.itertuples()
@@ -284,7 +284,7 @@ def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
 
 
 def test_the_summary_tells_what_was_restored_and_computed_again(run_world, ask):
-    told = trouble_use(run_world(ask(0.0, 4, 10), **THREE, troubles=crashes((3.5, 0, 100)), recovery=KV))
+    told = failure_use(run_world(ask(0.0, 4, 10), **THREE, failures=crashes((3.5, 0, 100)), recovery=KV))
     names = ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes")
     assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
 

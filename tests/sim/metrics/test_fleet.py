@@ -1,4 +1,4 @@
-"""Troubles, retries, scaling and pools in figures, worked out by hand in ticks of one iteration."""
+"""Failures, retries, scaling and pools in figures, worked out by hand in ticks of one iteration."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from experiments.conformance.toys import ToyModel
 from policies.admission.queue_bound import QueueBound
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
-from sim.cluster.troubles import Scripted, Troubles
-from sim.metrics.fleet import pool_figures, replicas_over_time, retry_use, scaling_use, trouble_use
+from sim.cluster.failures import Failures, Scripted
+from sim.metrics.fleet import failure_use, pool_figures, replicas_over_time, retry_use, scaling_use
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, seconds_inside, work_by_pool
 from sim.metrics.window import Window
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool
 
@@ -19,8 +19,10 @@ TICK_S = 0.125
 
 
 def crash(at, duration, *replicas):
-    event = Scripted(kind=Kind.crash, at_s=at * TICK_S, duration_s=duration * TICK_S, replicas=replicas)
-    return Troubles(events=(event,))
+    event = Scripted(
+        kind=FailureKind.crash, at_s=at * TICK_S, duration_s=duration * TICK_S, replicas=replicas
+    )
+    return Failures(events=(event,))
 
 
 @pytest.fixture
@@ -40,8 +42,8 @@ NOTHING_KEPT = dict.fromkeys(
 
 def test_a_crash_is_told_with_what_it_cost(make_world, ask):
     """Down from 3.5 to the end at 13.5, of two replicas for 13.5 ticks each."""
-    world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
-    assert trouble_use(world.simulate().records) == {
+    world = make_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 90, 0), max_resends=1)
+    assert failure_use(world.simulate().records) == {
         "by_kind": {"crash": {"count": 1, "replica_s": 10 * TICK_S}},
         "crashes": 1,
         "replica_down_s": 10 * TICK_S,
@@ -53,10 +55,10 @@ def test_a_crash_is_told_with_what_it_cost(make_world, ask):
     }
 
 
-def test_a_run_without_troubles_has_none(make_world, ask):
+def test_a_run_without_failures_has_none(make_world, ask):
     records = make_world(ask(0.0, 4, 10)).simulate().records
     nothing = {"crashes": 0, "replica_down_s": 0, "down_share": 0, "lost_tokens": 0, "resends": 0}
-    assert trouble_use(records) == {"by_kind": {}, **nothing, **NOTHING_KEPT}
+    assert failure_use(records) == {"by_kind": {}, **nothing, **NOTHING_KEPT}
     figures = retry_use(records)
     alone = {"attempts": 1, "retries": 0, "attempts_per_request": 1, "failed_attempts": {}}
     assert figures == {**alone, "lost_tokens": 0}
@@ -86,12 +88,12 @@ def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
     }
 
 
-def test_troubles_that_crash_nothing_are_told_by_kind(make_world, ask):
+def test_failures_that_crash_nothing_are_told_by_kind(make_world, ask):
     """Twice as slow from 2 to 6: tokens 3 and 4 take 2 ticks each; the run ends at 12."""
-    slow = Scripted(kind=Kind.straggler, at_s=2 * TICK_S, duration_s=4 * TICK_S, factor=2.0)
-    records = make_world(ask(0.0, 4, 10), troubles=Troubles(events=(slow,))).simulate().records
+    slow = Scripted(kind=FailureKind.straggler, at_s=2 * TICK_S, duration_s=4 * TICK_S, factor=2.0)
+    records = make_world(ask(0.0, 4, 10), failures=Failures(events=(slow,))).simulate().records
     assert records.end_s == 12 * TICK_S
-    figures = trouble_use(records)
+    figures = failure_use(records)
     assert figures["by_kind"] == {"straggler": {"count": 1, "replica_s": 4 * TICK_S}}
     assert (figures["crashes"], figures["lost_tokens"]) == (0, 0)
 
@@ -100,12 +102,12 @@ def test_tokens_for_a_client_that_has_left_are_not_lost_in_a_crash(make_world, a
     """Both attempts are given up 3.5 ticks after they came, and end with that iteration, after 4 tokens."""
     retries = Retries(max_attempts=2, base_s=0, jitter="none", timeout_s=3.5 * TICK_S)
     records = make_world(ask(0.0, 4, 6), retries=retries, until_s=40 * TICK_S).simulate().records
-    assert trouble_use(records)["lost_tokens"] == 0
+    assert failure_use(records)["lost_tokens"] == 0
     assert retry_use(records)["lost_tokens"] == records.requests.lost_tokens.sum() == 8
 
 
 def test_what_the_service_sends_again_is_no_attempt_of_a_client(make_world, ask):
-    world = make_world(ask(0.0, 4, 10), num_replicas=2, troubles=crash(3.5, 90, 0), max_resends=1)
+    world = make_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 90, 0), max_resends=1)
     records = world.simulate().records
     assert (records.requests.tries[0], records.requests.attempts[0]) == (1, 2)
     assert retry_use(records)["attempts"] == 1
@@ -136,7 +138,7 @@ def test_replicas_are_counted_by_what_they_do(scaled):
 
 
 def test_a_replica_that_is_down_is_wanted_and_does_not_serve(make_world, ask):
-    world = make_world(ask(0.0, 4, 20), num_replicas=2, routing=LeastOutstanding(), troubles=crash(3, 10, 1))
+    world = make_world(ask(0.0, 4, 20), num_replicas=2, routing=LeastOutstanding(), failures=crash(3, 10, 1))
     times_s, counts = replicas_over_time(world.simulate().records)
     assert (times_s / TICK_S).tolist() == [0, 3, 13, 20]
     assert counts["down"].tolist() == [0, 1, 0, 0]

@@ -38,7 +38,7 @@ def test_every_token_is_found_whatever_the_policies(world, leap):
 
 
 @given(st.one_of(draw_clusters(), draw_crashes()))
-def test_every_token_is_found_over_replicas_handovers_and_crashes(world):
+def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
     assert_rebuilt(world.simulate().records)
 
 

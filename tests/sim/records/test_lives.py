@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.cluster.troubles import Scripted, Troubles
+from sim.cluster.failures import Failures, Scripted
 from sim.records.event_rows import WAIT_COLUMNS
 from sim.records.event_table import events_table
+from sim.records.failure import FailureKind
 from sim.records.lives import lives, phases
-from sim.records.trouble import Kind
 from sim.workload.retries import Retries
 
 TICK_S = 0.125  # one iteration of the flat toy model
@@ -109,10 +109,10 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
 def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
     """In ticks: lost at 3.5, sent again when somebody serves, at 15.5; its client waits to 19.75, the engine
     lets go of it at 20.5, and 4 ticks later it comes again."""
-    crash = Scripted(kind=Kind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
+    crash = Scripted(kind=FailureKind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
     clients = Retries(max_attempts=9, base_s=4 * TICK_S, factor=1.0, jitter="none", timeout_s=4.25 * TICK_S)
     records = (
-        make_world(ask(0.0, 4, 8), troubles=Troubles(events=(crash,)), retries=clients).simulate().records
+        make_world(ask(0.0, 4, 8), failures=Failures(events=(crash,)), retries=clients).simulate().records
     )
     [(_, life)] = lives(events_table(records), records.end_s)
     told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in life]

@@ -26,7 +26,7 @@ def variants():
         ["hardware=l40s", "engine=sglang", "tensor_parallel_size=2", "model.weights=fp8"],
         ["workload.lengths.prompt_tokens=100", "slo={_target_: sim.metrics.slo.Slo, ttft_ms: 3}"],
         ["++model.name=mine", "model.name=yours", "load=2"],
-        ["troubles=crash", "troubles.events.0.at_s=5", "troubles.events.0.replicas=[1,2]"],
+        ["failures=crash", "failures.events.0.at_s=5", "failures.events.0.replicas=[1,2]"],
         ["routing@decode_routing=power_of_two", "slo=none", "seed=3"],
         ["pools=two_gpus", "prediction=oracle", "workload.num_requests=7", "engine.max_num_seqs=5", "seed=7"],
         ["slo={ttft_ms: 7}", "slo.ttft_ms=9"],

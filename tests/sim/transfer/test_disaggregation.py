@@ -18,19 +18,19 @@ from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.cluster.troubles import Scripted, Troubles
+from sim.cluster.failures import Failures, Scripted
 from sim.engine.links import Links
 from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transfer_use
 from sim.records.event_table import events_table
-from sim.records.trouble import Kind
+from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
 from tests.worlds.services import (
     Service,
     draw_adapter_services,
+    draw_failing_services,
     draw_services,
-    draw_troubled_services,
     toy_network,
 )
 
@@ -40,7 +40,7 @@ def test_leap_equals_step(service):
     check_conservation(assert_leap_equals_step(service).records)
 
 
-@given(service=draw_troubled_services())
+@given(service=draw_failing_services())
 def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service):
     check_conservation(assert_leap_equals_step(service).records)
 
@@ -71,7 +71,7 @@ class Counting:
         assert self.under_way[request.request_id] == 0, "told an end that is not one"
 
 
-@given(service=draw_troubled_services())
+@given(service=draw_failing_services())
 def test_the_router_is_told_one_end_for_each_time_that_it_has_chosen(service):
     replace(service, routing=Counting()).simulate()
 
@@ -240,14 +240,17 @@ def test_who_gives_up_leaves_nothing_behind(ask, patience_ticks, num_tokens):
 
 def crash(at_ticks, replica, duration_ticks=100):
     return Scripted(
-        kind=Kind.crash, at_s=at_ticks * TICK_S, duration_s=duration_ticks * TICK_S, replicas=(replica,)
+        kind=FailureKind.crash,
+        at_s=at_ticks * TICK_S,
+        duration_s=duration_ticks * TICK_S,
+        replicas=(replica,),
     )
 
 
 def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
     """Prompt until tick 1; copy to replica 1 until it crashes at 2; again to replica 2, until 4."""
-    troubles = Troubles(events=(crash(2, 1),))
-    records = run_world(ask(0, 8, 3), num_decode=2, kv_transfer=AT_END, troubles=troubles)
+    failures = Failures(events=(crash(2, 1),))
+    records = run_world(ask(0, 8, 3), num_decode=2, kv_transfer=AT_END, failures=failures)
     assert ticks(records, "first_token", "last_token") == [(1, 6)]
     (row,) = records.requests.itertuples()
     assert (row.replica, row.attempts, row.lost_tokens) == (2, 1, 0)
@@ -255,8 +258,8 @@ def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
 
 def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
     """Prompt until tick 1; replica 0 crashes at 2, with half of the KV copied; again in replica 1 until 3."""
-    troubles = Troubles(events=(crash(2, 0),))
-    records = run_world(ask(0, 8, 3), num_prefill=2, kv_transfer=AT_END, troubles=troubles)
+    failures = Failures(events=(crash(2, 0),))
+    records = run_world(ask(0, 8, 3), num_prefill=2, kv_transfer=AT_END, failures=failures)
     assert ticks(records, "first_token", "last_token") == [(3, 7)]
     (row,) = records.requests.itertuples()
     assert (row.prefill_replica, row.attempts, row.lost_tokens) == (1, 2, 1)
@@ -264,8 +267,8 @@ def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
 
 def test_a_lost_link_stalls_the_copy(ask):
     """4 of 8 tokens are copied by tick 2; the link is back at 5: there at 6."""
-    down = Scripted(kind=Kind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
-    records = run_world(ask(0, 8, 3), kv_transfer=AT_END, troubles=Troubles(events=(down,)))
+    down = Scripted(kind=FailureKind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
+    records = run_world(ask(0, 8, 3), kv_transfer=AT_END, failures=Failures(events=(down,)))
     assert ticks(records, "kv_transfer", "last_token") == [(5, 8)]
 
 

@@ -1,4 +1,4 @@
-"""Schedules of trouble: what is drawn, what stays when the fleet grows, what is refused."""
+"""Schedules of failure: what is drawn, what stays when the fleet grows, what is refused."""
 
 from itertools import islice, pairwise
 from math import exp, inf
@@ -10,38 +10,38 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from sim.cluster.troubles import BadRelease, Random, Scripted, Troubles
-from sim.records.trouble import Kind, Trouble
+from sim.cluster.failures import BadRelease, Failures, Random, Scripted
+from sim.records.failure import Failure, FailureKind
 from sim.settings.build import build
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
-CONFIGS = sorted((CONFIG_DIR / "troubles").glob("*.yaml"))
+CONFIGS = sorted((CONFIG_DIR / "failures").glob("*.yaml"))
 POOLS = {"prefill": [0, 1], "decode": [2, 3, 4]}
 
 
 def crashes(**changed):
-    return Random(**{"kind": Kind.crash, "mtbf_s": 1000.0, "mttr_s": 100.0, **changed})
+    return Random(**{"kind": FailureKind.crash, "mtbf_s": 1000.0, "mttr_s": 100.0, **changed})
 
 
 def schedule(*events, seed=0, num_replicas=3, until_s=10_000.0, pools=None):
-    return list(Troubles(events=events).schedule(seed, num_replicas, until_s, pools))
+    return list(Failures(events=events).schedule(seed, num_replicas, until_s, pools))
 
 
 def test_what_is_scripted_happens_at_its_time_to_those_who_are_named():
-    slow = Scripted(kind=Kind.straggler, at_s=5, duration_s=2, factor=3, replicas=(2,))
-    crash = Scripted(kind=Kind.crash, at_s=1, duration_s=4)
+    slow = Scripted(kind=FailureKind.straggler, at_s=5, duration_s=2, factor=3, replicas=(2,))
+    crash = Scripted(kind=FailureKind.crash, at_s=1, duration_s=4)
     assert schedule(slow, crash) == [
-        Trouble(1, 0, 1, Kind.crash, 4),
-        Trouble(1, 1, 1, Kind.crash, 4),
-        Trouble(1, 2, 1, Kind.crash, 4),
-        Trouble(5, 2, 0, Kind.straggler, 2, 3.0),
+        Failure(1, 0, 1, FailureKind.crash, 4),
+        Failure(1, 1, 1, FailureKind.crash, 4),
+        Failure(1, 2, 1, FailureKind.crash, 4),
+        Failure(5, 2, 0, FailureKind.straggler, 2, 3.0),
     ]
     assert schedule(crash, until_s=1) == [], "until_s itself is not in it"
 
 
 def test_a_pool_is_its_replicas():
-    crash = Scripted(kind=Kind.crash, at_s=1, duration_s=4, pool="decode")
+    crash = Scripted(kind=FailureKind.crash, at_s=1, duration_s=4, pool="decode")
     assert [t.replica for t in schedule(crash, num_replicas=5, pools=POOLS)] == [2, 3, 4]
 
 
@@ -55,7 +55,9 @@ events = st.lists(
             share=st.floats(0.01, 1),
             factor=st.sampled_from([None, 2.0]),
         ),
-        st.builds(Scripted, kind=st.just(Kind.crash), at_s=st.floats(0, 5000), duration_s=st.floats(1, 100)),
+        st.builds(
+            Scripted, kind=st.just(FailureKind.crash), at_s=st.floats(0, 5000), duration_s=st.floats(1, 100)
+        ),
     ),
     max_size=4,
 )
@@ -66,17 +68,17 @@ def test_a_schedule_is_in_order_and_a_replica_more_changes_nobody_elses(events, 
     fewer = schedule(*events, seed=seed, num_replicas=num_replicas)
     more = schedule(*events, seed=seed, num_replicas=num_replicas + 1)
     assert fewer == sorted(fewer)
-    assert fewer == [trouble for trouble in more if trouble.replica < num_replicas]
-    own = Troubles(events=tuple(events)).of_replica(seed, num_replicas, 10_000.0)
-    assert list(own) == [trouble for trouble in more if trouble.replica == num_replicas]
+    assert fewer == [failure for failure in more if failure.replica < num_replicas]
+    own = Failures(events=tuple(events)).of_replica(seed, num_replicas, 10_000.0)
+    assert list(own) == [failure for failure in more if failure.replica == num_replicas]
     for one, other in pairwise(t for t in more if t.replica == 0 and t.event == 0):
         assert one.at_s + one.duration_s <= other.at_s
 
 
 def test_it_is_made_while_it_is_read():
-    endless = Troubles(events=(crashes(),)).schedule(0, 100, inf)
+    endless = Failures(events=(crashes(),)).schedule(0, 100, inf)
     first = list(islice(endless, 1000))
-    assert len({trouble.replica for trouble in first}) == 100
+    assert len({failure.replica for failure in first}) == 100
 
 
 @pytest.mark.parametrize("shape", [0.7, 1.0, 2.0])
@@ -107,7 +109,7 @@ def test_a_release_goes_to_its_share_of_any_fleet(share):
         release = BadRelease(at_s=5, rolled_back_after_s=60, share=share, factor=2)
         got = schedule(release, num_replicas=num_replicas)
         assert len(got) == int(np.ceil(share * num_replicas - 1e-9))
-        assert {t[3:] for t in got} == {(Kind.straggler, 60, 2)}
+        assert {t[3:] for t in got} == {(FailureKind.straggler, 60, 2)}
 
 
 def test_a_release_in_a_pool_counts_the_pools_replicas():
@@ -130,23 +132,32 @@ def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
     ("make", "message"),
     [
         (
-            lambda: Scripted(kind=Kind.crash, at_s=-1, duration_s=1),
+            lambda: Scripted(kind=FailureKind.crash, at_s=-1, duration_s=1),
             "at_s=-1: must be .* >= 0 s; a run",
         ),
-        (lambda: Scripted(kind=Kind.crash, at_s=0, duration_s=0), "duration_s=0: must be .* > 0 s"),
-        (lambda: Scripted(kind=Kind.crash, at_s=0, duration_s=inf), "duration_s=inf: must be a finite"),
+        (lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=0), "duration_s=0: must be .* > 0 s"),
         (
-            lambda: Scripted(kind=Kind.straggler, at_s=0, duration_s=1, factor=0),
+            lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=inf),
+            "duration_s=inf: must be a finite",
+        ),
+        (
+            lambda: Scripted(kind=FailureKind.straggler, at_s=0, duration_s=1, factor=0),
             "factor=0: must be a finite number > 1, times as long",
         ),
-        (lambda: Scripted(kind=Kind.link_slow, at_s=0, duration_s=1), "factor=None: must be a finite number"),
         (
-            lambda: Scripted(kind=Kind.crash, at_s=0, duration_s=1, factor=2),
+            lambda: Scripted(kind=FailureKind.link_slow, at_s=0, duration_s=1),
+            "factor=None: must be a finite number",
+        ),
+        (
+            lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, factor=2),
             "factor=2: must be null, crash slows nothing",
         ),
-        (lambda: Scripted(kind=Kind.crash, at_s=0, duration_s=1, replicas=(-1,)), r"replicas\[0\]=-1: must"),
         (
-            lambda: Scripted(kind=Kind.crash, at_s=0, duration_s=1, replicas=(1, 1)),
+            lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, replicas=(-1,)),
+            r"replicas\[0\]=-1: must",
+        ),
+        (
+            lambda: Scripted(kind=FailureKind.crash, at_s=0, duration_s=1, replicas=(1, 1)),
             r"replicas\[1\]=1: must be named once",
         ),
         (lambda: crashes(replicas=(0,), pool="decode"), r"replicas=\[0\], pool=decode: must not both be set"),
@@ -164,22 +175,22 @@ def test_rejects_what_cannot_happen(make, message):
 
 
 def test_rejects_what_is_not_in_the_fleet():
-    troubles = Troubles(events=(crashes(), crashes(replicas=(0, 3))))
-    troubles.check(4)
+    failures = Failures(events=(crashes(), crashes(replicas=(0, 3))))
+    failures.check(4)
     with pytest.raises(ValueError, match=r"events\[1\].replicas\[1\]=3: must be < 3, the number of replicas"):
-        troubles.check(3)
+        failures.check(3)
     with pytest.raises(ValueError, match=r"events\[0\].pool=decoding: no such pool; known: prefill, decode"):
-        Troubles(events=(crashes(pool="decoding"),)).check(5, POOLS)
+        Failures(events=(crashes(pool="decoding"),)).check(5, POOLS)
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_shipped_one_builds_and_happens_within_three_days(file):
-    troubles = build(OmegaConf.load(file), "troubles")
-    happens = next(troubles.schedule(0, 2, 3 * 86_400), None)
+    failures = build(OmegaConf.load(file), "failures")
+    happens = next(failures.schedule(0, 2, 3 * 86_400), None)
     assert (happens is None) == (file.stem == "none")
 
 
 def test_an_unknown_kind_is_refused_with_those_that_there_are():
-    node = {"_target_": "sim.cluster.troubles.Scripted", "kind": "crush", "at_s": 0, "duration_s": 1}
+    node = {"_target_": "sim.cluster.failures.Scripted", "kind": "crush", "at_s": 0, "duration_s": 1}
     with pytest.raises(ConfigError, match=r"events.0..kind=crush: must be one of the choices; .*crash"):
-        build({"_target_": "sim.cluster.troubles.Troubles", "events": [node]}, "troubles")
+        build({"_target_": "sim.cluster.failures.Failures", "events": [node]}, "failures")

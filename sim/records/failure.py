@@ -1,4 +1,4 @@
-"""What can happen to a replica, and one such event of a run."""
+"""The kinds of failures of a replica, and one failure of a run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Kind(Enum):
-    """What happens to a replica."""
+class FailureKind(Enum):
+    """The kind of a replica's failure."""
 
     crash = "crash"
     """Its process or machine is gone, and with it all KV; it serves again after duration_s."""
@@ -22,15 +22,15 @@ class Kind(Enum):
 
     @property
     def has_factor(self) -> bool:
-        return self in (Kind.straggler, Kind.link_slow)
+        return self in (FailureKind.straggler, FailureKind.link_slow)
 
 
-class Trouble(NamedTuple):
-    """One replica's trouble, from at_s for duration_s. Sorted by time, replica, event."""
+class Failure(NamedTuple):
+    """One failure of a replica, from at_s for duration_s, in seconds. Sorted by time, replica, event."""
 
     at_s: float
     replica: int
     event: int  # place in the settings
-    kind: Kind
+    kind: FailureKind
     duration_s: float
     factor: float = 1.0  # times as long as without it

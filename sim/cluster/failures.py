@@ -1,9 +1,9 @@
-"""What goes wrong, when, and for how long: scripted, drawn at random, or come with a release.
+"""Failures of replicas and their schedule: scripted, drawn at random, or caused by a bad release.
 
-Settings, and the schedule that follows from them; what a trouble does to a replica is the simulation's part.
-Every replica draws from streams of its own, so one replica more changes nobody else's failures, and the
-schedule is made while it is read. Troubles of different events may overlap; those of one event on one replica
-do not.
+This module has the settings, and the schedule that follows from them; `FailureInjector` applies failures to
+replicas. Every replica draws from its own random streams, so the failures of a replica do not depend on the
+number of replicas. The schedule is made while it is read. Failures of different events may overlap; those of
+one event on one replica do not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sim.records.trouble import Kind, Trouble
+from sim.records.failure import Failure, FailureKind
 from sim.workload.streams import stream
 
 Pools = Mapping[str, Sequence[int]]
@@ -24,8 +24,8 @@ Pools = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Whom:
-    """The replicas that an event is about: those listed, those of a pool, or all."""
+class AffectedReplicas:
+    """The replicas that an event affects: those listed, those of a pool, or all."""
 
     replicas: tuple[int, ...] = ()
     """Indices in the fleet; none: all."""
@@ -52,7 +52,7 @@ class Whom:
             raise ValueError(f"pool={self.pool}: no such pool; known: {known}")
 
     def place(self, replica: int, pools: Pools) -> int | None:
-        """Where it stands among those that are meant; None if it is not one of them."""
+        """The index of a replica among the affected ones; None if it is not affected."""
         meant = pools[self.pool] if self.pool is not None else self.replicas
         if not meant and self.pool is None:
             return replica
@@ -60,50 +60,50 @@ class Whom:
 
 
 class Event(Protocol):
-    """Settings of one thing that goes wrong, once or again and again."""
+    """Settings of one source of failures, which may occur once or repeatedly."""
 
     def check(self, num_replicas: int, pools: Pools) -> None:
         """Raise ValueError for a replica or a pool that is not in the fleet."""
         ...
 
     def place(self, replica: int, pools: Pools) -> int | None:
-        """Where it stands among those that are meant; None if it is not one of them."""
+        """The index of a replica among the affected ones; None if it is not affected."""
         ...
 
-    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
-        """Its troubles, in order of time; perhaps without end."""
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
+        """The failures of one replica, in order of time; the sequence may be infinite."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scripted(Whom):
-    """One trouble at a given time, at every replica that is meant."""
+class Scripted(AffectedReplicas):
+    """One failure at a given time, at every affected replica."""
 
-    kind: Kind
+    kind: FailureKind
     at_s: float
     duration_s: float
     factor: float | None = None
     """Times as long; for a straggler and a slow link."""
 
     def __post_init__(self) -> None:
-        Whom.__post_init__(self)
+        AffectedReplicas.__post_init__(self)
         _check_time("at_s", self.at_s, zero_allowed=True)
         _check_time("duration_s", self.duration_s)
         _check_factor(self.kind, self.factor)
 
-    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
-        yield Trouble(self.at_s, replica, event, self.kind, self.duration_s, self.factor or 1.0)
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
+        yield Failure(self.at_s, replica, event, self.kind, self.duration_s, self.factor or 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Random(Whom):
-    """Troubles that come and go, at each replica by itself: a renewal process of sound and troubled times.
+class Random(AffectedReplicas):
+    """Random failures of each replica by itself: a renewal process of times with and without a failure.
 
     Times are Weibull with these means; shape 1 is exponential, below 1 are early failures (or a few long
-    repairs), above 1 wear. Availability, the share of time without it: mtbf_s / (mtbf_s + mttr_s).
+    repairs), above 1 wear. Availability, the share of time without a failure: mtbf_s / (mtbf_s + mttr_s).
     """
 
-    kind: Kind
+    kind: FailureKind
     mtbf_s: float
     """Mean time from one repair (or the run's beginning) to the next failure."""
     mttr_s: float
@@ -113,10 +113,10 @@ class Random(Whom):
     factor: float | None = None
     """Times as long; for a straggler and a slow link."""
     together: bool = False
-    """All that are meant at the same time: a rack's switch, its power."""
+    """Whether all affected replicas fail at the same time: a rack's switch, its power."""
 
     def __post_init__(self) -> None:
-        Whom.__post_init__(self)
+        AffectedReplicas.__post_init__(self)
         for name in ("mtbf_s", "mttr_s"):
             _check_time(name, getattr(self, name))
         for name in ("failure_shape", "repair_shape"):
@@ -124,25 +124,25 @@ class Random(Whom):
                 raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0.1")
         _check_factor(self.kind, self.factor)
 
-    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
         keys = () if self.together else (replica,)
-        rng = stream(seed, f"troubles.{event}", *keys)
+        rng = stream(seed, f"troubles.{event}", *keys)  # an earlier name: it keeps the draws of a seed
         now = 0.0
         while True:
             now += _weibull(rng, self.mtbf_s, self.failure_shape)
             duration_s = _weibull(rng, self.mttr_s, self.repair_shape)
-            yield Trouble(now, replica, event, self.kind, duration_s, self.factor or 1.0)
+            yield Failure(now, replica, event, self.kind, duration_s, self.factor or 1.0)
             now += duration_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BadRelease(Whom):
+class BadRelease(AffectedReplicas):
     """A release that makes some replicas slow, or has them crash again and again, until it is rolled back."""
 
     at_s: float
     rolled_back_after_s: float
     share: float = 1.0
-    """Of the replicas that are meant, those that get it: evenly spread, at least the first."""
+    """Share of the affected replicas that get the release: evenly spread, at least the first."""
     factor: float | None = None
     """How much slower they are; None: they crash."""
     crash_after_s: float = 60.0
@@ -151,25 +151,27 @@ class BadRelease(Whom):
     """From a crash until it serves again."""
 
     def __post_init__(self) -> None:
-        Whom.__post_init__(self)
+        AffectedReplicas.__post_init__(self)
         _check_time("at_s", self.at_s, zero_allowed=True)
         for name in ("rolled_back_after_s", "crash_after_s", "restart_s"):
             _check_time(name, getattr(self, name))
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share}: must be > 0 and <= 1")
         if self.factor is not None:
-            _check_factor(Kind.straggler, self.factor)
+            _check_factor(FailureKind.straggler, self.factor)
 
-    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Trouble]:
+    def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
         if not self._gets_it(place):
             return
         if self.factor is not None:
-            yield Trouble(self.at_s, replica, event, Kind.straggler, self.rolled_back_after_s, self.factor)
+            yield Failure(
+                self.at_s, replica, event, FailureKind.straggler, self.rolled_back_after_s, self.factor
+            )
             return
         rng = stream(seed, f"troubles.{event}", replica)
         now = self.at_s + rng.exponential(self.crash_after_s)
         while now < self.at_s + self.rolled_back_after_s:
-            yield Trouble(now, replica, event, Kind.crash, self.restart_s)
+            yield Failure(now, replica, event, FailureKind.crash, self.restart_s)
             now += self.restart_s + rng.exponential(self.crash_after_s)
 
     def _gets_it(self, place: int) -> bool:
@@ -179,8 +181,8 @@ class BadRelease(Whom):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Troubles:
-    """All that goes wrong in a run."""
+class Failures:
+    """All failures of a run."""
 
     events: tuple[Event, ...] = ()
 
@@ -194,22 +196,22 @@ class Troubles:
 
     def schedule(
         self, seed: int, num_replicas: int, until_s: float, pools: Pools | None = None
-    ) -> Iterator[Trouble]:
-        """The troubles that begin before until_s, in order of time, made while they are read."""
+    ) -> Iterator[Failure]:
+        """The failures that begin before until_s, in order of time, made while they are read."""
         self.check(num_replicas, pools)
         return merge(*(self.of_replica(seed, replica, until_s, pools) for replica in range(num_replicas)))
 
     def of_replica(
         self, seed: int, replica: int, until_s: float, pools: Pools | None = None
-    ) -> Iterator[Trouble]:
-        """Those of one replica: what `schedule` has of it, also for one that joins later."""
+    ) -> Iterator[Failure]:
+        """The failures of one replica, as `schedule` has them, also for a replica that joins later."""
         pools = pools or {}
         placed = [(i, event, event.place(replica, pools)) for i, event in enumerate(self.events)]
         own = [event.of_replica(seed, i, replica, place) for i, event, place in placed if place is not None]
-        for trouble in merge(*own):
-            if trouble.at_s >= until_s:
+        for failure in merge(*own):
+            if failure.at_s >= until_s:
                 return
-            yield trouble
+            yield failure
 
 
 def _weibull(rng: np.random.Generator, mean: float, shape: float) -> float:
@@ -222,7 +224,7 @@ def _check_time(name: str, value: float, *, zero_allowed: bool = False) -> None:
         raise ValueError(f"{name}={value}: must be a finite number {rule}")
 
 
-def _check_factor(kind: Kind, factor: float | None) -> None:
+def _check_factor(kind: FailureKind, factor: float | None) -> None:
     """Raise ValueError for a factor that is missing, makes nothing slower, or has nothing to act on."""
     if not kind.has_factor:
         if factor is not None:

@@ -1,0 +1,93 @@
+"""Injects failures into the replicas of a fleet, and ends them.
+
+Failures of one replica may overlap: it is down while any crash lasts, and slow by all factors together. A
+crash of a replica that has not started yet, or is gone, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf, prod
+
+from sim.cluster.failures import Failures
+from sim.cluster.fleet import Fleet, Member, State
+from sim.engine.clock import Clock, Phase
+from sim.records.failure import Failure, FailureKind
+
+_FATAL = (FailureKind.crash, FailureKind.host_out_of_memory)
+
+
+class FailureInjector:
+    """Injects the failures of a run.
+
+    on_lost is called with the id of every request that a crash has lost. goes_on: whether requests are
+    under way or to come.
+    """
+
+    def __init__(
+        self,
+        failures: Failures,
+        *,
+        clock: Clock,
+        fleet: Fleet,
+        seed: int,
+        on_lost: Callable[[int], None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self._failures = failures
+        self._clock = clock
+        self._fleet = fleet
+        self._seed = seed
+        self._on_lost = on_lost
+        self._goes_on = goes_on
+        self.happened: list[Failure] = []
+        self._under_way: dict[int, list[Failure]] = {}  # by replica
+        self._pools: dict[str, list[int]] = {pool.name: [] for pool in fleet.pools}
+        if failures.events:
+            for member in fleet.members:
+                self.joins(member)
+
+    def joins(self, member: Member) -> None:
+        """A replica joins the fleet: failures may happen to it from now on."""
+        if self._failures.events:
+            index = member.replica.index
+            self._pools[member.replica.pool.name].append(index)
+            self._under_way[index] = []
+            own = self._failures.of_replica(self._seed, index, inf, self._pools)
+            self._expect(member, (failure for failure in own if failure.at_s >= self._clock.now))
+
+    def _expect(self, member: Member, failures: Iterator[Failure]) -> None:
+        """Wait for a replica's next failure; only one is known ahead."""
+        failure = next(failures, None)
+        if failure is not None:
+            self._clock.at(failure.at_s, Phase.control, partial(self._begin, member, failure, failures))
+
+    def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: int) -> None:
+        if not self._goes_on() or member.state is State.gone:
+            return  # nor do later ones: the clock would never stop
+        if failure.kind not in _FATAL or member.state is not State.starting:
+            self.happened.append(failure)
+            self._under_way[failure.replica].append(failure)
+            self._apply(member)
+            end_s = self._clock.now + failure.duration_s
+            self._clock.at(end_s, Phase.control, partial(self._end, member, failure))
+        self._expect(member, more)
+
+    def _end(self, member: Member, failure: Failure, event: int) -> None:
+        self._under_way[failure.replica].remove(failure)
+        self._apply(member)
+
+    def _apply(self, member: Member) -> None:
+        """Apply the failures under way to a replica."""
+        failures = self._under_way[member.replica.index]
+        kinds = [failure.kind for failure in failures]
+        now = self._clock.now
+        if any(kind in kinds for kind in _FATAL):
+            for request_id in self._fleet.crash(member, now):
+                self._on_lost(request_id)
+        else:
+            self._fleet.restore(member, now)
+        self._fleet.reach(member, is_reached=FailureKind.link_down not in kinds)
+        member.replica.slow_down(prod(f.factor for f in failures if f.kind is FailureKind.straggler))
+        self._fleet.slow_links(member, prod(f.factor for f in failures if f.kind is FailureKind.link_slow))
