@@ -1,8 +1,8 @@
 """Queue bound: what is outstanding is limited, and what comes beyond is shed at once.
 
-A queue without a bound grows under overload until every answer is too late; a bounded one keeps the wait
-below bound / throughput, and the rest is told so immediately. Triton's max_queue_size bounds each server, Ray
-Serve's max_queued_requests what waits at each router.
+A queue without a bound grows under overload until every answer is too late. A bounded queue keeps the wait
+below bound / throughput and rejects the other requests immediately. Triton's max_queue_size bounds each
+server, Ray Serve's max_queued_requests what waits at each router.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class QueueBound:
     per: str = "replica"
     """Or fleet: of all replicas together."""
     retry_after_s: float | None = None
-    """What clients are told; null: nothing."""
+    """Retry-After that refused clients receive, in seconds; null: none."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _place: int = field(init=False, default=0, repr=False, compare=False)  # of a replica that had room
 

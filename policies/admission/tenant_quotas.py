@@ -51,7 +51,7 @@ class TenantQuotas:
     tenant_weights: dict[str, float] = field(default_factory=dict)
     """Shares of the tenants relative to each other; 1 for those not named."""
     retry_after_s: float | None = None
-    """What clients are told; null: nothing."""
+    """Retry-After that refused clients receive, in seconds; null: none."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
 

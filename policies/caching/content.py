@@ -1,4 +1,4 @@
-"""What the tokens of a sequence are, told in runs: equal places, equal KV.
+"""Identity of the tokens of a sequence, in runs: equal places have equal KV.
 
 The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
 end, as in vLLM's chained hashes. That is not computed token by token: contents have names
@@ -143,15 +143,15 @@ class Chain:
         return index, num_followed, 0
 
 
-class Told(NamedTuple):
-    """How the path of a request went, up to its answer; whoever quotes that goes on there."""
+class TurnPath(NamedTuple):
+    """Path of a request up to its answer; a next turn that quotes the answer continues from there."""
 
     segments: tuple[Segment, ...]
     num_tokens: int
     path: list[Stretch]
     place: int
     used: int
-    """Tokens of the answer's place before it."""
+    """Tokens of the answer's place that lie before the answer."""
 
 
 class Places:
@@ -170,7 +170,7 @@ class Places:
         self._num_given = 0
         self._num_old = 0  # that had been given when it last forgot
         self._forget_at = MANY
-        self._told: dict[int, Told] = {}  # by answer, of those not quoted yet
+        self._turn_paths: dict[int, TurnPath] = {}  # by answer id, of answers not quoted yet
 
     def path(self, request: Request) -> list[Stretch]:
         """Where the blocks of a request's prompt and answer are found.
@@ -188,29 +188,31 @@ class Places:
         return self._follow(runs, gives_new=True)[0]
 
     def _path_of_turn(self, request: Request) -> list[Stretch]:
-        """Of a request whose answer has a name; if it quotes the last one's, it goes on from there."""
+        """Path of a request with a named answer; continues the last turn's path if it quotes its answer."""
         prompt, answer_id = request.prompt, request.answer_id
         assert answer_id is not None
         segments = prompt.segments
-        told = self._told.pop(segments[-2][0], None) if len(segments) > 1 else None
-        if told is None or told.segments != segments[:-2]:
+        last_turn = self._turn_paths.pop(segments[-2][0], None) if len(segments) > 1 else None
+        if last_turn is None or last_turn.segments != segments[:-2]:
             runs = runs_of(request)
             is_named = len(runs) == len(segments) + 1
             path, place, used = self._follow(runs, gives_new=True)
         else:
             num_quoted, num_new = segments[-2][1], segments[-1][1]
-            start = told.num_tokens + num_quoted
+            start = last_turn.num_tokens + num_quoted
             if not num_quoted or not num_new or start + num_new != prompt.num_tokens:
                 return self._follow(runs_of(request), gives_new=True)[0]
             runs = [segments[-1], Segment(answer_id, ENDLESS)]
             is_named = True
-            path, end = told.path, start // self._block_size
+            path, end = last_turn.path, start // self._block_size
             if end > (path[-1][1] if path else 0):
-                path.append((told.place, end))
-            at = (told.place, told.used + num_quoted, start)
+                path.append((last_turn.place, end))
+            at = (last_turn.place, last_turn.used + num_quoted, start)
             path, place, used = self._follow(runs, gives_new=True, path=path, at=at)
         if is_named and runs[-1][1] == ENDLESS:
-            self._told[answer_id] = Told(segments, prompt.num_tokens, path[:-1], place, used - ENDLESS)
+            self._turn_paths[answer_id] = TurnPath(
+                segments, prompt.num_tokens, path[:-1], place, used - ENDLESS
+            )
         return path
 
     def known_path(self, request: Request) -> list[Stretch]:
@@ -236,7 +238,7 @@ class Places:
         self._num_pieces = sum(len(chain.body) + 1 for chain in self._chains.values())
         self._num_old = self._num_given
         self._forget_at = self._num_pieces + max(MANY, len(used))
-        self._told.clear()
+        self._turn_paths.clear()
 
     @property
     def is_crowded(self) -> bool:

@@ -58,7 +58,7 @@ class BlockPool:
         self.num_apart = 0
         """Blocks that the branches of sequences own: `take_apart`, `hand_over`, `give_back`."""
         self.now = float("-inf")
-        """The engine's time, told before every plan and at every commit."""
+        """The engine's time, set before every plan and at every commit."""
         self.expires_s = float("inf")
         """When `expire` has something to do."""
         self.stores: list[tuple[str, str, int]] = []

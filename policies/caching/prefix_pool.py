@@ -25,7 +25,7 @@ class PrefixPool(BlockPool):
     """
 
     _counts_own: ClassVar[bool] = True
-    """Whether contents that only one request can name are counted, and not told in runs."""
+    """Whether contents that only one request can name are counted only, without runs."""
 
     def __init__(
         self,

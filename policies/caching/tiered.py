@@ -22,7 +22,7 @@ from policies.caching.prefix_pool import PrefixPool
 from policies.caching.runs import Held, Run, Runs
 from policies.caching.settings import Caching, KvMemory, check_watermark
 from policies.caching.tier import Piece, Tier
-from policies.caching.told import Told
+from policies.caching.tier_ledger import TierLedger
 from policies.core.plan import Content, Transfer
 from policies.core.sequence import Sequence
 
@@ -107,7 +107,7 @@ class TieredPool(PrefixPool):
         self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
         """By request id: in which iteration it put what into the first tier that this iteration computes."""
-        self._told: Told | None = None
+        self._ledger: TierLedger | None = None
 
     def take(self, num_blocks: int) -> None:
         super().take(num_blocks)
@@ -170,12 +170,12 @@ class TieredPool(PrefixPool):
         return [(name, (place, block)) for name, place, first, end in found for block in range(first, end)]
 
     def name_blocks(self) -> None:
-        self._told = Told(self._tiers, self.block_size)
+        self._ledger = TierLedger(self._tiers, self.block_size)
 
     def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
-        assert self._told is not None
+        assert self._ledger is not None
         self.stores = []
-        return self._told.tell(read, self.num_iterations)
+        return self._ledger.transfers(read, self.num_iterations)
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
         self._found_below.pop(seq.request_id, None)
@@ -192,7 +192,7 @@ class TieredPool(PrefixPool):
             self._runs.offer(held, seq.request_id, place, first, end)
             return
         is_promise = held.num_keyed >= seq.stored_computed // self.block_size
-        if self._told is not None:
+        if self._ledger is not None:
             held.tail_ids += self.draw(end - first - len(held.tail_ids))
         ids = held.tail_ids[: end - first]
         self._runs.offer(held, seq.request_id, place, first, end)
@@ -224,8 +224,8 @@ class TieredPool(PrefixPool):
 
         ids: of the blocks, if they have names; they have their contents from iteration `ready` on.
         """
-        if self._told is not None:
-            self._told.written(piece, ids, ready, self.num_iterations)
+        if self._ledger is not None:
+            self._ledger.written(piece, ids, ready, self.num_iterations)
         source, pieces = "gpu", [piece]
         for tier in self._tiers:
             evicted: list[Piece] = []
@@ -237,6 +237,6 @@ class TieredPool(PrefixPool):
                         evicted += gone
             if not evicted:
                 return
-            if self._told is not None:
-                self._told.gone(evicted)
+            if self._ledger is not None:
+                self._ledger.evicted(evicted)
             source, pieces = tier.name, evicted

@@ -7,7 +7,7 @@
 There is no prefill phase and no decode phase here: a sequence has tokens computed and tokens known, a step
 hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
 decode set, which advances in constant time (policies/core/decode_set.py). How a sequence moves between the
-queue, the running set and its end is told in policies/core/state.py, what becomes of KV that moves between
+queue, the running set and its end is defined in policies/core/state.py, what becomes of KV that moves between
 tiers in policies/core/transfers.py.
 Requests may come at any time, aborts between commit and plan; they take effect with the next plan. KV that
 moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there. A caller

@@ -227,7 +227,7 @@ class Intake:
             self.branched.prepare(seq, request.branching, stop_after)
         if self._needs_truth and stop_after is None:
             name = type(self.predictor).__name__
-            raise ValueError(f"{name} stands in for a model that is told the truth: simulation only")
+            raise ValueError(f"{name} uses the true output lengths, which only a simulator knows")
         return seq
 
     def enter(self, seq: Sequence) -> Sequence:

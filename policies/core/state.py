@@ -55,7 +55,7 @@ class EngineState:
         self.sequences: dict[int, Sequence] = {}
         """Waiting or running, by request id, in the order of their intake."""
         self.on_end: list[Callable[[Sequence], None]] = []
-        """Told of every sequence that has ended."""
+        """Callbacks, called with every sequence that has ended."""
         self.num_preemptions = 0
         self.running_set = RunningSet(pool, max_num_seqs)
         self.running = self.running_set.running  # its parts that are looked at in every step

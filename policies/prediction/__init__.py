@@ -11,17 +11,17 @@ class LengthPredictor(Protocol):
     """Expects a number of output tokens. Deep copies share nothing: each replica has its own."""
 
     needs_truth: ClassVar[bool]
-    """Whether it is a stand-in for a model: it must be told the true length, and so needs a simulator."""
+    """Whether the predictor needs the true output length, which only a simulator knows."""
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
         """Predicted output tokens, >= 1 and <= request.max_tokens; asked once, at intake.
 
-        true_num_tokens: None where nobody knows; then ValueError if the predictor needs it.
+        true_num_tokens: None if unknown; raises ValueError then if the predictor needs it.
         """
         ...
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """A request has ended, not by an abort, with so many tokens. Told in the order of the ends."""
+        """Learns from a request that has finished (not aborted). Called in the order of the ends."""
         ...
 
 
@@ -33,10 +33,10 @@ def within_limits(request: Request, num_tokens: int) -> int:
 
 
 def require_truth(predictor: LengthPredictor, true_num_tokens: int | None) -> int:
-    """The true length; ValueError if it is not known, as in an engine that serves clients."""
+    """Returns the true length. Raises ValueError if it is unknown, as in an engine that serves clients."""
     if true_num_tokens is None:
         raise ValueError(
-            f"{type(predictor).__name__} is told the true length of every answer, which only a simulator "
-            "knows; take a predictor that learns, such as prediction=histogram"
+            f"{type(predictor).__name__} needs the true output length of every request, which only a "
+            "simulator knows; use a predictor that learns, such as prediction=histogram"
         )
     return true_num_tokens

@@ -1,6 +1,6 @@
 """Prefix index: where a prompt costs least, by what the replicas' caches really hold.
 
-After NVIDIA Dynamo's KV router, which is told by the engines of every block they store and evict:
+After NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
 
     cost = overlap_weight * (tokens to be computed there before its first token) + tokens outstanding there
 

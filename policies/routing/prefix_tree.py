@@ -72,7 +72,7 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """Prompts by replica, for those that `keep_only` was told of last.
+    """Prompts by replica, for the replicas of the last call of `keep_only`.
 
     num_tokens of each is at most max_tokens after every `insert`.
     """
@@ -80,7 +80,7 @@ class PrefixTree:
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
         self._max_tokens = max_tokens
-        self._places: dict[int, int] = {}  # of each replica, in the order in which it was told of them
+        self._places: dict[int, int] = {}  # by replica, its index in the last call of `keep_only`
         self._sizes: list[tuple[int, int, int]] = []
         """A heap of tokens, place and replica; each replica's least entry is what it has, or had before it
         grew."""
@@ -109,7 +109,7 @@ class PrefixTree:
 
     @property
     def smallest(self) -> int:
-        """The replica of the fewest tokens, of equals that of which `keep_only` was told first."""
+        """The replica with the fewest tokens; among equals the first one given to `keep_only`."""
         sizes = self._sizes
         while True:
             num_tokens, place, replica = sizes[0]

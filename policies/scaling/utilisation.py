@@ -8,7 +8,7 @@ as there, so that one wave of load is not answered twice.
 
 `busy` is what nvidia-smi calls utilisation, and a poor signal for LLMs: one sequence keeps a replica as busy
 as a hundred. `kv` and `running` rise with the load until the queue begins. With `running`, replicas whose
-limit nobody knows are told by their KV.
+limit is unknown are judged by their KV usage.
 """
 
 from __future__ import annotations

@@ -85,5 +85,5 @@ class Eviction(Protocol):
         return None
 
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
-        """Told of every eviction: the key by which the entry went; queue_tokens are those after it."""
+        """Called after every eviction. key: the key of the entry; queue_tokens: tokens per queue after it."""
         return None

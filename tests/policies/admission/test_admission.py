@@ -100,7 +100,7 @@ class TestTokenBucket:
         count=st.sampled_from(["requests", "tokens"]),
     )
     def test_no_window_lets_in_more_than_burst_and_rate(self, rate_per_s, burst, comes, count):
-        """And who is refused is let in at the very time that it was told, if nobody else comes."""
+        """And who is refused is let in at the very time that it was given, if no other request comes."""
         policy = TokenBucket(rate_per_s=rate_per_s, burst=burst, count=count)
         let_in, now = [], 0.0
         for i, (gap_s, num_tokens) in enumerate(comes):
@@ -122,7 +122,7 @@ class TestTokenBucket:
 
     @given(now=st.floats(0, 1e7), rate_per_s=st.floats(1e-3, 1e6), cost=st.integers(1, 1000))
     @example(now=1e7, rate_per_s=7e5, cost=1000)
-    def test_the_time_told_is_late_enough_whatever_rounding_does(self, now, rate_per_s, cost):
+    def test_the_retry_time_is_late_enough_whatever_rounding_does(self, now, rate_per_s, cost):
         policy = TokenBucket(rate_per_s=rate_per_s, burst=1000, count="tokens")
         policy.refusal(ask(0, 1000), ONE, now)
         wait_s = policy.refusal(ask(1, cost), ONE, now).retry_after_s
@@ -199,7 +199,7 @@ class TestDeadlineFeasible:
         assert policy.refusal(ask(2, 50), two, 0.0).retry_after_s == pytest.approx(0.1)
         assert policy.refusal(ask(3, 40), two, 0.0) is None
 
-    def test_a_request_like_it_that_comes_when_it_was_told_is_let_in(self):
+    def test_a_request_like_it_that_comes_at_the_retry_time_is_admitted(self):
         policy = DeadlineFeasible(ttft_s=(1.0,), initial_tokens_per_s=100, safety=2.0)
         policy.refusal(ask(0, 80), ONE, 0.0)
         wait_s = policy.refusal(ask(1, 10), ONE, 0.0).retry_after_s

@@ -270,12 +270,14 @@ def test_a_tail_is_evicted_before_its_head_and_the_oldest_first():
 @given(asks=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=30))
 def test_what_a_cache_finds_does_not_depend_on_the_places_it_has_forgotten(asks):
     """Pieces shorter than a block among them: no block ends there, but other pieces lie behind."""
-    told = [(1, 10), (2, 1), (3, 8), (4, 2), (5, 1), (6, 9)]
+    pieces_given = [(1, 10), (2, 1), (3, 8), (4, 2), (5, 1), (6, 9)]
     forgetful, mindful = make_engine(), make_engine()
     for request_id, (text, num_pieces) in enumerate(asks):
-        pieces = tuple(Segment(10 * text + content, tokens) for content, tokens in told[:num_pieces])
+        pieces = tuple(Segment(10 * text + content, tokens) for content, tokens in pieces_given[:num_pieces])
         request = Request(request_id, 0.0, Prompt(sum(n for _, n in pieces), pieces))
         forgetful.pool._places.forget(forgetful.pool._used_places())
         assert serve(forgetful, request, 3) == serve(mindful, request, 3)
     forgetful.pool._places.forget(forgetful.pool._used_places())
-    assert len(forgetful.pool._places._chains) <= 20 + 3 * len(told)  # a place a block, those new, their way
+    assert len(forgetful.pool._places._chains) <= 20 + 3 * len(
+        pieces_given
+    )  # a place a block, those new, their way

@@ -8,8 +8,8 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.settings import KvMemory
 from policies.caching.tier import Tier
+from policies.caching.tier_ledger import TierLedger
 from policies.caching.tiered import GIB, Tiered
-from policies.caching.told import Told
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, Transfer
 from policies.core.request import Branching, Prompt, Request, Segment
@@ -51,7 +51,7 @@ def run_step(core):
 
 
 def swapper():
-    """A script that preempts whom it is told to, once, before all else; and then admits nobody."""
+    """A script that preempts given requests, once, before all else; and then admits nobody."""
     wishes = []
 
     def script(view, step):
@@ -171,20 +171,20 @@ def test_room_is_made_before_it_is_used_and_what_a_load_reads_is_given_up_behind
     """Host: 2 blocks, disk: 1. Two blocks of place 0 lie in the host; a load reads one of them while two of
     place 1 come down: the other goes on to the disk, and the one is given up when it has been read."""
     host, disk = Tier("host", 2), Tier("disk", 1)
-    told = Told([host, disk], BLOCK_SIZE)
+    ledger = TierLedger([host, disk], BLOCK_SIZE)
 
     def write(place, ids):
         piece = (place, 0, len(ids))
-        told.written(piece, ids, 0, 0)
+        ledger.written(piece, ids, 0, 0)
         gone = host.put(*piece)[1]
-        told.gone(gone)
+        ledger.evicted(gone)
         for one in gone:
-            told.gone(disk.put(*one)[1])
+            ledger.evicted(disk.put(*one)[1])
 
     write(0, [5, 6])
-    assert told.tell(set(), 0) == ([Transfer(None, "gpu", "host", 8, (5, 6), ((0, 0), (0, 1)))], [])
+    assert ledger.transfers(set(), 0) == ([Transfer(None, "gpu", "host", 8, (5, 6), ((0, 0), (0, 1)))], [])
     write(1, [7, 8])
-    before, after = told.tell({("host", (0, 1))}, 0)
+    before, after = ledger.transfers({("host", (0, 1))}, 0)
     assert before == [
         Transfer(None, "host", "disk", 4, (), ((0, 0),)),
         Transfer(None, "host", "nowhere", 4, (), ((0, 0),)),
@@ -193,25 +193,25 @@ def test_room_is_made_before_it_is_used_and_what_a_load_reads_is_given_up_behind
     assert after == [Transfer(None, "host", "nowhere", 4, (), ((0, 1),))]
 
 
-def test_what_was_put_down_and_taken_out_again_between_two_tellings_is_not_told():
+def test_what_was_written_and_evicted_between_two_calls_is_not_transferred():
     host = Tier("host", 1)
-    told = Told([host], BLOCK_SIZE)
+    ledger = TierLedger([host], BLOCK_SIZE)
     for place, block in ((0, 5), (1, 6)):
-        told.written((place, 0, 1), [block], 0, 0)
-        told.gone(host.put(place, 0, 1)[1])
-    assert told.tell(set(), 0) == ([Transfer(None, "gpu", "host", 4, (6,), ((1, 0),))], [])
+        ledger.written((place, 0, 1), [block], 0, 0)
+        ledger.evicted(host.put(place, 0, 1)[1])
+    assert ledger.transfers(set(), 0) == ([Transfer(None, "gpu", "host", 4, (6,), ((1, 0),))], [])
 
 
 def test_of_two_blocks_with_one_content_the_one_that_has_it_already_is_copied():
     """Block 5 was evicted; its content was found below, went, and is computed again, into block 6."""
     host = Tier("host", 1)
-    told = Told([host], BLOCK_SIZE)
-    told.written((0, 0, 1), [5], 0, 0)
+    ledger = TierLedger([host], BLOCK_SIZE)
+    ledger.written((0, 0, 1), [5], 0, 0)
     host.put(0, 0, 1)
-    told.gone(host.put(1, 0, 1)[1])
-    told.written((0, 0, 1), [6], 1, 0)
-    told.gone(host.put(0, 0, 1)[1])
-    before, _ = told.tell({("host", (0, 0))}, 0)
+    ledger.evicted(host.put(1, 0, 1)[1])
+    ledger.written((0, 0, 1), [6], 1, 0)
+    ledger.evicted(host.put(0, 0, 1)[1])
+    before, _ = ledger.transfers({("host", (0, 0))}, 0)
     assert before == [Transfer(None, "gpu", "host", 4, (5,), ((0, 0),))]
 
 
@@ -219,7 +219,7 @@ ranges = st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda pair: (pair
 
 
 @given(st.lists(st.tuples(st.booleans(), ranges), max_size=12), ranges)
-def test_a_tier_tells_what_it_misses_and_gives_up_what_it_is_told_to(operations, asked):
+def test_a_tier_lists_what_it_misses_and_drops_what_it_is_asked_to(operations, asked):
     tier, plain = Tier("host", 1000), set()
     for is_put, (first, end) in operations:
         blocks = set(range(first, end))

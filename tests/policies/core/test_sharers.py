@@ -33,7 +33,7 @@ SHARING = ["prefix", "tiered back", "tiered through"]  # radix finds what was co
 
 
 class Scripted:
-    """Does what it is told in its first step, then admits whom it can and decodes."""
+    """Runs a given first step, then admits what fits and decodes."""
 
     def __init__(self, script):
         self._scripts = [script]

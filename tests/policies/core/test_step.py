@@ -216,8 +216,10 @@ def test_rejects_a_promise_that_is_no_number_of_iterations(make_core, make_reque
 
     core = make_core(batching=promise)
     core.add(make_request(0, 4))
-    told = rf"repeat\({num_iterations}\): must be a whole number|int object expected"  # the latter compiled
-    with pytest.raises((ValueError, TypeError), match=told):
+    message = (
+        rf"repeat\({num_iterations}\): must be a whole number|int object expected"  # the latter compiled
+    )
+    with pytest.raises((ValueError, TypeError), match=message):
         core.plan(0.0)
 
 

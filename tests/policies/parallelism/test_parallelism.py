@@ -64,7 +64,7 @@ def test_as_set_keeps_what_is_given():
     assert AsSet().choose(facts(given=sizes), Asked()).sizes == sizes
 
 
-def test_sizes_are_told_in_words():
+def test_sizes_are_described_in_words():
     assert str(Sizes()) == "no cut"
     assert str(Sizes(4, 2)) == "tensor 4 x pipeline 2"
     assert str(Sizes(1, 1, 1, 8, 8)) == "attention data 8, expert 8"
@@ -104,14 +104,14 @@ def test_a_dense_model_on_8_gpus_has_4_cuts_of_which_3_may_split_the_sequence():
 
 
 @pytest.mark.parametrize(
-    ("split_s", "is_taken", "told"),
+    ("split_s", "is_taken", "note"),
     [
         (0.009, True, r"without sequence parallelism 2.66 s: .* gain the difference"),
         (0.010, False, r"with sequence parallelism 2.66 s: .* do not gain anything"),
         (0.011, False, r"with sequence parallelism 2.92 s: .* do not gain anything"),
     ],
 )
-def test_the_sequence_is_split_where_that_is_faster_and_the_notes_say_by_how_much(split_s, is_taken, told):
+def test_the_sequence_is_split_where_that_is_faster_and_the_notes_say_by_how_much(split_s, is_taken, note):
     """0.1 s of prompt, 256 steps of 10 ms, or of split_s with sequence parallelism."""
 
     def price(sizes):
@@ -119,7 +119,7 @@ def test_the_sequence_is_split_where_that_is_faster_and_the_notes_say_by_how_muc
 
     found = Auto(devices=2).choose(facts(), Asked(price))
     assert found.sizes == Sizes(2, sequence_parallel=is_taken)
-    assert re.search(told, found.notes[3])
+    assert re.search(note, found.notes[3])
     assert "runner-up is pipeline 2" in found.notes[2]
 
 
@@ -191,7 +191,7 @@ def test_ties_go_to_the_shallower_pipeline():
     assert Auto(devices=8).choose(facts(), Asked()).sizes == Sizes(8)
 
 
-def test_what_does_not_fit_is_left_out_and_told():
+def test_what_does_not_fit_is_left_out_and_reported():
     asked = Asked(lambda sizes: None if sizes.tensor_parallel_size > 2 else by_devices(sizes))
     found = Auto(devices=8).choose(facts(), asked)
     assert found.sizes == Sizes(2, 4)

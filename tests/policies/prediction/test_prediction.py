@@ -1,4 +1,4 @@
-"""Length predictors: the stand-ins err as they are told to, the learners learn what there is to learn."""
+"""Length predictors: the stand-ins err as configured, the learners learn what there is to learn."""
 
 import re
 from copy import deepcopy
@@ -127,7 +127,9 @@ def test_learners_do_not_look_at_the_truth(predictor):
 @pytest.mark.parametrize("predictor", STAND_INS, ids=ids)
 def test_stand_ins_refuse_to_work_where_nobody_knows_the_truth(predictor):
     assert predictor.needs_truth
-    with pytest.raises(ValueError, match=f"{ids(predictor)} is told the true length.*prediction=histogram"):
+    with pytest.raises(
+        ValueError, match=f"{ids(predictor)} needs the true output length.*prediction=histogram"
+    ):
         predictor.predict(request(), None)
 
 
@@ -286,7 +288,7 @@ def test_the_histograms_quantile_by_hand():
         assert predictor.predict(request(), None) == expected
 
 
-def test_tenants_are_told_apart_and_new_ones_get_everybodys_quantile():
+def test_tenants_are_separate_and_new_ones_get_the_common_quantile():
     predictor = RunningHistogram(min_observations=3, initial_tokens=64)
 
     def ask(tenant):

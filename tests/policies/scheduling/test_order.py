@@ -19,7 +19,7 @@ from policies.scheduling.shortest_remaining import ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 
-class Told:
+class FixedPredictions:
     """A predictor that says what the test says, by request id."""
 
     needs_truth: ClassVar[bool] = False
@@ -61,14 +61,16 @@ def test_aging_lets_an_old_normal_request_go_before_a_young_urgent_one(make_core
 
 
 def test_shortest_job_first_goes_by_prediction(make_core, make_request):
-    core = make_core(scheduling=ShortestJobFirst(), predictor=Told(30, 10, 20), max_num_seqs=1)
+    core = make_core(scheduling=ShortestJobFirst(), predictor=FixedPredictions(30, 10, 20), max_num_seqs=1)
     for request_id in range(3):
         core.add(make_request(request_id), stop_after=1)
     assert first_in(core) == [1, 2, 0]
 
 
 def test_shortest_job_first_lets_the_overdue_go_before_all_others(make_core, make_request):
-    core = make_core(scheduling=ShortestJobFirst(max_wait_s=5.0), predictor=Told(30, 10, 20), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestJobFirst(max_wait_s=5.0), predictor=FixedPredictions(30, 10, 20), max_num_seqs=1
+    )
     for request_id in range(3):
         core.add(make_request(request_id, arrival_s=float(request_id)), stop_after=1)
     assert one_step(core, 4.9)[0] == {1: 4}
@@ -76,7 +78,9 @@ def test_shortest_job_first_lets_the_overdue_go_before_all_others(make_core, mak
 
 
 def test_a_plan_of_shortest_job_first_holds_until_somebody_is_overdue(make_core, make_request):
-    core = make_core(scheduling=ShortestJobFirst(max_wait_s=5.0), predictor=Told(30, 10), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestJobFirst(max_wait_s=5.0), predictor=FixedPredictions(30, 10), max_num_seqs=1
+    )
     core.add(make_request(1, arrival_s=2.0), stop_after=50)
     one_step(core, 2.0)
     core.add(make_request(0, arrival_s=1.0), stop_after=50)
@@ -85,7 +89,9 @@ def test_a_plan_of_shortest_job_first_holds_until_somebody_is_overdue(make_core,
 
 def test_shortest_remaining_lets_a_shorter_one_in(make_core, make_request):
     """One slot. 20 to go against 5: the running one is preempted, and comes back when the other ends."""
-    core = make_core(scheduling=ShortestRemaining(min_gain_tokens=0), predictor=Told(22, 5), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestRemaining(min_gain_tokens=0), predictor=FixedPredictions(22, 5), max_num_seqs=1
+    )
     core.add(make_request(0), stop_after=22)
     one_step(core)
     one_step(core)
@@ -96,7 +102,9 @@ def test_shortest_remaining_lets_a_shorter_one_in(make_core, make_request):
 
 def test_shortest_remaining_counts_what_is_produced(make_core, make_request):
     """Predicted 22, but 18 of it are there: 4 to go beat 5."""
-    core = make_core(scheduling=ShortestRemaining(min_gain_tokens=0), predictor=Told(22, 5), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestRemaining(min_gain_tokens=0), predictor=FixedPredictions(22, 5), max_num_seqs=1
+    )
     core.add(make_request(0), stop_after=22)
     for _ in range(18):
         one_step(core)
@@ -109,7 +117,9 @@ def test_an_outgrown_prediction_counts_double(make_core, make_request):
 
     The plan before holds just until then: 6 iterations from 2 tokens on.
     """
-    core = make_core(scheduling=ShortestRemaining(min_gain_tokens=0), predictor=Told(8, 5), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestRemaining(min_gain_tokens=0), predictor=FixedPredictions(8, 5), max_num_seqs=1
+    )
     core.add(make_request(0), stop_after=22)
     for _ in range(4):
         one_step(core)
@@ -121,7 +131,9 @@ def test_an_outgrown_prediction_counts_double(make_core, make_request):
 
 
 def test_shortest_remaining_preempts_nobody_for_less_than_its_gain(make_core, make_request):
-    core = make_core(scheduling=ShortestRemaining(min_gain_tokens=17), predictor=Told(22, 5), max_num_seqs=1)
+    core = make_core(
+        scheduling=ShortestRemaining(min_gain_tokens=17), predictor=FixedPredictions(22, 5), max_num_seqs=1
+    )
     core.add(make_request(0), stop_after=22)
     one_step(core)  # 21 to go: 16 more than the other
     core.add(make_request(1), stop_after=1)
@@ -130,7 +142,9 @@ def test_shortest_remaining_preempts_nobody_for_less_than_its_gain(make_core, ma
 
 def test_nobody_is_preempted_if_that_does_not_make_enough_room(make_core, make_request):
     """5 blocks: the short answer that runs holds 3, the long one 2; who waits needs 3."""
-    core = make_core(scheduling=ShortestRemaining(min_gain_tokens=0), predictor=Told(2, 99, 50), num_blocks=5)
+    core = make_core(
+        scheduling=ShortestRemaining(min_gain_tokens=0), predictor=FixedPredictions(2, 99, 50), num_blocks=5
+    )
     core.add(make_request(0, 9), stop_after=9)
     core.add(make_request(1, 5), stop_after=9)
     one_step(core)
@@ -144,7 +158,7 @@ def test_nobody_is_preempted_if_that_does_not_make_enough_room(make_core, make_r
 )
 def test_s3_packs_the_largest_need_that_fits_first(make_core, make_request, num_blocks, admitted):
     """Prompts of 4, answers of 36, 8 and 4: needs of 10, 3 and 2 blocks, never more than there are."""
-    core = make_core(scheduling=S3(), predictor=Told(36, 8, 4), num_blocks=num_blocks)
+    core = make_core(scheduling=S3(), predictor=FixedPredictions(36, 8, 4), num_blocks=num_blocks)
     for request_id in range(3):
         core.add(make_request(request_id), stop_after=1)
     if num_blocks == 11:
@@ -157,7 +171,7 @@ def test_s3_packs_the_largest_need_that_fits_first(make_core, make_request, num_
 @pytest.mark.parametrize(("num_tokens", "decision"), [(3, {0: 1, 1: 4}), (4, {0: 1})])
 def test_s3_doubles_what_an_outgrown_prediction_is_allotted(make_core, make_request, num_tokens, decision):
     """8 blocks. 4 + 4 tokens are 2 blocks; from the 4th token on it is 4 + 8, 3 blocks, and 6 do not fit."""
-    core = make_core(scheduling=S3(), predictor=Told(4, 20), num_blocks=8)
+    core = make_core(scheduling=S3(), predictor=FixedPredictions(4, 20), num_blocks=8)
     core.add(make_request(0), stop_after=30)
     for _ in range(num_tokens):
         one_step(core)

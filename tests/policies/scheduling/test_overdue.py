@@ -11,7 +11,7 @@ from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining
 
 
-class Told:
+class FixedPredictions:
     """A predictor that says what the test says, by request id."""
 
     needs_truth: ClassVar[bool] = False
@@ -58,7 +58,7 @@ def test_the_overdue_go_first_in_the_order_of_their_arrival(make_core, make_requ
 def test_who_runs_when_its_time_comes_is_overdue_once_it_waits_again(make_core, make_request):
     """Two blocks: 0 and 1 hold one each. 0 needs a second, 1 has the longer answer and must go."""
     policy = ShortestJobFirst(max_wait_s=5.0)
-    core = make_core(scheduling=policy, predictor=Told(2, 9, 1), num_blocks=2)
+    core = make_core(scheduling=policy, predictor=FixedPredictions(2, 9, 1), num_blocks=2)
     core.add(make_request(0, 4, 0.0), stop_after=2)
     core.add(make_request(1, 4, 0.0), stop_after=9)
     one_step(core, 0.0)
@@ -88,7 +88,7 @@ def test_an_answer_as_old_as_max_wait_s_displaces_nobody_and_gives_way_to_nobody
 ):
     """One slot. 20 to go against 5, at 8 s: 0, which came at 0 s, gives way unless it is that old."""
     policy = ShortestRemaining(min_gain_tokens=0, max_wait_s=max_wait_s)
-    core = make_core(scheduling=policy, predictor=Told(22, 5), max_num_seqs=1)
+    core = make_core(scheduling=policy, predictor=FixedPredictions(22, 5), max_num_seqs=1)
     core.add(make_request(0), stop_after=22)
     one_step(core, 0.0)
     one_step(core, 0.0)
@@ -99,7 +99,7 @@ def test_an_answer_as_old_as_max_wait_s_displaces_nobody_and_gives_way_to_nobody
 def test_an_overdue_request_waits_for_a_slot_and_then_comes_before_shorter_ones(make_core, make_request):
     """One slot. 1, the longest, is overdue from 5 s on: nobody is displaced until 0 has ended."""
     policy = ShortestRemaining(min_gain_tokens=0, max_wait_s=5.0)
-    core = make_core(scheduling=policy, predictor=Told(50, 99, 2), max_num_seqs=1)
+    core = make_core(scheduling=policy, predictor=FixedPredictions(50, 99, 2), max_num_seqs=1)
     core.add(make_request(1, arrival_s=0.0), stop_after=9)
     core.add(make_request(0, arrival_s=1.0), stop_after=3)
     assert one_step(core, 4.0) == ({0: 4}, [])

@@ -1,7 +1,7 @@
 """A length predictor: how many tokens will the answer have? Say here what it does, and after which paper.
 
 It sees: the request at its intake (prompt, tenant, priority, max_tokens), and each answer's length when it
-has ended. A stand-in for a trained model, with needs_truth = True, is told the true length, and works in
+has ended. A stand-in for a trained model, with needs_truth = True, is given the true length, and works in
 the simulator only.
 It may: remember what it has observed.
 It must promise: a whole number >= 1 and <= max_tokens; predictions that depend on the request and the

@@ -1,8 +1,9 @@
-"""What the tiers below the GPU hold, as whoever copies was told, and what to tell next.
+"""Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
 
-While a step is made, a `TieredPool` counts contents in and out of its tiers, some in and out again. Whoever
-has bytes to copy is told the difference, once a plan, block by block. Contents that are counted before the
-step that computes them (write=through) are told with the next plan: nothing overwrites them before.
+While a step is planned, a `TieredPool` counts contents in and out of its tiers, some of them both in and out.
+An executor that copies bytes gets the net difference once per plan, block by block. Contents that are counted
+before the step that computes them (write=through) are copied with the next plan: nothing overwrites them
+earlier.
 """
 
 from __future__ import annotations
@@ -16,26 +17,25 @@ from policies.core.plan import Content, Transfer
 NOWHERE = "nowhere"
 
 
-class Told:
-    """The difference between what tiers count and what was told of them.
+class TierLedger:
+    """Compares what the tiers count with what the executor was asked to copy so far.
 
-    tiers: the nearest to the GPU first.
+    tiers: the tier nearest to the GPU first.
     """
 
     def __init__(self, tiers: SequenceOf[Tier], block_size: int) -> None:
         self._tiers = tiers
         self._block_size = block_size
-        self._told: dict[str, set[Content]] = {tier.name: set() for tier in tiers}
+        self._held: dict[str, set[Content]] = {tier.name: set() for tier in tiers}
         self._changed: dict[Content, tuple[int, int]] = {}
-        """Since the last telling: the block on the GPU that has it, and from which iteration on.
-
-        Block 0: none that is known.
+        """Contents changed since the last `transfers`: the block on the GPU that has them and the iteration
+        from which on it does. Block 0: no known block.
         """
 
     def written(self, piece: Piece, ids: SequenceOf[int], ready: int, now: int) -> None:
-        """A piece of a place is about to be put into the first tier, out of the blocks `ids`.
+        """Records that a piece of a place goes from the blocks `ids` into the first tier.
 
-        ready: from which iteration on these have it. now: iterations that were committed.
+        ready: iteration from which on the blocks have the contents. now: number of committed iterations.
         """
         place, first, end = piece
         for one, other in self._tiers[0].missing(place, first, end):
@@ -44,16 +44,16 @@ class Told:
                 if not known_id or known_ready > now:
                     self._changed[place, block] = ids[block - first], ready
 
-    def gone(self, pieces: Iterable[Piece]) -> None:
-        """Pieces have left a tier, perhaps for the next."""
+    def evicted(self, pieces: Iterable[Piece]) -> None:
+        """Records that pieces have left a tier, possibly for the next one."""
         for place, first, end in pieces:
             for block in range(first, end):
                 self._changed.setdefault((place, block), (0, 0))
 
-    def tell(self, read: Set[tuple[str, Content]], now: int) -> tuple[list[Transfer], list[Transfer]]:
-        """What has to be copied and given up before what is `read`, and what is given up behind it.
+    def transfers(self, read: Set[tuple[str, Content]], now: int) -> tuple[list[Transfer], list[Transfer]]:
+        """Returns the copies and evictions before `read` is loaded, and the evictions after that.
 
-        now: iterations that were committed.
+        now: number of committed iterations.
         """
         ways: dict[tuple[str, str], list[tuple[Content, int]]] = {}
         later: dict[str, list[Content]] = {}
@@ -61,22 +61,22 @@ class Told:
         for content, (block, ready) in self._changed.items():
             source = "gpu"
             for tier in self._tiers:
-                told = self._told[tier.name]
-                is_there, is_counted = content in told, tier.reach(*content) > content[1]
+                held = self._held[tier.name]
+                is_there, is_counted = content in held, tier.reach(*content) > content[1]
                 is_read = (tier.name, content) in read
                 if is_there and not is_counted and not is_read:
                     ways.setdefault((tier.name, NOWHERE), []).append((content, 0))
-                    told.remove(content)
+                    held.remove(content)
                 elif not is_there and (is_counted or is_read):
                     if source == "gpu" and ready > now:
                         postponed[content] = block, ready
                     else:
-                        assert source != "gpu" or block, "nobody knows where this content lies"
+                        assert source != "gpu" or block, "no tier and no block holds this content"
                         ways.setdefault((source, tier.name), []).append((content, block))
-                        told.add(content)
+                        held.add(content)
                 if is_read and not is_counted:
                     later.setdefault(tier.name, []).append(content)
-                    told.remove(content)
+                    held.remove(content)
                 if is_there:
                     source = tier.name
         self._changed = postponed
@@ -85,7 +85,7 @@ class Told:
         return before, after
 
     def _order(self) -> list[tuple[str, str]]:
-        """Ways by which contents go: room is made before it is used, from the last tier up."""
+        """Order of the transfers: room is made before it is used, from the last tier up."""
         names = [tier.name for tier in self._tiers]
         order = []
         for depth in reversed(range(len(names))):
