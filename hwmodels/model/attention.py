@@ -1,7 +1,7 @@
-"""Kinds of attention: their matrices, what they keep of a token or a sequence, how they are cut.
+"""Kinds of attention: their matrices, what they cache per token or sequence, and how they are sharded.
 
 A new kind is a class here, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
-the fields of a config.json that say that a layer has it.
+the fields of a config.json by which it is recognised.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 
 
 class Attention(Protocol):
-    """What a kind of attention says of one layer; a rank is one of tensor_parallel_size."""
+    """Interface of a kind of attention in one layer; a rank is one of tensor_parallel_size."""
 
     @property
     def window(self) -> int | None:
-        """Tokens of a sequence that are kept and attended to; None: all."""
+        """Tokens of a sequence that are kept and attended to; None: the whole sequence."""
 
     @property
     def num_query_heads(self) -> int:
-        """Heads whose outputs are concatenated."""
+        """Number of heads whose outputs are concatenated."""
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads with keys and values of their own in the cache."""
+        """Number of heads with separate keys and values in the cache."""
 
     @property
     def kv_is_latent(self) -> bool:
-        """Whether all heads attend to one cached vector of a token, which every rank keeps."""
+        """True if all heads attend to one cached vector per token, which every rank keeps."""
 
     @property
     def max_tensor_parallel_size(self) -> int: ...
 
     @property
     def cutting_rule(self) -> str:
-        """What a tensor_parallel_size must do, for a message: divide the 32 attention heads."""
+        """Rule that a tensor_parallel_size must follow, for error messages: divide the 32 attention heads."""
 
     def divides(self, tensor_parallel_size: int) -> bool:
-        """Whether the heads can be shared out evenly."""
+        """Returns whether the heads divide evenly over the ranks."""
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Of one rank."""
+        """Returns the weight matrices of one rank."""
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Biases, norms and other vectors; every rank holds them all."""
+        """Number of elements of biases, norms and other vectors, which every rank holds completely."""
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Kept of each token on one rank."""
+        """KV bytes per token on one rank."""
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Kept of a sequence of any length on one rank."""
+        """State bytes of a sequence of any length on one rank."""
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """What no kernel can do without for a query and a key on one rank; 0 where nothing is known of it."""
+        """Lower bound of FLOPs per query and key on one rank, for any kernel; 0 if no bound is known."""
 
     def with_fewer_heads(self, share: float) -> Self:
-        """Pruned to that share of the heads, whole groups of them."""
+        """Returns the layer pruned to that share of its heads, in whole groups."""
 
 
 def kept_heads(num_heads: int, share: float) -> int:
@@ -74,19 +74,19 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     qkv_bias: bool = False
-    """Q, K and V projections have biases (Qwen2)."""
+    """Biases on the Q, K and V projections (Qwen2)."""
     o_bias: bool = False
-    """The output projection has a bias (gpt-oss)."""
+    """Bias on the output projection (gpt-oss)."""
     qk_norm: bool = False
-    """Queries and keys are RMS-normalised (Qwen3); weights counted: head_dim for each of the two."""
+    """RMS norm of queries and keys (Qwen3), each with head_dim weights."""
     window: int | None = None
-    """Attention reaches this many tokens back (Mistral, Gemma, gpt-oss), its own included; None: all."""
+    """Tokens that attention reaches back, its own included (Mistral, Gemma, gpt-oss); None: all."""
     shares_kv: bool = False
-    """Attends to the keys and values of an earlier layer: no K and V of its own, none cached (Gemma 3n)."""
+    """Reuse of an earlier layer's keys and values: no K and V projections, no cache (Gemma 3n)."""
     output_gate: bool = False
-    """The Q projection also makes a gate on the output, so it is twice as wide (Qwen3-Next)."""
+    """Gate on the output, made by the Q projection, which is then twice as wide (Qwen3-Next)."""
     sinks: bool = False
-    """One learned logit a head in the softmax's denominator (gpt-oss)."""
+    """One learned logit per head in the denominator of the softmax (gpt-oss)."""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -121,7 +121,7 @@ class GroupedQueryAttention:
         )
 
     def divides(self, tensor_parallel_size: int) -> bool:
-        """Whether heads can be shared out evenly; KV heads are copied where there are fewer than ranks."""
+        """Returns whether heads divide evenly; KV heads are replicated if there are fewer than ranks."""
         size, kv = tensor_parallel_size, self.num_kv_heads
         return size >= 1 and self.num_heads % size == 0 and (kv % size == 0 or size % kv == 0)
 
@@ -135,7 +135,7 @@ class GroupedQueryAttention:
         return (Matrix("qkv_proj", hidden_size, qkv_width), Matrix("o_proj", q_width, hidden_size))
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Biases, norms over heads and sinks."""
+        """Number of elements of biases, norms over heads, and sinks."""
         (qkv, _) = self.matrices(hidden_size)
         norms = self.head_dim * (1 if self.shares_kv else 2)
         return (
@@ -146,7 +146,7 @@ class GroupedQueryAttention:
         )
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """2 (K, V) x KV heads x (head_dim x element bytes + scale bytes) of one layer on one rank."""
+        """KV bytes per token: 2 (K, V) x KV heads x (head_dim x element bytes + scale bytes) on one rank."""
         if self.shares_kv:
             return 0.0
         head_bytes = self.head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
@@ -156,11 +156,11 @@ class GroupedQueryAttention:
         return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """4 heads head_dim."""
+        """FLOPs per query and key: 4 heads head_dim."""
         return 4 * share_of(self.num_heads, tensor_parallel_size) * self.head_dim
 
     def with_fewer_heads(self, share: float) -> Self:
-        """Queries go with their KV head."""
+        """Returns the pruned layer; query heads are removed together with their KV head."""
         kv_heads = kept_heads(self.num_kv_heads, share)
         group = self.num_heads // self.num_kv_heads
         return replace(self, num_heads=kv_heads * group, num_kv_heads=kv_heads)
@@ -168,24 +168,24 @@ class GroupedQueryAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values of all heads come from one cached vector a token.
+    """Multi-head latent attention: keys and values of all heads come from one cached vector per token.
 
-    DeepSeek-V2 (2024), section 2.1. With sparse_top_k an indexer picks the tokens that a query attends to:
+    DeepSeek-V2 (2024), section 2.1. With sparse_top_k an indexer selects the tokens that a query attends to:
     DeepSeek sparse attention (DeepSeek-V3.2, GLM-5).
     """
 
     num_heads: int
     q_lora_rank: int | None = None
-    """Width of the compressed query; None: queries are projected at once (DeepSeek-V2-Lite)."""
+    """Width of the compressed query; None: queries are projected directly (DeepSeek-V2-Lite)."""
     kv_lora_rank: int
     """Width of the compressed keys and values."""
     qk_nope_head_dim: int
-    """Of a head's query and key: the part without position."""
+    """Width of the part of each head's query and key without position."""
     qk_rope_head_dim: int
-    """The part with position, whose key all heads share."""
+    """Width of the part with position, whose key all heads share."""
     v_head_dim: int
     sparse_top_k: int | None = None
-    """At most so many tokens are attended to; None: all."""
+    """Largest number of tokens that a query attends to; None: no limit."""
     index_n_heads: int = 0
     index_head_dim: int = 0
 
@@ -206,7 +206,7 @@ class LatentAttention:
 
     @property
     def window(self) -> None:
-        """No token's latent vector is ever dropped, with the indexer neither."""
+        """None: the latent vectors of all tokens are kept, even with an indexer."""
         return None
 
     @property
@@ -231,14 +231,17 @@ class LatentAttention:
 
     @property
     def latent_width(self) -> int:
-        """Elements cached for a token: 512 + 64 in DeepSeek-V2 and V3."""
+        """Elements cached per token: 512 + 64 in DeepSeek-V2 and V3."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def divides(self, tensor_parallel_size: int) -> bool:
         return tensor_parallel_size >= 1 and self.num_heads % tensor_parallel_size == 0
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """The down-projections are copied on every rank; kv_b_proj is what absorbed decoding folds away."""
+        """Returns one rank's matrices.
+
+        Down-projections are replicated, absorbed decode folds kv_b_proj away.
+        """
         heads = share_of(self.num_heads, tensor_parallel_size)
         q_width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         if self.q_lora_rank is None:
@@ -259,7 +262,7 @@ class LatentAttention:
         )
 
     def _indexer(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Copied on every rank: each needs the whole choice of tokens."""
+        """Returns the indexer's matrices, replicated on every rank: each needs the whole choice of tokens."""
         if self.sparse_top_k is None or self.q_lora_rank is None:
             return ()
         return (
@@ -269,14 +272,14 @@ class LatentAttention:
         )
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Norms of the compressed queries and keys; weight and bias of the index keys' layer norm."""
+        """Number of elements of the norms of compressed queries and keys, and of index keys."""
         norms = self.kv_lora_rank + (self.q_lora_rank or 0)
         return norms + (2 * self.index_head_dim if self.sparse_top_k else 0)
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """(kv_lora_rank + qk_rope_head_dim) x element bytes of one layer, the same on every rank.
+        """KV bytes per token: (kv_lora_rank + qk_rope_head_dim) x element bytes, the same on every rank.
 
-        With an indexer also one key in fp8 and its fp32 scale.
+        With an indexer, one fp8 key and its fp32 scale are added.
         """
         latent = self.latent_width * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
         return latent + (self.index_head_dim + 4.0 if self.sparse_top_k else 0.0)
@@ -285,7 +288,7 @@ class LatentAttention:
         return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Absorbed or expanded attention, of all tokens or of a few: kernels differ too much for a limit."""
+        """0: absorbed and expanded, full and sparse attention differ too much for a common bound."""
         return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
@@ -294,16 +297,16 @@ class LatentAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearAttention:
-    """Gated delta net: a matrix of constant size a head instead of KV (Yang et al., 2024; Qwen3-Next)."""
+    """Gated delta net: a matrix of constant size per head instead of KV (Yang et al., 2024; Qwen3-Next)."""
 
     num_key_heads: int
     key_head_dim: int
     num_value_heads: int
     value_head_dim: int
     conv_kernel: int = 4
-    """Tokens that the short convolution over Q, K and V looks at."""
+    """Number of tokens that the short convolution over Q, K and V covers."""
     state_dtype: str = "fp32"
-    """Of the recurrent state (`KV_BYTES`); fp32 in the published implementation."""
+    """dtype of the recurrent state (`KV_BYTES`); fp32 in the published implementation."""
 
     def __post_init__(self) -> None:
         for name in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel"):
@@ -325,7 +328,7 @@ class LinearAttention:
 
     @property
     def num_kv_heads(self) -> int:
-        """Nothing is cached; 1 is the least that can be said."""
+        """1, because nothing is cached and consumers need at least one head."""
         return 1
 
     @property
@@ -353,11 +356,11 @@ class LinearAttention:
         return self.value_heads_per_rank(tensor_parallel_size) * self.value_head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
-        """Channels of the convolution: Q, K and V."""
+        """Number of channels of the convolution over Q, K and V."""
         return 2 * self.key_width(tensor_parallel_size) + self.value_width(tensor_parallel_size)
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Q, K, V and the output gate z; the decay and write gates b, a of each value head; the output."""
+        """Returns one rank's matrices: Q, K, V, output gate z; decay and write gates b, a; output."""
         values = self.value_width(tensor_parallel_size)
         gates = 2 * self.value_heads_per_rank(tensor_parallel_size)
         return (
@@ -367,15 +370,18 @@ class LinearAttention:
         )
 
     def vector_elements(self, hidden_size: int) -> int:
-        """Convolution, decay and step of each value head, norm of the output."""
+        """Number of elements of the convolution, of decay and step per value head, and of the output norm."""
         return self.conv_width() * self.conv_kernel + 2 * self.num_value_heads + self.value_head_dim
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
         return 0.0
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Of one sequence in one layer on one rank: value heads x key_head_dim x value_head_dim, and the
-        last conv_kernel - 1 inputs of the convolution, which are kept in the model's dtype."""
+        """State bytes of one sequence in one layer on one rank.
+
+        They hold value heads x key_head_dim x value_head_dim elements, and the last conv_kernel - 1 inputs of
+        the convolution, which are kept in the model's dtype.
+        """
         heads = self.value_heads_per_rank(tensor_parallel_size)
         recurrent = heads * self.key_head_dim * self.value_head_dim * KV_BYTES[self.state_dtype]
         return recurrent + self.conv_width(tensor_parallel_size) * (self.conv_kernel - 1) * KV_BYTES[dtype]
@@ -384,7 +390,7 @@ class LinearAttention:
         return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
-        """Values go with their key head."""
+        """Returns the pruned layer; value heads are removed together with their key head."""
         key_heads = kept_heads(self.num_key_heads, share)
         group = self.num_value_heads // self.num_key_heads
         return replace(self, num_key_heads=key_heads, num_value_heads=key_heads * group)

@@ -1,4 +1,4 @@
-"""A run of identical layers, and the heads that draft tokens behind the last one."""
+"""A run of identical layers, and the heads that draft tokens after the last layer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hwmodels.model.mlp import Mlp
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """`count` identical layers; where kinds of layers alternate, each kind is one block."""
+    """`count` identical layers; if kinds of layers alternate, each kind is one block."""
 
     count: int
     attention: Attention
     mlp: Mlp
     num_norms: int = 2
-    """RMS norms over the hidden state a layer; Gemma has 4."""
+    """Number of RMS norms over the hidden state per layer; Gemma has 4."""
 
     def __post_init__(self) -> None:
         check_whole("count", self.count)
         check_whole("num_norms", self.num_norms)
 
     def layer_matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
-        """Of one of the layers, on one rank."""
+        """Returns the matrices of one of the layers, on one rank."""
         return (*self.attention.matrices(hidden_size, ranks.tensor), *self.mlp.matrices(hidden_size, ranks))
 
     def layer_vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Norms, biases and other vectors of one of the layers, on one rank."""
+        """Number of elements of norms, biases and other vectors of one layer, on one rank."""
         return (
             self.num_norms * hidden_size
             + self.attention.vector_elements(hidden_size)
@@ -37,23 +37,23 @@ class Block:
         )
 
     def layer_active_elements(self, hidden_size: int) -> int:
-        """Weights of matrices that one token is multiplied with in one of the layers."""
+        """Number of matrix weights that one token is multiplied with in one layer."""
         attention = sum(matrix.elements for matrix in self.attention.matrices(hidden_size))
         return attention + self.mlp.active_elements(hidden_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftHeads:
-    """Propose tokens after the next one; a plain decode neither runs nor loads them.
+    """Draft heads, which propose tokens after the next one; a plain decode neither runs nor loads them.
 
-    medusa: each head is a residual layer, hidden to hidden, and an LM head of its own (Cai et al., 2024).
-    mtp: each head is a layer like the model's last, fed through a projection of 2 hidden to hidden; the LM
-    head is the model's (DeepSeek-V3, 2024, section 2.2).
+    medusa: each head is a residual layer, hidden to hidden, and its own LM head (Cai et al., 2024).
+    mtp: each head is a layer like the model's last, fed through a projection of 2 hidden to hidden; it uses
+    the model's LM head (DeepSeek-V3, 2024, section 2.2).
     """
 
     kind: str
     num_heads: int
-    """Medusa heads, or MTP layers."""
+    """Number of Medusa heads or MTP layers."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("medusa", "mtp"):
@@ -61,7 +61,7 @@ class DraftHeads:
         check_whole("num_heads", self.num_heads)
 
     def matrices(self, last: Block, hidden_size: int, vocab_size: int, ranks: Ranks) -> tuple[Matrix, ...]:
-        """Of one head, on one rank."""
+        """Returns the matrices of one head, on one rank."""
         if self.kind == "medusa":
             return (
                 Matrix("medusa_proj", hidden_size, hidden_size, role=Role.plain),
@@ -71,7 +71,10 @@ class DraftHeads:
         return (projection, *last.layer_matrices(hidden_size, ranks))
 
     def vector_elements(self, last: Block, hidden_size: int, ranks: Ranks) -> int:
-        """Of one head: the bias of Medusa's layer; the layer's, norms of both inputs and of the output."""
+        """Number of vector elements of one head.
+
+        Medusa: the bias of its layer. MTP: the vectors of its layer, and norms of both inputs and the output.
+        """
         if self.kind == "medusa":
             return hidden_size
         return 3 * hidden_size + last.layer_vector_elements(hidden_size, ranks)

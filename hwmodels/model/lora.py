@@ -15,13 +15,13 @@ class Lora:
 
     rank: int
     num_active: int = 1
-    """Different adapters in a batch; each of them is read once. All are kept in memory."""
+    """Different adapters in a batch; each of them is read once. They are all kept in memory."""
 
     def __post_init__(self) -> None:
         check_whole("rank", self.rank)
         check_whole("num_active", self.num_active)
 
     def elements(self, matrices: Iterable[Matrix]) -> float:
-        """Weights of all active adapters of these matrices: rank (k + n) each, on every dense one."""
+        """Number of weights of all active adapters: rank (k + n) for every dense matrix."""
         dense = (matrix for matrix in matrices if matrix.role is Role.dense)
         return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)

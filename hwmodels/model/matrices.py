@@ -1,9 +1,9 @@
-"""The weight matrices of a layer, and over how many ranks they are cut.
+"""Weight matrices of a layer, and the ranks over which they are sharded.
 
 Every part of a layer lists the matrices that one rank multiplies with, as engines fuse them (Q, K and V in
-one, gate and up in one) and as Megatron-LM cuts them: the first of a pair by columns, the second by rows
-(Shoeybi et al., 2019). Parameters, bytes and FLOPs are all counted from those lists. A share that does not
-come out even is rounded up, as engines pad it.
+one, gate and up in one) and as Megatron-LM shards them: the first of a pair by columns, the second by rows
+(Shoeybi et al., 2019). Parameters, bytes and FLOPs are all counted from those lists. A share that is not a
+whole number is rounded up, as engines pad it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 
 class Role(Enum):
-    """Which setting of the model says how a matrix is stored."""
+    """The setting of the model that determines how a matrix is stored."""
 
     dense = "dense"
-    """`weights`: attention, dense MLPs, shared experts."""
+    """Stored as `weights`: attention, dense MLPs, shared experts."""
     routed = "routed"
-    """`moe_weights`: routed experts."""
+    """Stored as `moe_weights`: routed experts."""
     plain = "plain"
-    """`dtype`: router, LM head, embedding table. Quantisers leave them alone."""
+    """Stored as `dtype`: router, LM head, embedding table, which quantisers leave unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """`count` weight matrices, k inputs to n outputs each."""
+    """`count` weight matrices with k inputs and n outputs each."""
 
     name: str
     k: int
@@ -40,14 +40,14 @@ class Matrix:
 
 
 class Ranks(NamedTuple):
-    """Over how many ranks the parts of a layer are cut."""
+    """Numbers of ranks over which the parts of a layer are sharded."""
 
     tensor: int = 1
-    """Attention, dense MLPs, shared experts, vocabulary."""
+    """Ranks for attention, dense MLPs, shared experts, vocabulary."""
     moe_tensor: int = 1
-    """Each routed expert."""
+    """Ranks that share each routed expert."""
     expert: int = 1
-    """The set of routed experts."""
+    """Ranks over which the routed experts are distributed."""
 
 
 ONE_RANK = Ranks()

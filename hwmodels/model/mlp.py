@@ -1,4 +1,4 @@
-"""Kinds of MLP: dense, and a mixture of experts."""
+"""Kinds of MLP: dense, and mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseMlp:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated."""
+    """MLP that computes down(act(gate(x)) * up(x)), or down(act(up(x))) if not gated."""
 
     intermediate_size: int
     gated: bool = True
@@ -27,27 +27,30 @@ class DenseMlp:
         return sum(matrix.elements for matrix in self.matrices(hidden_size))
 
     def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Biases; every rank holds them all."""
+        """Number of bias elements, which every rank holds completely."""
         return (hidden_size + (2 if self.gated else 1) * self.intermediate_size) if self.bias else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureOfExperts:
-    """A router sends each token through top_k of num_experts MLPs; shared experts see every token."""
+    """Mixture of experts: a router sends each token to top_k of num_experts.
+
+    Shared experts see all tokens.
+    """
 
     num_experts: int
     top_k: int
     intermediate_size: int
-    """Of one routed expert."""
+    """Width of one routed expert."""
     shared_intermediate_size: int = 0
-    """Of all shared experts together."""
+    """Width of all shared experts together."""
     shared_gate: bool = False
     """A gate of one output scales the shared experts (Qwen2-MoE, Qwen3-Next)."""
     gated: bool = True
     bias: bool = False
-    """Routed experts have biases (gpt-oss)."""
+    """Biases in the routed experts (gpt-oss)."""
     router_bias: bool = False
-    """One number an expert: a bias, or DeepSeek-V3's balance correction."""
+    """One number per expert in the router: a bias, or DeepSeek-V3's balance correction."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "intermediate_size"):
@@ -58,7 +61,7 @@ class MixtureOfExperts:
             raise ValueError(f"top_k={self.top_k}: must be 1 to num_experts={self.num_experts}")
 
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
-        """The router is whole on every rank; routed experts are counted as a rank holds them."""
+        """Returns the matrices of one rank: the whole router, and the rank's share of the routed experts."""
         width = share_of(self.intermediate_size, ranks.moe_tensor)
         experts = share_of(self.num_experts, ranks.expert)
         shared_width = share_of(self.shared_intermediate_size, ranks.tensor)
@@ -69,7 +72,7 @@ class MixtureOfExperts:
         )
 
     def active_elements(self, hidden_size: int) -> int:
-        """Weights that one token is multiplied with: top_k experts, shared experts, router."""
+        """Number of weights that one token is multiplied with: top_k experts, shared experts, router."""
         return sum(
             matrix.elements // self.num_experts * self.top_k
             if matrix.role is Role.routed
@@ -78,7 +81,10 @@ class MixtureOfExperts:
         )
 
     def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
-        """Biases and the gate of the shared experts; the biases of experts are cut with them."""
+        """Number of elements of biases and the shared experts' gate.
+
+        Experts' biases are sharded with them.
+        """
         shared_gate = hidden_size if self.shared_gate else 0
         up = (2 if self.gated else 1) * share_of(self.intermediate_size, ranks.moe_tensor)
         experts = share_of(self.num_experts, ranks.expert) if self.bias else 0

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, as far as time and memory depend on it."""
+"""Specification of a decoder-only transformer, as far as time and memory depend on it."""
 
 from __future__ import annotations
 
@@ -39,46 +39,46 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvLayers:
-    """Layers whose KV cache grows alike."""
+    """Layers whose KV cache grows equally."""
 
     count: int
     bytes_per_token: float
-    """Of one layer on one rank."""
+    """KV bytes per token of one layer on one rank."""
     window: int | None
-    """No more tokens than this are kept; None: all."""
+    """Largest number of tokens that are kept; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """One model: blocks of layers between an embedding table and an LM head.
 
-    Methods that say "on one rank" take the number of ranks that attention, dense MLPs and the vocabulary are
-    cut over (tensor_parallel_size). Data parallel attention is a tensor_parallel_size smaller than
-    moe_tensor_parallel_size x expert_parallel_size.
+    Methods that say "on one rank" take the number of ranks over which attention, dense MLPs and the
+    vocabulary are sharded (tensor_parallel_size). With data parallel attention, tensor_parallel_size is
+    smaller than moe_tensor_parallel_size x expert_parallel_size.
     """
 
     name: str
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
-    """The longest context, prompt and output together."""
+    """Longest context in tokens, prompt and output together."""
     blocks: tuple[Block, ...]
     """Kinds of layers, in the order in which they first occur."""
     tie_word_embeddings: bool = False
-    """The LM head is the embedding table."""
+    """True if the LM head is the embedding table."""
     dtype: str = "bf16"
-    """Of activations, norms, router, embeddings and LM head."""
+    """dtype of activations, norms, router, embeddings and LM head."""
     weights: str | None = None
-    """How the matrices of attention and MLPs are stored (`WEIGHT_FORMATS`); None: in dtype."""
+    """Storage format of the matrices of attention and MLPs (`WEIGHT_FORMATS`); None: dtype."""
     moe_weights: str | None = None
-    """The same for routed experts; None: as `weights` says."""
+    """Storage format of routed experts; None: the same as `weights`."""
     kv_cache_dtype: str = "auto"
-    """A key of `KV_BYTES`, or auto: dtype."""
+    """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
     sparsity: str | None = None
-    """2:4: two of four neighbouring weights of attention and MLPs are zero and not stored."""
+    """Structured sparsity of attention and MLPs; 2:4: two of four weights are zero and not stored."""
     draft: DraftHeads | None = None
     notes: tuple[str, ...] = ()
-    """What the model has and this description has not, and what was done to it."""
+    """Notes on parts of the model that this description lacks, and on transformations of it."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class ModelSpec:
 
     @property
     def element_bytes(self) -> float:
-        """Of activations."""
+        """Bytes of one element of activations."""
         return KV_BYTES[self.dtype]
 
     @property
@@ -126,28 +126,28 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """All weights but those of draft heads; Llama-2-7B: 6,738,415,616."""
+        """Number of all weights except draft heads; Llama-2-7B: 6,738,415,616."""
         layers = sum(matrix.elements for matrix in self.layer_matrices())
         tables = 1 if self.tie_word_embeddings else 2
         return layers + self.vector_elements() + tables * self.embedding_elements
 
     @property
     def num_active_parameters(self) -> int:
-        """The same without the routed experts that a token does not visit; Mixtral-8x7B: 12.9e9."""
+        """Number of weights without the routed experts that a token does not visit; Mixtral-8x7B: 12.9e9."""
         tables = 0 if self.tie_word_embeddings else 1  # the LM head is in the matmuls
         return self.num_matmul_parameters + self.vector_elements() + tables * self.embedding_elements
 
     @property
     def num_matmul_parameters(self) -> int:
-        """N of "a token takes 2 N FLOPs": every weight that a token is multiplied with, LM head included."""
+        """N of "a token takes 2 N FLOPs": all weights that a token is multiplied with, LM head included."""
         layers = sum(block.count * block.layer_active_elements(self.hidden_size) for block in self.blocks)
         return layers + self.embedding_elements
 
     @property
     def flops_per_token(self) -> float:
-        """2 N, the attention over its context left out.
+        """FLOPs per token: 2 N, without attention over its context.
 
-        2:4 sparsity: half for the matrices that have it, on tensor cores that are made for it.
+        2:4 sparsity halves those of the sparse matrices on tensor cores that support it.
         """
         flops = 2.0 * self.num_matmul_parameters
         if self.sparsity is None:
@@ -162,7 +162,7 @@ class ModelSpec:
         return sum(m.elements for m in self.draft_matrices()) + self._draft_vector_elements()
 
     def layer_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
-        """Of all layers, on one rank; counts include how often the layer occurs."""
+        """Returns the matrices of all layers, on one rank; counts include how often the layer occurs."""
         return [
             replace(matrix, count=block.count * matrix.count)
             for block in self.blocks
@@ -170,18 +170,18 @@ class ModelSpec:
         ]
 
     def quantised_matrices(self) -> list[Matrix]:
-        """Those of all layers that `weights` and `moe_weights` are about."""
+        """Returns the matrices of all layers to which `weights` and `moe_weights` apply."""
         return [matrix for matrix in self.layer_matrices() if matrix.role is not Role.plain]
 
     def draft_matrices(self, ranks: Ranks = ONE_RANK) -> list[Matrix]:
-        """Of all draft heads, on one rank."""
+        """Returns the matrices of all draft heads, on one rank."""
         if self.draft is None:
             return []
         matrices = self.draft.matrices(self.blocks[-1], self.hidden_size, self.vocab_size, ranks)
         return [replace(matrix, count=self.draft.num_heads * matrix.count) for matrix in matrices]
 
     def vector_elements(self, ranks: Ranks = ONE_RANK) -> int:
-        """Norm weights, biases and the like of all layers, and the final norm, on one rank."""
+        """Number of elements of norms, biases and other vectors, and the final norm, on one rank."""
         layers = sum(
             block.count * block.layer_vector_elements(self.hidden_size, ranks) for block in self.blocks
         )
@@ -193,7 +193,7 @@ class ModelSpec:
         return self.draft.num_heads * self.draft.vector_elements(self.blocks[-1], self.hidden_size, ranks)
 
     def weight_format_of(self, role: Role) -> str:
-        """Name of the format (`WEIGHT_FORMATS`) that matrices of this role are stored in."""
+        """Returns the name of the storage format (`WEIGHT_FORMATS`) of matrices of this role."""
         if role is Role.plain:
             return self.dtype
         if role is Role.routed and self.moe_weights is not None:
@@ -201,7 +201,7 @@ class ModelSpec:
         return self.weights or self.dtype
 
     def bytes_per_weight(self, role: Role) -> float:
-        """Scales included. 2:4 keeps half of the weights and 2 bits of position for each: bf16 x 0.5625."""
+        """Bytes per weight, scales included; 2:4 keeps half and 2 bits of position each: bf16 x 0.5625."""
         stored = weight_format(self.weight_format_of(role)).bytes_per_weight
         if self.sparsity is None or role is Role.plain:
             return stored
@@ -215,9 +215,9 @@ class ModelSpec:
         expert_parallel_size: int = 1,
         with_draft: bool = False,
     ) -> float:
-        """Bytes of one rank's weights: matrices cut, norms, router and scarce KV heads copied.
+        """Bytes of one rank's weights: matrices are sharded; norms, router, scarce KV heads replicated.
 
-        moe_tensor_parallel_size None: tensor_parallel_size / expert_parallel_size, at least 1.
+        moe_tensor_parallel_size None means tensor_parallel_size / expert_parallel_size, at least 1.
         """
         if moe_tensor_parallel_size is None:
             moe_tensor_parallel_size = max(1, tensor_parallel_size // expert_parallel_size)
@@ -234,7 +234,7 @@ class ModelSpec:
         )
 
     def kv_layers(self, tensor_parallel_size: int = 1) -> list[KvLayers]:
-        """The layers that keep KV of their own, one entry a block, on one rank."""
+        """Returns the layers with their own KV, one entry per block, on one rank."""
         entries = [
             KvLayers(
                 count=block.count,
@@ -246,7 +246,7 @@ class ModelSpec:
         return [entry for entry in entries if entry.bytes_per_token > 0]
 
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> float:
-        """KV bytes of one token on one rank, in all layers, those with a window too, scales included.
+        """KV bytes per token on one rank, in all layers (including those with a window), scales included.
 
         GQA: 2 (K, V) x layers x KV heads x head_dim x element bytes.
         Llama-2-7B in fp16: 2 x 32 x 32 x 128 x 2 = 524,288 bytes.
@@ -255,18 +255,18 @@ class ModelSpec:
         return sum(layers.count * layers.bytes_per_token for layers in self.kv_layers(tensor_parallel_size))
 
     def state_bytes_per_sequence(self, tensor_parallel_size: int = 1) -> float:
-        """What linear attention keeps of a sequence of any length, on one rank."""
+        """State bytes of linear attention for a sequence of any length, on one rank."""
         return sum(
             block.count * block.attention.state_bytes(self.dtype, tensor_parallel_size)
             for block in self.blocks
         )
 
     def check_tensor_parallel_size(self, tensor_parallel_size: int) -> None:
-        """Raise ValueError, with the next smaller size that works, where the model cannot be cut so."""
+        """Raises ValueError, with the next smaller valid size, if the model cannot be sharded like this."""
         if self.divides(tensor_parallel_size):
             return
         largest = min(block.attention.max_tensor_parallel_size for block in self.blocks)
-        # Not a larger one: that may be more devices than a node has, and an odd number of them.
+        # Not a larger size: it may exceed the devices of a node, and be an odd number.
         allowed = range(2, min(largest, tensor_parallel_size) + 1)
         nearest = max((size for size in allowed if self.divides(size)), default=1)
         rules = dict.fromkeys(block.attention.cutting_rule for block in self.blocks)
@@ -276,22 +276,22 @@ class ModelSpec:
         )
 
     def divides(self, tensor_parallel_size: int) -> bool:
-        """Whether every kind of attention can be shared out evenly over so many ranks."""
+        """Returns whether every kind of attention divides evenly over so many ranks."""
         return all(block.attention.divides(tensor_parallel_size) for block in self.blocks)
 
     def with_weights(
         self, weights: str | None, moe_weights: str | None = None, kv_cache_dtype: str | None = None
     ) -> ModelSpec:
-        """The same model with its matrices, and its KV if given, stored otherwise."""
+        """Returns the same model with other storage formats of its matrices and, if given, of its KV."""
         kv = self.kv_cache_dtype if kv_cache_dtype is None else kv_cache_dtype
         return replace(self, weights=weights, moe_weights=moe_weights, kv_cache_dtype=kv)
 
 
 class Transform(Protocol):
-    """Makes a smaller model of a model: see `hwmodels.model.transforms`."""
+    """Makes a smaller model from a model: see `hwmodels.model.transforms`."""
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """The new model; its notes say what was saved. Raises ValueError where it cannot be made."""
+        """Returns the new model; its notes say what was saved. Raises ValueError if it cannot be made."""
 
 
 def check_weight_format(name: str, given: str) -> None:

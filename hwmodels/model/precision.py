@@ -1,4 +1,4 @@
-"""What to tell people about a model's number formats on a device."""
+"""Notes for users on a model's number formats on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hwmodels.model.quantization import weight_format
 
 
 def precision_notes(model: ModelSpec, device: Device) -> list[str]:
-    """Formats that the device has no units for, and sparsity that it cannot use; empty where all is well."""
+    """Returns notes on formats that the device does not compute in and on unusable sparsity; else none."""
     roles = {"weights": Role.dense}
     if model.has_experts:
         roles["moe_weights"] = Role.routed

@@ -1,4 +1,4 @@
-"""How weights are stored, and in which type the tensor cores then compute."""
+"""Storage formats of weights, and the data types in which tensor cores then compute."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from hwmodels.devices.device import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFormat:
-    """One way to store the weights of matrices."""
+    """A storage format of the weights of matrices."""
 
     name: str
     bits: float
-    """Of one weight, without scales."""
+    """Bits per weight, without scales."""
     scale_bytes_per_weight: float = 0.0
-    """Scales and zero points, spread over the weights that share them."""
+    """Bytes of scales and zero points per weight."""
     compute: str | None = None
     """dtype of the matrix multiplication (`devices.device.DTYPE_BYTES`); None: that of the activations."""
     stand_in: str | None = None
-    """Compute dtype where the chip lacks `compute`: None: activations' (weights are then unpacked first)."""
+    """Compute dtype on chips that lack `compute`; None: the activations' (weights are unpacked first)."""
     source: str = ""
 
     @property
@@ -27,9 +27,9 @@ class WeightFormat:
         return self.bits / 8 + self.scale_bytes_per_weight
 
     def compute_dtype(self, device: Device, activations: str) -> str:
-        """What the tensor cores compute in: the format's own type where the chip has it, else the stand-in.
+        """Returns the dtype of the tensor cores: the format's own if the chip has it, else the stand-in.
 
-        fp8 on an A100 becomes weight-only: stored in 8 bits, multiplied in the activations' type.
+        fp8 on an A100 becomes weight-only: stored in 8 bits, multiplied in the activations' dtype.
         """
         for dtype in (self.compute, self.stand_in):
             if dtype is not None and dtype in device.peak_flops_per_s:
@@ -37,7 +37,7 @@ class WeightFormat:
         return device.compute_dtype(activations)
 
     def falls_back_on(self, device: Device) -> bool:
-        """Whether the chip lacks the type that the format is made for."""
+        """Returns whether the chip lacks the dtype that the format is made for."""
         return self.compute is not None and self.compute not in device.peak_flops_per_s
 
 
@@ -86,17 +86,17 @@ WEIGHT_FORMATS = {
         ),
     )
 }
-"""By name. None of them: a model's own dtype."""
+"""Storage formats by name. A weight format of None is the model's own dtype."""
 
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of one element of the KV cache; int8 and int4 add a scale a head and token: `KV_SCALE_BYTES`."""
+"""Bytes of one element of the KV cache; int8 and int4 add a scale per head and token: `KV_SCALE_BYTES`."""
 
 KV_SCALE_BYTES = {"int8": 2.0, "int4": 4.0}
-"""fp16 scale (and zero point) for each head's key and each head's value of a token (KIVI, vLLM)."""
+"""Bytes of the fp16 scale (and zero point) of each head's key or value of a token (KIVI, vLLM)."""
 
 
 def weight_format(name: str) -> WeightFormat:
-    """The format of that name. Raises ValueError."""
+    """Returns the format of that name. Raises ValueError if it is unknown."""
     if name not in WEIGHT_FORMATS:
         raise ValueError(f"weights={name}: must be one of {', '.join(WEIGHT_FORMATS)}")
     return WEIGHT_FORMATS[name]

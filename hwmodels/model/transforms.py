@@ -1,8 +1,8 @@
-"""Smaller models from a model: pruning in depth and width, sparsity, distillation.
+"""Transformations to smaller models: pruning in depth and width, sparsity, distillation.
 
-Each transformation makes a new `ModelSpec`, whose notes say what it saves; its `source` is empty where the
-weights change, as they are not those that were published. None of them says what it costs in quality, which
-is won back by training, usually by distillation from the whole model.
+Each transformation makes a new `ModelSpec`, whose notes say what it saves; its `source` is empty if the
+weights change, because they are not the published ones. No transformation says what it costs in quality,
+which is regained by training, usually by distillation from the whole model.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from hwmodels.model.mlp import DenseMlp, Mlp
 from hwmodels.model.model_spec import ModelSpec
 
 GRAIN = 64
-"""Pruned widths are multiples of this, so that tiles of the tensor cores come out even."""
+"""Pruned widths are multiples of this, so that they divide evenly into tiles of the tensor cores."""
 
 QUALITY = "No figure here says how much worse the answers are."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneDepth:
-    """Whole layers are left out, of each kind its share (ShortGPT: Men et al., 2024; Minitron, 2024)."""
+    """Leaves out whole layers, an equal share of each kind (ShortGPT: Men et al., 2024; Minitron, 2024)."""
 
     keep: float = 0.5
-    """Of the layers; at least one is kept."""
+    """Share of the layers that is kept; at least one layer is."""
 
     def __post_init__(self) -> None:
         check_share("keep", self.keep)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """KV shrinks with the layers that keep any."""
+        """Returns the pruned model; its KV shrinks with the layers that keep KV."""
         num_layers = max(1, round(self.keep * model.num_layers))
         counts = shared_out(num_layers, [block.count for block in model.blocks])
         blocks = tuple(
@@ -43,17 +43,18 @@ class PruneDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneWidth:
-    """Layers become narrower (Sheared LLaMA: Xia et al., 2024; Minitron, 2024). Shares that are kept.
+    """Makes layers narrower (Sheared LLaMA: Xia et al., 2024; Minitron, 2024).
 
-    Widths become multiples of 64. Heads go by whole groups, so KV heads and KV shrink alike.
+    Fields are shares that are kept. Widths become multiples of 64. Heads are removed in whole groups, so KV
+    heads and KV shrink equally.
     """
 
     hidden: float = 1.0
-    """Of the hidden size."""
+    """Share of the hidden size that is kept."""
     intermediate: float = 1.0
-    """Of each MLP's width."""
+    """Share of each MLP's width that is kept."""
     heads: float = 1.0
-    """Of the attention heads."""
+    """Share of the attention heads that is kept."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "heads"):
@@ -82,8 +83,8 @@ class Sparse24:
     """Structured sparsity: two of four neighbouring weights of attention and MLPs are zero.
 
     Half of the weights are stored, each with 2 bits of position: in bf16 (1 + 1/8) / 2 = 0.5625 of the bytes.
-    Sparse tensor cores do twice their dense FLOP/s (Mishra et al., 2021). Embedding table, LM head and router
-    stay dense.
+    Sparse tensor cores reach twice their dense FLOP/s (Mishra et al., 2021). Embedding table, LM head and
+    router stay dense.
     """
 
     def applied(self, model: ModelSpec) -> ModelSpec:
@@ -93,16 +94,16 @@ class Sparse24:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseUnstructured:
-    """Zeros anywhere in the matrices of attention and MLPs: a smaller file and nothing else."""
+    """Zeros at any position in the matrices of attention and MLPs: only the file becomes smaller."""
 
     zeros: float = 0.5
-    """Of the weights."""
+    """Share of the weights that is zero."""
 
     def __post_init__(self) -> None:
         check_share("zeros", self.zeros)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """The file holds the weights that are left, and one bit for each to say where they are."""
+        """Returns the model with a note; the file holds other weights and one bit of position per weight."""
         matrices, file_bytes = model.quantised_matrices(), model.weight_bytes_per_rank()
         stored_bytes = sum(matrix.elements * model.bytes_per_weight(matrix.role) for matrix in matrices)
         place_bytes = sum(matrix.elements for matrix in matrices) / 8
@@ -118,12 +119,12 @@ class SparseUnstructured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distill:
-    """A student in the teacher's place (Hinton et al., 2015)."""
+    """Serves a student model instead of the teacher (Hinton et al., 2015)."""
 
     student: ModelSpec
 
     def applied(self, model: ModelSpec) -> ModelSpec:
-        """The student in the number formats of `model`, or in its own where `model` names none."""
+        """Returns the student in the number formats of `model`, or in its own if `model` sets none."""
         teacher, student = model, served_as(self.student, model)
         what = f"{student.name} is in the place of {teacher.name}"
         if student.vocab_size != teacher.vocab_size:
@@ -137,7 +138,7 @@ class Distill:
 
 
 def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
-    """The student in the teacher's number formats: model.weights=fp8 is about the model that serves."""
+    """Returns the student in the teacher's number formats: model.weights=fp8 applies to the served model."""
     return replace(
         student,
         dtype=teacher.dtype,
@@ -148,7 +149,7 @@ def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
 
 
 def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
-    """With a note on what was done, and what it saves."""
+    """Returns the model with a note on the transformation and its savings."""
     active = ("active parameters", before.num_active_parameters, after.num_active_parameters, 1e9, "B")
     savings = (
         ("parameters", before.num_parameters, after.num_parameters, 1e9, "B"),
@@ -171,7 +172,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """total in proportion to the counts, whole numbers by largest remainder."""
+    """Divides total in proportion to the counts into whole numbers, by largest remainder."""
     exact = [total * count / sum(counts) for count in counts]
     whole = [int(share) for share in exact]
     by_remainder = sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))

@@ -1,1 +1,1 @@
-"""Seconds of one call of an operator, a kind of operator a file."""
+"""Operators: seconds of one call on one device, one kind of operator per file."""

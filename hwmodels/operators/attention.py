@@ -1,25 +1,25 @@
-"""Attention over cached keys and values: one query token a sequence (decode), or chunks of prompts (prefill).
+"""Attention over cached keys and values: one query token per sequence (decode), or prompt chunks (prefill).
 
-Seconds of one call (one layer) on one device. Decode reads every key and value once; with few sequences
-their contexts are split so that all SMs take part (FlashDecoding: Dao et al., 2023), and the parts merged:
+Times are seconds of one call (one layer) on one device. Decode reads every key and value once; with few
+sequences their contexts are split so that all SMs work (FlashDecoding: Dao et al., 2023), then merged:
 
     decode   t = start + max(items, merge + stream, merge + k (items + stream))
-             items   one KV head of one sequence keeps an SM busy for item_s, however short its context;
+             items   one KV head of one sequence occupies an SM for item_s, however short its context;
                      in waves over the SMs, of which the first is in the start
              stream  bytes of keys and values / (bandwidth share busy); k: how far the two hide each other
              busy    share of the SMs that have a part of a context: min(1, items max_splits / SMs)
 
-Prefill is bound by arithmetic. Tiles of 128 queries are dealt out to the SMs (FlashAttention-2: Dao, 2023);
+Prefill is compute-bound. Tiles of 128 queries are distributed over the SMs (FlashAttention-2: Dao, 2023);
 each starts up, loads its queries and computes the masked half of its diagonal. A pair costs its products, and
-an exponential that tensor cores do not do (FlashAttention-3: Shah et al., 2024, section 3.1). The tile of the
-last queries of a prompt meets all its keys one after the other on one SM: half of that chain is the tail.
+an exponential that tensor cores do not compute (FlashAttention-3: Shah et al., 2024, section 3.1). The tile
+of the last queries of a prompt processes all its keys in sequence on one SM: half of that chain is the tail.
 
     prefill  t = start + max(work + chain / 2, chain)
              work = pairs heads (4 head_dim / (peak share) + 1 / exponentials per second)
                     + heads tiles tile_s / SMs + bytes of keys and values / (bandwidth share)
 
-Figures of a device are in `AttentionCurve`; what differs between families of kernels, on every device alike,
-is in `hwmodels.operators.attention_kernels`. With the defaults of both, vLLM on an H100, 32 query and 8 KV
+Figures of a device are in `AttentionCurve`; differences between families of kernels, equal on every device,
+are in `hwmodels.operators.attention_kernels`. With the defaults of both, vLLM on an H100, 32 query and 8 KV
 heads of 128 in bf16, 64 sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with
 9.5 us of start and 2.5 us of merge 403 us.
 
@@ -41,14 +41,16 @@ TILE_QUERIES = 128
 """Queries of one tile of prefill attention."""
 
 EXPONENTIALS_PER_SM_S = 45e9
-"""Of one SM, as far as they show: the unit does 16 a clock, 29e9 at 1.8 GHz; some hide behind products."""
+"""Visible exponentials per SM and second: the unit does 16 a clock, 29e9 at 1.8 GHz; products hide some."""
 
 UNPACK_OPERATIONS = 5
-"""Of CUDA cores, for each 4-bit element of keys and values: mask, shift, convert, subtract, scale (QServe:
-Lin et al., MLSys 2025, section on KV4 attention)."""
+"""Operations of CUDA cores per 4-bit element of keys and values: mask, shift, convert, subtract, scale.
+
+QServe: Lin et al., MLSys 2025, section on KV4 attention.
+"""
 
 L2_OVER_MEMORY = 1.5
-"""Bandwidth of the L2 cache over that of memory, where query heads read the same keys one after the other."""
+"""Bandwidth of the L2 cache over that of memory, if query heads read the same keys one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +61,11 @@ class HeadLayout:
     num_kv_heads: float
     head_dim: int
     kv_bytes_per_element: float = 2.0
-    """2: bf16 cache; 1: fp8, whose kernels differ; less: as fp8."""
+    """Bytes per element of the cache; 2: bf16, 1: fp8 (with other kernels), less: priced as fp8."""
     v_head_dim: int | None = None
-    """None: that of the keys."""
+    """Width of the values; None: that of the keys."""
     windowed: bool = False
-    """Sliding window: the caller passes the tokens and pairs inside it."""
+    """True for a sliding window: the caller passes the tokens and pairs inside it."""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_bytes_per_element"):
@@ -76,7 +78,7 @@ class HeadLayout:
 
     @property
     def group_size(self) -> float:
-        """Query heads that share a KV head."""
+        """Number of query heads per KV head."""
         return self.num_heads / self.num_kv_heads
 
     @property
@@ -89,31 +91,31 @@ class HeadLayout:
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a query and a key token, all heads: 4 heads head_dim where keys and values are equally wide."""
+        """FLOPs per query and key token, all heads: 4 heads head_dim for keys and values of equal width."""
         return 2.0 * self.num_heads * self.key_and_value_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCurve:
-    """What tuned attention kernels reach on one device.
+    """Performance of tuned attention kernels on one device.
 
-    Defaults: medians over A100, H100, H200, B200 and RTX PRO 6000, kernels of an H100.
+    Defaults are medians over A100, H100, H200, B200 and RTX PRO 6000, with the kernels of an H100.
     """
 
     compute_capability: str = "sm90"
-    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
+    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
     decode_start_s: float = 9.5e-6
-    """Call with few short sequences: launch, start and drain, in seconds."""
+    """Seconds of a call with few short sequences: launch, start and drain."""
     decode_item_s: float = 3.65e-6
-    """One KV head (128 wide, bf16) of one sequence on one SM, its context within a tile, in seconds."""
+    """Seconds of one KV head (128 wide, bf16) of one sequence on one SM, its context within a tile."""
     kv_bandwidth_share: float = 0.82
-    """Of the data sheet's bandwidth, streaming keys and values of long contexts."""
+    """Share of the data sheet's bandwidth that streaming keys and values of long contexts reaches."""
     prefill_start_s: float = 10e-6
-    """Call with one short prompt, in seconds."""
+    """Seconds of a call with one short prompt."""
     flops_share: float = 0.9
-    """Of the peak, in the multiplications alone: exponentials are counted beside them."""
+    """Share of the peak that the multiplications reach; exponentials are counted separately."""
     tile_s: float = 6.4e-6
-    """One tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs, in seconds."""
+    """Seconds of one tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs."""
 
     def __post_init__(self) -> None:
         known = {capability for _, capability in KERNELS}
@@ -128,7 +130,7 @@ class AttentionCurve:
 
 
 def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
-    """What the library runs on such a chip. Raises ValueError."""
+    """Returns the kernels that the library runs on such a chip. Raises ValueError for an unknown library."""
     known = sorted({name for name, _ in KERNELS})
     if library not in known:
         raise ValueError(f"kernels={library}: must be one of {', '.join(known)}")
@@ -136,7 +138,7 @@ def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
 
 
 class DecodeAttention:
-    """Decode attention of one layer, with all that does not depend on the batch worked out before."""
+    """Decode attention of one layer; everything independent of the batch is computed once."""
 
     def __init__(
         self, heads: HeadLayout, device: Device, curve: AttentionCurve, kernels: str = "vllm"
@@ -161,7 +163,7 @@ class DecodeAttention:
         share = min(1.0, curve.kv_bandwidth_share * item.bandwidth)
         passes = 1.0 if packed else max(1.0, heads.group_size / L2_OVER_MEMORY)
         token_s = passes * heads.kv_bytes_per_token / (device.memory_bandwidth_bytes_per_s * share)
-        # Elements that are converted: of fp8 a byte each.
+        # Elements that are converted; fp8 elements take a byte each.
         converted = heads.num_kv_heads * heads.key_and_value_dim * (1.0 if packed else heads.group_size)
         if item.sm_bytes_per_s is not None:
             token_s = max(token_s, converted / (item.sm_bytes_per_s * device.num_sms))
@@ -179,13 +181,16 @@ class DecodeAttention:
         self._overlap = item.overlap
         self._known_lines: dict[float, tuple[tuple[Any, Any], ...]] = {}
         self.beside_prefill = call.beside_prefill
-        """Times that decodes take longer in an iteration that prefills as well (1: no longer)."""
+        """Factor on the time of decodes in an iteration that also prefills (1: no slowdown)."""
 
     def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """Lines (seconds, seconds a context token); the largest is the time of num_seqs sequences."""
+        """Returns lines (seconds, seconds per context token).
+
+        The largest is the time of num_seqs sequences.
+        """
         some = smaller(num_seqs, 1.0)  # 0 sequences: 0 seconds
         waves = self._items_per_sm * num_seqs
-        # The first wave is in the start; half a wave more on average than the last one fills.
+        # The first wave is part of the start; on average half a wave more than the last one fills.
         items_s = self._item_s * larger(waves - 0.5, 0.0)
         start_s = self._start_s * some
         if self._gather_s:
@@ -203,8 +208,8 @@ class DecodeAttention:
         )
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
-        """Time of num_seqs sequences with context_tokens tokens in all, those of the new queries included."""
-        # One number of sequences is asked about many times in a row: 1 us instead of 3.
+        """Returns seconds of num_seqs sequences with context_tokens in total, new tokens included."""
+        # The same number of sequences is priced many times in a row: 1 us instead of 3.
         if isinstance(num_seqs, int | float):
             if num_seqs not in self._known_lines:
                 self._known_lines[num_seqs] = self.lines(num_seqs)
@@ -217,7 +222,7 @@ class DecodeAttention:
 
 
 class PrefillAttention:
-    """Prefill attention of one layer, with all that does not depend on the batch worked out before."""
+    """Prefill attention of one layer; everything independent of the batch is computed once."""
 
     def __init__(
         self,
@@ -227,14 +232,14 @@ class PrefillAttention:
         kernels: str = "vllm",
         compute_dtype: str = "bf16",
     ) -> None:
-        """compute_dtype fp8: kernels for fp8 queries, which are also taken over fp8 keys and values.
+        """compute_dtype fp8: kernels for fp8 queries, which are also used for fp8 keys and values.
 
         Raises ValueError for an unknown library of kernels, or a dtype that the device does not compute in.
         """
         chosen = kernels_of(kernels, curve)
         fp8 = compute_dtype == "fp8" or heads.kv_bytes_per_element < 2
         family = chosen.prefill_fp8 if fp8 else chosen.prefill
-        # What fp8 arithmetic gains is in the family's factor, against the peak of bf16.
+        # The gain of fp8 arithmetic is in the family's factor, relative to the peak of bf16.
         peak = device.peak_flops_per_s[
             device.compute_dtype("bf16" if compute_dtype == "fp8" else compute_dtype)
         ]
@@ -260,9 +265,9 @@ class PrefillAttention:
         self._start_s = curve.prefill_start_s * family.start
 
     def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
-        """Time of num_seqs chunks: new tokens, causal query-key pairs and cached + new tokens, all summed."""
+        """Returns seconds of num_seqs chunks; new tokens, causal pairs, cached + new tokens are sums."""
         some = smaller(num_seqs, 1.0)  # 0 chunks: 0 seconds
-        # Keys that the last tile meets: the context, or under a window what a query sees on average, twice.
+        # Keys of the last tile: the context, or with a window twice what a query sees on average.
         last_keys = smaller(context_tokens / (num_seqs + 1.0 - some), 2.0 * pairs / larger(new_tokens, 1.0))
         chain_s = self._key_s * last_keys
         work_s = (

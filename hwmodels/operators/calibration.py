@@ -1,4 +1,4 @@
-"""What kernels reach on one device: the figures of every operator's curve, and where they were measured."""
+"""Calibration of one device: the figures of every operator's curve, and where they were measured."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from hwmodels.operators.stream import StreamCurve
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Parameters of the curves. The defaults are medians over the measured devices: level `spec`."""
+    """Parameters of the curves. The defaults, medians over the measured devices, are level `spec`."""
 
     measured_on: str | None = None
-    """Name of the device that was measured; None: nothing was."""
+    """Name of the device that was measured; None: no device was."""
     source: str = ""
-    """Of the measurements, with the date of the fit."""
+    """Source of the measurements, with the date of the fit."""
     sustained_clock_share: float = 0.9
-    """Clock of the SMs under an engine's continuous load, over that in a benchmark of single operators.
+    """Clock of the SMs under an engine's continuous load over the clock in benchmarks of single operators.
 
-    Power, not silicon, limits long prefills. From whole-engine TTFT of long prompts, not from operators.
+    Long prefills are limited by power, not by silicon. The value comes from whole-engine TTFT of long
+    prompts, not from operators.
     """
     start_share: float = 0.8
-    """Of a kernel's start measured alone, what is left where kernels follow each other in a stream or graph.
+    """Share of a kernel's start, measured alone, that remains between kernels of a stream or graph.
 
-    The start of one overlaps the end of the one before. From whole-engine TPOT of small batches.
+    The start of one kernel overlaps the end of the one before. The value comes from whole-engine TPOT of
+    small batches.
     """
     gemm: GemmCurve = field(default_factory=GemmCurve)
     attention: AttentionCurve = field(default_factory=AttentionCurve)
@@ -47,13 +49,13 @@ class Calibration:
                 raise ValueError(f"{name}={value}: must be a share, > 0 and <= 1")
 
     def under_load(self, device: Device) -> Device:
-        """The device as operators of a busy engine find it: its peaks at the sustained clock."""
+        """Returns the device with its peaks at the sustained clock, as in a busy engine."""
         share = self.sustained_clock_share
         peaks = {dtype: peak * share for dtype, peak in device.peak_flops_per_s.items()}
         return replace(device, peak_flops_per_s=peaks)
 
     def in_a_stream(self) -> Calibration:
-        """The same with the starts of kernels as they are when one follows the other."""
+        """Returns the calibration with the starts of kernels as they are in a stream or graph."""
         share = self.start_share
         return replace(
             self,

@@ -1,6 +1,6 @@
-"""Collectives among the devices of a replica: alpha-beta, by the algorithm that a library picks for the size.
+"""Collectives among the devices of a replica: alpha-beta model of the algorithm that libraries pick by size.
 
-NCCL does them all; p ranks, n bytes (each function says of what), time until every rank is done:
+NCCL offers all of them; p ranks, n bytes (each function says of what), time until every rank is done:
 
     t = start + sum over legs (steps hop) + min(2.3 n beta, rendezvous + n beta)    beta = max over legs (v/B)
 
@@ -9,20 +9,20 @@ pass both in a pipeline. B is the bandwidth reached. Small messages carry a flag
 less of the bandwidth. A ring also copies a rank's own part, so v of a ring grows by 0.4 / p:
 
                     steps         v, share of n
-    all_reduce      2 (p - 1)     2 (p - 1) / p    or 1 + 1/p where the switch adds up (`Link.multicast`)
+    all_reduce      2 (p - 1)     2 (p - 1) / p    or 1 + 1/p if the switch reduces (`Link.multicast`)
     all_gather      p - 1         (p - 1) / p
     reduce_scatter  p - 1         (p - 1) / p
     all_to_all      1 + log2 p    (p - 1) / p      each rank to each, no ring
     send_recv       1             1
 
-Engines all-reduce small tensors with kernels of their own that read the peers' memory, as far as these go:
+Engines all-reduce small tensors with their own kernels, which read the peers' memory, up to a size limit:
 
-    one-shot        start_d + (p - 1) n / B_d              every rank reads everything and adds it up
+    one-shot        start_d + (p - 1) n / B_d              every rank reads and sums everything
     two-shot        1.7 start_d + 2 (p - 1)/p n / B_d      reduce-scatter, then all-gather
 
 Volumes: Thakur, Rabenseifner, Gropp, IJHPCA 2005; Patarasuk, Yuan, JPDC 2009. The constants of this module
 belong to the libraries, not to a device: fitted once on five GPUs, one node each (NCCL 2.27 to 2.29, vLLM
-0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; NVIDIA aiconfigurator). Nothing measured between nodes went in.
+0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; NVIDIA aiconfigurator). No measurements between nodes were used.
 """
 
 from __future__ import annotations
@@ -39,72 +39,72 @@ from hwmodels.devices.interconnect import Link
 from hwmodels.exact import Num
 
 OWN_PART = 0.4
-"""Copying a rank's own part takes 0.4 of the time of sending it."""
+"""Time of copying a rank's own part over the time of sending it."""
 MULTICAST_BANDWIDTH = 0.7
-"""Of what a ring reaches, where the switch adds up."""
+"""Share of a ring's bandwidth that is reached if the switch reduces."""
 MIN_MULTICAST_RANKS = 8
-"""NCCL keeps to rings below: with 4 ranks 1 + 1/p saves too little."""
+"""Fewest ranks for which NCCL uses the switch: with 4 ranks 1 + 1/p saves too little."""
 HOST_BRIDGE_BANDWIDTH = 0.55
-"""Over PCIe three ranks and more share the bridges between its switches; two have a switch to themselves."""
+"""Share of the bandwidth over PCIe with three or more ranks, which share bridges; two share one switch."""
 COPY_BANDWIDTH_SHARE = 0.9
-"""Of the memory bandwidth: copying a large tensor, read and write."""
+"""Share of the memory bandwidth that copying a large tensor reaches, read and write."""
 
 
 class Protocol(NamedTuple):
-    """How NCCL moves messages, small ones and large ones."""
+    """Costs of the ways in which NCCL moves small and large messages."""
 
     small_cost: float
-    """Time of a byte in a small message over that in a large one."""
+    """Time per byte of a small message over that of a large one."""
     rendezvous_s: float
-    """Of large messages, over all steps."""
+    """Extra time of large messages, over all steps."""
     bandwidth: float
-    """Of what a ring reaches."""
+    """Share of a ring's bandwidth that is reached."""
 
 
 RING = Protocol(small_cost=2.3, rendezvous_s=17e-6, bandwidth=1.0)
 ALL_TO_ALL = Protocol(small_cost=10.0, rendezvous_s=5e-6, bandwidth=0.87)
-"""A send and a receive with each rank: fewer channels a message than a ring has."""
+"""A send and a receive with each rank: fewer channels per message than in a ring."""
 SEND = ALL_TO_ALL._replace(bandwidth=1.0)
-"""Between two ranks; checked against the profiles of Vidur (A100, H100)."""
+"""A send between two ranks; checked against the profiles of Vidur (A100, H100)."""
 
 
 class DirectKernels(NamedTuple):
     """An engine's own all-reduce over memory that the ranks map from each other."""
 
     start: float
-    """Over the curve's direct_start_s."""
+    """Factor on the curve's direct_start_s."""
     two_shot: bool
     over_pcie: bool
-    """Between two ranks; never more, and TensorRT-LLM never."""
+    """Used over PCIe, only between two ranks; TensorRT-LLM never does."""
     max_bytes: int
     max_bytes_multicast: int
-    """With NVLink 4 and later: symmetric memory takes over from the older kernels."""
+    """Size limit with NVLink 4 and later: symmetric memory replaces the older kernels."""
 
 
 DIRECT_BANDWIDTH = 0.76
-"""Of what a ring reaches."""
+"""Share of a ring's bandwidth that is reached."""
 TWO_SHOT_START = 1.7
-"""Over one-shot: two barriers."""
+"""Start of two-shot over that of one-shot: two barriers."""
 DIRECT_KERNELS = {
     "vllm": DirectKernels(1.0, True, True, 8 * 2**20 - 1, 64 * 2**20),
     "trtllm": DirectKernels(0.68, False, False, 2**20, 2**40),
 }
-"""By engine; others, and sizes beyond, use NCCL. NCCL is also used where it is faster."""
+"""Kernels by engine; other engines, and larger sizes, use NCCL, which is also used if it is faster."""
 KERNELS = ("vllm", "trtllm", "nccl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveCurve:
-    """What collectives reach on one device and its links. Defaults: medians over A100 to RTX PRO 6000."""
+    """Performance of collectives on one device and its links; defaults: medians, A100 to RTX PRO 6000."""
 
     start_s: float = 5.1e-6
-    """NCCL: launch, and waiting for the peers. 3.4 us (RTX PRO 6000) to 9.5 us (A100)."""
+    """Start of NCCL: launch, and wait for the peers. 3.4 us (RTX PRO 6000) to 9.5 us (A100)."""
     hop_s: float = 0.95e-6
-    """NCCL, inside a node: one step of a small message. 0.8 us (H100) to 1.6 us (PCIe)."""
+    """One step of a small message of NCCL inside a node. 0.8 us (H100) to 1.6 us (PCIe)."""
     bandwidth_share: float = 0.72
-    """Of the link's data sheet, by a ring with large messages: 0.69 (B200) to 0.82 (H200)."""
+    """Share of the link's data sheet reached by a ring with large messages: 0.69 (B200) to 0.82 (H200)."""
     direct_start_s: float = 4.5e-6
-    """One-shot kernel of vLLM: launch and one barrier. 4.1 us to 7.1 us (B200)."""
+    """Start of vLLM's one-shot kernel: launch and one barrier. 4.1 us to 7.1 us (B200)."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -123,13 +123,14 @@ def all_reduce_seconds(
     nodes: int = 1,
     eager: bool = False,
 ) -> Num:
-    """Every rank has n = num_bytes and ends with the sum of all, in place. num_ranks are spread over nodes.
+    """Seconds of an all-reduce: every rank has n = num_bytes and ends with the sum of all, in place.
 
-    kernels: "vllm", "trtllm" (their own kernels where these apply) or "nccl". eager: outside a CUDA graph
-    vLLM first copies the tensor to where its peers can read it; launches by the host are not counted.
+    num_ranks are spread over nodes. kernels: "vllm", "trtllm" (their own kernels if these apply) or "nccl".
+    eager: outside a CUDA graph vLLM first copies the tensor to where its peers can read it; launches by the
+    host are not counted.
     H100 (450e9 bytes/s, multicast), 8 ranks, 256 KiB, default curve, "vllm", two-shot:
     1.7 x 4.5 us + 1.75 x 262,144 / (450e9 x 0.72 x 0.76) = 7.65 us + 1.86 us = 9.51 us. Measured: 10.8 us.
-    Raises ValueError: ranks that the nodes do not hold, more nodes than one without a link between them.
+    Raises ValueError for ranks that the nodes do not hold, or several nodes without a link between them.
     """
     check_kernels(kernels)
     per_node = ranks_per_node(num_ranks, device, nodes)
@@ -154,9 +155,9 @@ def all_gather_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Every rank has num_bytes / num_ranks and ends with all num_bytes: the gathered size.
+    """Seconds of an all-gather: every rank has num_bytes / num_ranks and ends with all num_bytes.
 
-    Engines leave it, and those below, to NCCL: `kernels` is only checked.
+    Engines use NCCL for this and for the collectives below: `kernels` is only checked.
     """
     check_kernels(kernels)
     per_node = ranks_per_node(num_ranks, device, nodes)
@@ -173,9 +174,9 @@ def reduce_scatter_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Every rank has num_bytes, the size before scattering, and ends with its num_bytes / num_ranks summed.
+    """Seconds of a reduce-scatter: every rank has num_bytes and ends with num_bytes / num_ranks, summed.
 
-    An all-gather backwards, at the same price.
+    It is an all-gather backwards, at the same price.
     """
     return all_gather_seconds(num_bytes, num_ranks, device, curve, kernels=kernels, nodes=nodes)
 
@@ -189,7 +190,7 @@ def all_to_all_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Every rank has num_bytes and sends an equal part to each, itself included."""
+    """Seconds of an all-to-all: every rank sends an equal part of its num_bytes to each, itself included."""
     check_kernels(kernels)
     per_node = ranks_per_node(num_ranks, device, nodes)
     inside = (per_node - 1 + OWN_PART) / num_ranks
@@ -208,9 +209,9 @@ def send_recv_seconds(
     kernels: str = "vllm",
     nodes: int = 1,
 ) -> Num:
-    """Every rank sends num_bytes to its neighbour: stages of a pipeline, or ranks in a ring.
+    """Seconds of a send to the neighbour: every rank sends num_bytes, in a pipeline or a ring.
 
-    With more nodes than one the slowest neighbours count: those of two nodes.
+    With several nodes the slowest neighbours count: those in different nodes.
     """
     check_kernels(kernels)
     check_whole("num_ranks", num_ranks)
@@ -222,13 +223,13 @@ def send_recv_seconds(
 
 
 class Leg(NamedTuple):
-    """One link on the way."""
+    """One link on the path of a message."""
 
     latency_s: float
     s_per_byte: float
-    """A byte of the message, with the volume and the bandwidth of a ring."""
+    """Seconds per byte of the message, with the volume and the bandwidth of a ring."""
     large_s_per_byte: float
-    """The same for large messages, where the switch may help."""
+    """Seconds per byte of large messages, for which the switch may help."""
 
 
 def check_kernels(kernels: str) -> None:
@@ -237,7 +238,7 @@ def check_kernels(kernels: str) -> None:
 
 
 def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
-    """num_ranks / nodes. Raises ValueError where that is not whole, or more than a node holds."""
+    """Returns num_ranks / nodes. Raises ValueError if it is not whole, or more than a node holds."""
     check_whole("num_ranks", num_ranks)
     check_whole("nodes", nodes)
     if num_ranks % nodes:
@@ -254,7 +255,7 @@ def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
 def ring_seconds(
     num_bytes: Num, per_node: int, device: Device, curve: CollectiveCurve, *, passes: int, nodes: int
 ) -> Num:
-    """passes (1: gather or scatter, 2: both) around the rings of each node, and around the nodes.
+    """Seconds of passes (1: gather or scatter, 2: both) around the rings of each node and around the nodes.
 
     A rank's ring between nodes carries its share of what its node has.
     """
@@ -275,7 +276,7 @@ def ring_seconds(
 def direct_all_reduce_seconds(
     num_bytes: Num, num_ranks: int, device: Device, curve: CollectiveCurve, own: DirectKernels
 ) -> Num:
-    """One-shot, or two-shot where the engine has it and it is faster."""
+    """Seconds of the one-shot kernel, or of two-shot if the engine has it and it is faster."""
     start_s = own.start * curve.direct_start_s
     byte_s = 1 / (inside_bytes_per_s(num_ranks, device, curve) * DIRECT_BANDWIDTH)
     one_shot_s = start_s + (num_ranks - 1) * byte_s * num_bytes
@@ -312,7 +313,7 @@ def inter_node_link(device: Device) -> Link:
 
 
 def leg_seconds(num_bytes: Num, legs: list[Leg], curve: CollectiveCurve, protocol: Protocol) -> Num:
-    """One call over these legs; none: nothing to send, 0 s."""
+    """Seconds of one call over these legs; 0 s without legs."""
     if not legs:
         return 0.0 * num_bytes
     latency_s = curve.start_s + sum(leg.latency_s for leg in legs)

@@ -1,20 +1,20 @@
 """Dense matrix multiplication: seconds of out[m, n] = x[m, k] w[k, n] on one device.
 
 The output is cut into tiles. Each SM computes one at a time, so they run in waves over the SMs; meanwhile
-weights and activations stream in from memory. The longer of the two hides most of the shorter:
+weights and activations are loaded from memory. The longer of the two hides most of the shorter:
 
     t = start + input + (tiles^3 + stream^3)^(1/3)
 
-    tiles   waves x (k / splits x step + store) + merge, for the tile shape and the split of k that cost least
+    tiles   waves x (k / splits x step + store) + merge, for the cheapest tile shape and split of k
     step    max(2 rows columns / FLOP/s, (rows x_bytes + columns w_bytes) / l2): one SM, one tile, one of k
-    waves   number of tiles x splits / SMs; how far it is rounded up is wave_share
+    waves   number of tiles x splits / SMs, partly rounded up, to the extent of wave_share
     store   output bytes of a tile / store: the SM computes nothing meanwhile
-    merge   adding up the parts of a split k
+    merge   summing the parts of a split k
     stream  0.4 us + (bytes of weights, and of what else does not fit in the L2) / (bandwidth share)
-    input   quantising x, where the tensor cores take the weights' type: kernels of their own
+    input   quantising x, if the tensor cores take the weights' type: separate kernels
 
-Figures of a device are in `GemmCurve`. What differs between families of kernels (their tiles, whether they
-split k, what runs before them) is in `GemmKernels`: one set of values for all chips of a kind, from A100,
+Figures of a device are in `GemmCurve`. Differences between families of kernels (their tiles, whether they
+split k, what runs before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100,
 H100, H200, B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
 
 H100, defaults, bf16, m = 16, n = 7168, k = 4096: 112 tiles of 64 x 64, less than one wave. step: 256 bytes at
@@ -37,37 +37,37 @@ from hwmodels.model.quantization import WeightFormat
 Floats = NDArray[np.float64]
 
 MEMORY_START_S = 0.4e-6
-"""Until the first operands arrive from memory."""
+"""Seconds until the first operands arrive from memory."""
 
 CACHED_ACTIVATIONS_SHARE = 0.5
-"""Of the L2: what the operator before wrote there is still found, each half of the chip holding a copy."""
+"""Share of the L2 that still holds the previous operator's output; each half of the chip has a copy."""
 
 CACHED_WEIGHTS_SHARE = 0.1
-"""Of the L2: weights that a repeated call finds there. Benchmarks repeat calls, models do not."""
+"""Share of the L2 that still holds weights of a repeated call; benchmarks repeat calls, models do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmCurve:
-    """What tuned GEMM kernels reach on one device. Defaults: medians over five devices."""
+    """Performance of tuned GEMM kernels on one device. Defaults are medians over five devices."""
 
     compute_capability: str = "sm90"
-    """Of the chip, for the kernels that libraries choose: sm80, sm90, sm100, or sm120 (also Ada, sm89)."""
+    """Compute capability, which decides the kernels: sm80, sm90, sm100, or sm120 (also for Ada, sm89)."""
     start_s: float = 2.4e-6
-    """Launch, start and drain of one kernel in a stream, in seconds."""
+    """Seconds of launch, start and drain of one kernel in a stream."""
     bandwidth_share: float = 0.82
-    """Of the data sheet's memory bandwidth, streaming large matrices."""
+    """Share of the data sheet's memory bandwidth that is reached when streaming large matrices."""
     flops_share: float = 0.84
-    """Of the peak, once a tile's operands have arrived: bf16, fp16, tf32, fp32."""
+    """Share of the peak in bf16, fp16, tf32, fp32 once a tile's operands have arrived."""
     flops_share_8bit: float = 0.77
-    """The same in fp8 and int8."""
+    """Share of the peak in fp8 and int8 once a tile's operands have arrived."""
     flops_share_4bit: float = 0.70
-    """The same in fp4; two devices only, 0.53 (B200) and 0.88 (RTX PRO 6000)."""
+    """Share of the peak in fp4; measured on two devices only, 0.53 (B200) and 0.88 (RTX PRO 6000)."""
     l2_bytes_per_sm_s: float = 150e9
-    """Operands that one SM loads from the L2, in bytes/s; 50e9 where tiles cannot share loads (A100, RTX)."""
+    """Bytes/s of operands that one SM loads from the L2; 50e9 if tiles cannot share loads (A100, RTX)."""
     store_bytes_per_sm_s: float = 40e9
-    """Outputs that one SM stores into it, in bytes/s."""
+    """Bytes/s of outputs that one SM stores into the L2."""
     wave_share: float = 0.27
-    """1: the last wave takes as long as a full one; 0: kernels spread its work over all SMs (stream-K)."""
+    """Rounding up of waves; 1: the last wave takes as long as a full one; 0: stream-K spreads its work."""
 
     def __post_init__(self) -> None:
         if self.compute_capability not in CUBLAS:
@@ -85,7 +85,7 @@ class GemmCurve:
 
 
 class Tile(NamedTuple):
-    """Part of the output that one SM computes at a time, and for which m a library offers it."""
+    """Part of the output that one SM computes at a time, and the range of m for which a library offers it."""
 
     rows: int
     columns: int
@@ -95,22 +95,22 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmKernels:
-    """How one family of kernels differs from another, on every device alike."""
+    """Differences of one family of kernels from the others, equal on every device."""
 
     tiles: tuple[Tile, ...] = (Tile(64, 64), Tile(64, 128), Tile(128, 128), Tile(128, 256))
-    """The fastest of those offered for this m is taken."""
+    """Tile shapes; the fastest of those offered for this m is used."""
     splits: tuple[int, ...] = (1,)
-    """Parts that k may be cut into, each a tile of its own."""
+    """Numbers of parts that k may be split into, each with its own tiles."""
     merge_s: float = 2.8e-6
-    """Adding up the parts of a split k: a second kernel, or a wait for one another, in seconds."""
+    """Seconds to sum the parts of a split k: a second kernel, or waiting for one another."""
     flops: float = 1.0
-    """Times the device's share of the peak."""
+    """Factor on the device's share of the peak."""
     before_s: float = 0.0
-    """What starts before it, in seconds: kernels that quantise, or a TensorRT engine of a single layer."""
+    """Seconds of kernels before it: quantisation, or the rest of a TensorRT engine of a single layer."""
     quantise_row_s: float = 0.0
-    """Of one row of activations on one SM, where each is a block of threads, in seconds."""
+    """Seconds per row of activations on one SM, if each row is a block of threads."""
     quantise_bytes_per_sm_s: float = 15e9
-    """Of activations, read in their own type and written quantised, on one SM, in bytes/s."""
+    """Bytes/s of activations, read in their own type and written quantised, on one SM."""
 
 
 CUBLAS_SM80 = GemmKernels(splits=(1, 2, 4, 8, 16, 32))
@@ -118,26 +118,26 @@ CUBLAS_SM90 = replace(CUBLAS_SM80, merge_s=3.2e-6)
 CUBLAS_SM100 = replace(CUBLAS_SM80, merge_s=3.7e-6)
 CUBLAS_SM120 = replace(CUBLAS_SM80, tiles=(Tile(64, 64), Tile(128, 128)), merge_s=2.4e-6)
 CUBLAS = {"sm80": CUBLAS_SM80, "sm90": CUBLAS_SM90, "sm100": CUBLAS_SM100, "sm120": CUBLAS_SM120}
-"""Activations and weights of one 16 or 32-bit type; also 8 and 4-bit tensor cores, where not measured."""
+"""GEMMs of one 16 or 32-bit type, and of 8 and 4-bit tensor cores that were not measured."""
 CUBLAS_FP8_SM90 = replace(CUBLAS_SM90, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
-"""TensorRT-LLM as a PyTorch module: finds the scale, then quantises."""
+"""TensorRT-LLM as a PyTorch module, which finds the scale and then quantises."""
 CUBLAS_FP8_SM100 = replace(CUBLAS_SM100, before_s=12.1e-6, quantise_bytes_per_sm_s=16e9)
 CUBLAS_FP8_SM120 = replace(CUBLAS_SM120, before_s=9.7e-6, quantise_bytes_per_sm_s=11.5e9)
 CUTLASS_8BIT = GemmKernels(before_s=2.4e-6, quantise_row_s=0.85e-6)
-"""vLLM, a scale for each row of activations."""
+"""vLLM with a scale per row of activations."""
 CUTLASS_8BIT_SM90 = replace(
     CUTLASS_8BIT,
     tiles=(Tile(64, 64, max_m=64), Tile(64, 128, min_m=64, max_m=128), Tile(128, 128, min_m=128)),
 )
-"""The tile follows from m alone."""
+"""vLLM on sm90, where the tile follows from m alone."""
 CUTLASS_8BIT_SM100 = replace(CUTLASS_8BIT, before_s=3.5e-6)
 CUTLASS_8BIT_SM120 = replace(
     CUTLASS_8BIT, tiles=(Tile(64, 64, max_m=256), Tile(128, 128, min_m=256)), quantise_row_s=0.57e-6
 )
 FP8_BLOCK_SM90 = GemmKernels(flops=0.73, before_s=2.2e-6, quantise_bytes_per_sm_s=12e9)
-"""Products of 128 values are scaled and added up outside the tensor cores (DeepSeek-V3, section 3.3.2)."""
+"""Block-scaled fp8, which sums 128 products outside the tensor cores (DeepSeek-V3, section 3.3.2)."""
 FP8_BLOCK_SM100 = GemmKernels(before_s=3.9e-6, quantise_bytes_per_sm_s=40e9)
-"""Tensor cores apply the scales."""
+"""Block-scaled fp8 on sm100, where tensor cores apply the scales."""
 FP8_BLOCK_SM120 = replace(FP8_BLOCK_SM90, flops=0.8, before_s=3.8e-6)
 FP8_BLOCK_SM120_TRTLLM = replace(FP8_BLOCK_SM120, quantise_row_s=3.9e-6)
 NVFP4_SM100 = GemmKernels(
@@ -151,9 +151,9 @@ INT8_TRTLLM = GemmKernels(before_s=6.9e-6, quantise_bytes_per_sm_s=100e9)
 WEIGHT_ONLY = GemmKernels(
     tiles=(Tile(16, 256), Tile(64, 64), Tile(64, 128), Tile(128, 128)), splits=(1, 2, 4), flops=0.88
 )
-"""Weights are unpacked on their way to the tensor cores."""
+"""Weight-only GEMMs, which unpack weights on their way to the tensor cores."""
 WEIGHT_ONLY_TRTLLM = replace(WEIGHT_ONLY, merge_s=12e-6, before_s=6.8e-6)
-"""A TensorRT engine of one layer."""
+"""Weight-only GEMMs in a TensorRT engine of one layer."""
 
 KERNELS = {
     ("vllm", "fp8", "sm90"): CUTLASS_8BIT_SM90,
@@ -179,13 +179,13 @@ KERNELS = {
     ("trtllm", "nvfp4", "sm120"): NVFP4_SM120_TRTLLM,
     ("trtllm", "weight_only", "sm80"): WEIGHT_ONLY_TRTLLM,
 }
-"""By library, weight format and compute capability; what is not here runs as `WEIGHT_ONLY` or `CUBLAS`."""
+"""Kernels by library, weight format, compute capability; other formats run as `WEIGHT_ONLY` or `CUBLAS`."""
 
 LIBRARIES = ("vllm", "trtllm")
 
 
 def kernels_of(weights: WeightFormat, device: Device, curve: GemmCurve, kernels: str) -> GemmKernels:
-    """The family that the library runs for these weights. Raises ValueError for an unknown library."""
+    """Returns the library's family for these weights. Raises ValueError for an unknown library."""
     if kernels not in LIBRARIES:
         raise ValueError(f"kernels={kernels}: must be one of {', '.join(LIBRARIES)}")
     weight_only = weights.bits < 16 and (weights.compute is None or weights.falls_back_on(device))
@@ -208,12 +208,12 @@ def gemm_seconds(
     repeated: bool = False,
     fused_input: bool = False,
 ) -> Floats:
-    """Seconds of one call. m, n and k broadcast and need not be whole (n / tensor-parallel size); m = 0: 0 s.
+    """Returns seconds of one call; m, n, k broadcast and need not be whole (n / tensor-parallel size).
 
-    dtype: of activations and outputs. repeated: the same call came right before, as in benchmarks, so that
-    small weights are still in the L2. fused_input: what runs before the kernel (`GemmKernels.before_s`,
-    quantisation) is part of the operator before and not paid here.
-    Raises ValueError: an unknown library, a dtype that the device does not compute in.
+    m = 0 takes 0 s. dtype: of activations and outputs. repeated: the same call ran right before, as in
+    benchmarks, so that small weights are still in the L2. fused_input: what runs before the kernel
+    (`GemmKernels.before_s`, quantisation) is part of the operator before and not counted here. Raises
+    ValueError for an unknown library, or a dtype that the device does not compute in.
     """
     family = kernels_of(weights, device, curve, kernels)
     m, n, k = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k)))
@@ -233,10 +233,10 @@ class ElementBytes(NamedTuple):
     """Bytes of one element, its share of scales included."""
 
     x: float
-    """Of activations as the tensor cores take them."""
+    """Bytes of activations as the tensor cores take them."""
     w: float
     out: float
-    """Of outputs, and of activations before they are quantised."""
+    """Bytes of outputs, and of activations before they are quantised."""
 
 
 def element_bytes(weights: WeightFormat, device: Device, dtype: str) -> ElementBytes:
@@ -247,7 +247,7 @@ def element_bytes(weights: WeightFormat, device: Device, dtype: str) -> ElementB
 
 
 def reached_flops_per_sm_s(compute: str, device: Device, curve: GemmCurve, family: GemmKernels) -> float:
-    """Of one SM, in a tile whose operands have arrived."""
+    """FLOP/s of one SM in a tile whose operands have arrived."""
     shares = {"fp8": curve.flops_share_8bit, "int8": curve.flops_share_8bit, "fp4": curve.flops_share_4bit}
     share = shares.get(compute, curve.flops_share) * family.flops
     return device.peak_flops_per_s[compute] * share / device.num_sms
@@ -265,9 +265,9 @@ def streamed_bytes(
 
 
 def found_share(num_bytes: Floats, cache_bytes: float) -> Floats:
-    """Share of a tensor that the cache still holds: all that fits, nothing of twice that, in between a line.
+    """Share of a tensor that is still cached: 1 up to the cache's size, 0 from twice that, linear between.
 
-    Least recently used goes first, so a tensor that is read in order evicts what will be read next.
+    Least recently used data is evicted first, so reading a tensor in order evicts what will be read next.
     """
     return np.clip(2 * cache_bytes / np.maximum(num_bytes, 1) - 1, 0, 1)
 
@@ -282,7 +282,7 @@ def fastest_tiles_seconds(
     curve: GemmCurve,
     family: GemmKernels,
 ) -> Floats:
-    """All waves of tiles, for the best of the family's tiles and splits of k."""
+    """Seconds of all waves of tiles, for the best of the family's tiles and splits of k."""
     l2_bytes_per_s = device.num_sms * curve.l2_bytes_per_sm_s
     best = np.full(m.shape, np.inf)
     for tile in family.tiles:
@@ -302,14 +302,14 @@ def fastest_tiles_seconds(
 
 
 def waves(full_sms: Floats, wave_share: float) -> Floats:
-    """Rounds in which the SMs work off full_sms x SMs tiles; at least one."""
+    """Rounds in which the SMs process full_sms x SMs tiles; at least one."""
     return wave_share * np.ceil(full_sms) + (1 - wave_share) * np.maximum(full_sms, 1)
 
 
 def input_seconds(
     m: Floats, k: Floats, elements: ElementBytes, device: Device, family: GemmKernels
 ) -> Floats:
-    """Kernels before the multiplication; nothing to quantise where activations keep their type."""
+    """Seconds of kernels before the multiplication; none quantises if activations keep their type."""
     if elements.x >= elements.out:
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s

@@ -1,19 +1,19 @@
-"""Multi-head latent attention (MLA: DeepSeek-V2, 2024, section 2.1): the attention itself, projections apart.
+"""Multi-head latent attention (MLA: DeepSeek-V2, 2024, section 2.1), without its projections.
 
-Seconds of one call (one layer) on one device. h heads; widths: r latent (kv_lora_rank), R its rope part, d a
-head's nope part, v a head's value; b bytes of a cached element.
+Times are seconds of one call (one layer) on one device. h heads; widths: r latent (kv_lora_rank), R its rope
+part, d a head's nope part, v a head's value; b bytes per cached element.
 
-Decode is absorbed: queries are taken into the latent space, and all heads attend to the one cached vector of
-each context token, which is read once. n sequences, c context tokens of all of them:
+Decode is absorbed: queries are projected into the latent space, and all heads attend to the one cached vector
+of each context token, which is read once. n sequences, c context tokens of all of them:
 
     t = start + n (item start / SMs + passes 2 h (2 r + R) / B0) + c max((r + R) b / B, 2 h' (2 r + R) / F)
 
-    item     a sequence occupies one SM for so long, apart from its context; here and below over `start`:
-             what waits for latencies rather than throughput scales as the start of a kernel does
-    passes   over queries and outputs, 2 bytes an element, at the data sheet's bandwidth B0
+    item     a sequence occupies one SM for this time, apart from its context; here and below over `start`:
+             latency-bound work scales like the start of a kernel
+    passes   over queries and outputs, 2 bytes per element, at the data sheet's bandwidth B0
     B, F     bandwidth and FLOP/s reached; h' heads, padded to a tile
 
-Kernels that do not split contexts over SMs take start + n (...) + c/n token_s at least, c/n the mean context.
+Kernels that do not split contexts over SMs take at least start + n (...) + c/n token_s, c/n the mean context.
 
 Prefill is naive: keys and values of all heads are expanded first (a GEMM elsewhere), then attended to.
 s sequences, x new tokens of all of them:
@@ -21,7 +21,7 @@ s sequences, x new tokens of all of them:
     t = start' + max(s h item' start / SMs + x passes' 4 h (d + R + v) / B0 + pairs 2 h (d + R + v) / F',
                      the last tile of 128 queries of the mean sequence, alone on its SM)
 
-Batches of a simulator's leap come as arrays: only `+ - * / abs` touch what varies (see `hwmodels.exact`).
+A simulator prices leaps of iterations as arrays: only `+ - * / abs` touch what varies (see `hwmodels.exact`).
 Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA aiconfigurator).
 """
 
@@ -56,32 +56,32 @@ class MlaHeads:
 
     @property
     def latent_bytes_per_token(self) -> float:
-        """Cached for a token and layer; DeepSeek-V3 in bf16: (512 + 64) x 2 = 1,152 bytes."""
+        """Bytes cached per token and layer; DeepSeek-V3 in bf16: (512 + 64) x 2 = 1,152 bytes."""
         return (self.kv_lora_rank + self.rope_head_dim) * self.kv_bytes_per_element
 
     @property
     def decode_flops_per_token(self) -> float:
-        """Of a query with one context token: 2 h ((r + R) + r); DeepSeek-V3, 128 heads: 278,528."""
+        """FLOPs per query and context token: 2 h ((r + R) + r); DeepSeek-V3, 128 heads: 278,528."""
         return 2.0 * self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim)
 
     @property
     def prefill_flops_per_pair(self) -> float:
-        """Of a query with one key and value: 2 h (d + R + v); DeepSeek-V3, 128 heads: 81,920."""
+        """FLOPs per query and key with its value: 2 h (d + R + v); DeepSeek-V3, 128 heads: 81,920."""
         return 2.0 * self.num_heads * (self.nope_head_dim + self.rope_head_dim + self.v_head_dim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlaCurve:
-    """What MLA kernels reach on one device. Defaults: medians over A100 to RTX PRO 6000."""
+    """Performance of MLA kernels on one device. Defaults are medians over A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
+    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
     start_s: float = 13e-6
-    """Decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
+    """Start of decode: launch, split and merge. 9 us (RTX PRO 6000) to 14 us (H200)."""
     bandwidth_share: float = 0.76
-    """Decode: of the data sheet, reading latent vectors. 0.75 (B200) to 0.91 (H100, H200)."""
+    """Share of the data sheet in decode, reading latent vectors. 0.75 (B200) to 0.91 (H100, H200)."""
     flops_share: float = 0.60
-    """Decode: of the data sheet, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
+    """Share of the data sheet in decode, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
 
     def __post_init__(self) -> None:
         if self.compute_capability not in FAMILIES:
@@ -99,32 +99,32 @@ class MlaCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlaKernels:
-    """What a family of kernels does differently, on every device alike."""
+    """Differences of one family of kernels from the others, equal on every device."""
 
     item: float
-    """Decode: one sequence on one SM, apart from its context, over the curve's start_s."""
+    """Decode: time of one sequence on one SM, apart from its context, over the curve's start_s."""
     query_passes: float
-    """Decode: times that queries and outputs are moved; partial outputs of split contexts count."""
+    """Decode: number of moves of queries and outputs, partial outputs of split contexts included."""
     head_tile: int = 64
-    """Decode: heads are padded to a multiple."""
+    """Decode: heads are padded to a multiple of this."""
     flops: float = 1.0
-    """Decode: over the curve's flops_share."""
+    """Decode: factor on the curve's flops_share."""
     token: float = 0.0
-    """Decode: one context token on one SM, 2 bytes an element, over start_s; 0: contexts are split."""
+    """Decode: one context token on one SM, 2 bytes per element, over start_s; 0: contexts are split."""
     prefill_start: float
-    """Over the curve's start_s."""
+    """Prefill: start over the curve's start_s."""
     prefill_item: float
-    """One sequence and head on one SM, apart from its pairs, over start_s."""
+    """Prefill: one sequence and head on one SM, apart from its pairs, over start_s."""
     prefill_passes: float
-    """Times that queries, keys, values and outputs are moved."""
+    """Prefill: number of moves of queries, keys, values and outputs."""
     prefill_flops_share: float
-    """Of the data sheet; alike on all devices."""
+    """Prefill: share of the data sheet's peak, equal on all devices."""
     fp8_with_cache: bool = False
-    """Prefill computes in fp8 where the cache is in fp8."""
+    """Prefill computes in fp8 if the cache is in fp8."""
     fp8_passes: float = 0.0
-    """Prefill in fp8: as prefill_passes, for quantising."""
+    """Prefill in fp8: additional moves (as prefill_passes) for quantising."""
     fp8_flops: float = 1.0
-    """Prefill in fp8: over bf16. Exponentials and conversions are no faster."""
+    """Prefill in fp8: speed over bf16. Exponentials and conversions are not faster."""
 
 
 FAST_KERNELS = {
@@ -148,7 +148,7 @@ FAST_KERNELS = {
         fp8_flops=1.22,
     ),
 }
-"""vLLM: FlashMLA, FlashAttention-3, FlashInfer. TensorRT-LLM: its own."""
+"""Kernels by library. vLLM: FlashMLA, FlashAttention-3, FlashInfer. TensorRT-LLM: its own."""
 
 PORTABLE_KERNELS = {
     "vllm": MlaKernels(
@@ -185,7 +185,7 @@ PORTABLE_KERNELS = {
         fp8_flops=1.75,
     ),
 }
-"""vLLM: Triton and FlashAttention-2; 0.14 cut a context into 4 at most. TensorRT-LLM: generic ones."""
+"""Kernels by library. vLLM: Triton, FlashAttention-2; 0.14 cut contexts into 4. TensorRT-LLM: generic."""
 
 FAMILIES = {
     "sm80": PORTABLE_KERNELS,
@@ -193,13 +193,14 @@ FAMILIES = {
     "sm100": FAST_KERNELS,
     "sm120": PORTABLE_KERNELS,
 }
-"""By compute capability, then library. MLA kernels of their own need the tensor cores of Hopper's and
-Blackwell's server chips.
+"""Kernels by compute capability, then library.
+
+Dedicated MLA kernels need the tensor cores of Hopper's and Blackwell's server chips.
 """
 
 
 class MlaDecode:
-    """Absorbed decode, with all that does not depend on the batch worked out before.
+    """Absorbed decode of one layer; everything independent of the batch is computed once.
 
     H100, default curve, TensorRT-LLM, 128 heads, 64 sequences with 4,096 tokens each in bf16:
     13 us + 64 x (25 ns + 208 ns) + 262,144 x max(0.452 ns, 0.469 ns) = 150.9 us. Measured: 139.4 us.
@@ -222,18 +223,18 @@ class MlaDecode:
             * padded
             / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops),
         )
-        # Half of it is reading and converting elements, half goes by the token.
+        # Half of it is reading and converting elements, the other half is per token.
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
 
     def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """(fixed_s, s_per_context_token) of the lines whose largest is the time, for that many sequences."""
+        """Returns lines (fixed_s, s_per_context_token), whose maximum is the time of num_seqs sequences."""
         fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
         if not self._token_s:
             return ((fixed_s, self._work_s),)
         return (fixed_s, self._work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
-        """context_tokens: of all sequences, the new ones included. 0 sequences: 0 s."""
+        """Returns seconds; context_tokens: of all sequences, new ones included. 0 sequences take 0 s."""
         (fixed_s, token_s), *others = self.lines(num_seqs)
         seconds = fixed_s + token_s * context_tokens
         for fixed_s, token_s in others:
@@ -242,7 +243,7 @@ class MlaDecode:
 
 
 class MlaPrefill:
-    """Naive prefill, with all that does not depend on the batch worked out before.
+    """Naive prefill of one layer; everything independent of the batch is computed once.
 
     H100, default curve, TensorRT-LLM, 128 heads, one prompt of 4,096 tokens in bf16:
     17.6 us + 2.8 us + 4,096 x 48.9 ns + 8,390,656 x 0.1505 ns = 1,484 us. Measured: 1,263 us.
@@ -271,14 +272,14 @@ class MlaPrefill:
         self._chain_s = TILE * device.num_sms * self._pair_s / heads.num_heads
 
     def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
-        """pairs: query-key pairs under the causal mask; context_tokens: cached and new. 0 sequences: 0 s."""
+        """Returns seconds; pairs: causal pairs; context_tokens: cached and new. 0 sequences take 0 s."""
         work_s = self._seq_s * num_seqs + self._token_s * new_tokens + self._pair_s * pairs
         chain_s = self._chain_s * (context_tokens / larger(num_seqs, 1.0))
         return self._start_s * smaller(num_seqs, 1.0) + larger(work_s, chain_s)
 
 
 def kernels_of(kernels: str, curve: MlaCurve) -> MlaKernels:
-    """The family that an engine runs on such a chip. Raises ValueError."""
+    """Returns the family that an engine runs on such a chip. Raises ValueError for an unknown library."""
     families = FAMILIES[curve.compute_capability]
     if kernels not in families:
         raise ValueError(f"kernels={kernels}: must be one of {', '.join(families)}")
@@ -286,12 +287,12 @@ def kernels_of(kernels: str, curve: MlaCurve) -> MlaKernels:
 
 
 def peak_flops_per_s(device: Device) -> float:
-    """Of 16-bit activations; chips before Ampere have no bf16."""
+    """Peak FLOP/s for 16-bit activations; chips before Ampere have no bf16."""
     return device.peak_flops_per_s[device.compute_dtype("bf16")]
 
 
 def decode_peak_flops_per_s(heads: MlaHeads, device: Device, curve: MlaCurve) -> float:
-    """Kernels for sm100 multiply latents of one byte as fp8; Hopper's convert them to bf16 first."""
+    """Peak FLOP/s of decode: sm100 kernels multiply 1-byte latents in fp8; Hopper's convert them to bf16."""
     in_fp8 = heads.kv_bytes_per_element <= 1 and curve.compute_capability == "sm100"
     if in_fp8 and "fp8" in device.peak_flops_per_s:
         return device.peak_flops_per_s["fp8"]

@@ -1,7 +1,7 @@
 """Mixture of experts: seconds of the routed experts of one layer on one expert-parallel rank.
 
 A token visits top_k of num_experts experts. One rank permutes its tokens, runs two grouped GEMMs (up, with
-the gate beside it where there is one; down) and the activation between them, and combines the results:
+the gate if there is one; down) and the activation between them, and combines the results:
 
     t = n kernel_s + sum over the two GEMMs of sqrt(stream^2 + compute^2) + permute
 
@@ -10,11 +10,11 @@ the gate beside it where there is one; down) and the activation between them, an
     compute  FLOPs of the rows that tiles compute, padding included / FLOP/s reached
     permute  activation bytes written and read between the kernels / bandwidth reached
 
-Which experts receive how many tokens makes the price: `rank_loads`. All is expectation, nothing is drawn.
-Reading weights and multiplying overlap only in part, hence the root of squares.
+The price depends on which experts receive how many tokens: `rank_loads`. All values are expectations, nothing
+is drawn at random. Reading weights and multiplying overlap only in part, hence the root of squares.
 
-Fitted to and judged by vLLM's kernels on five GPUs: `hwmodels.fitting.moe`. Once layer and device are fixed
-the price depends on a whole number of tokens alone, so a simulator can keep it in a table.
+The model is fitted to and validated by vLLM's kernels on five GPUs: `hwmodels.fitting.moe`. For a given layer
+and device the price depends only on a whole number of tokens, so a simulator can keep it in a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hwmodels.operators.moe_routing import (
 Floats = NDArray[np.float64]
 
 TILE_COLUMNS = 128
-"""Output columns of one tile of a grouped GEMM; usual for all kernels here."""
+"""Output columns of one tile of a grouped GEMM, as usual for all kernels here."""
 
 MIN_TILE_ROWS = 8
 """Tokens of the smallest tile (the n of an mma instruction with operands swapped)."""
@@ -50,22 +50,22 @@ MIN_TILE_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeCurve:
-    """What grouped GEMMs reach on one device. Defaults: medians over A100, H100, H200, B200, RTX PRO 6000."""
+    """Performance of grouped GEMMs on one device; defaults: medians, A100 to RTX PRO 6000."""
 
     compute_capability: str = "sm90"
-    """For the kernels that libraries choose: sm80, sm90, sm100 or sm120 (take it for Ada, sm89, too)."""
+    """Decides which kernels libraries choose: sm80, sm90, sm100 or sm120 (use it for Ada, sm89, too)."""
     kernel_s: float = 5.3e-6
-    """From the start of one kernel of the layer to that of the next when both do nothing, in seconds."""
+    """Seconds from the start of one kernel of the layer to the start of the next if both do no work."""
     weight_bandwidth_share: float = 0.95
-    """Of the data sheet's memory bandwidth, reading expert weights with tiles on enough SMs."""
+    """Share of the data sheet's memory bandwidth when reading expert weights with tiles on enough SMs."""
     flops_share: float = 0.70
-    """Of the dense peak, in full tiles of 128 rows; a family's `flops_factor` multiplies it."""
+    """Share of the dense peak in full tiles of 128 rows; a family's `flops_factor` multiplies it."""
     activation_bandwidth_share: float = 0.44
-    """Of memory bandwidth, moving activations between kernels: permutation, activation function, combine."""
+    """Share of memory bandwidth when moving activations: permutation, activation function, combine."""
     saturating_tiles_per_sm: float = 0.02
-    """Tiles for each SM from which on the memory bandwidth is reached; 0.25 on RTX PRO 6000, with GDDR7."""
+    """Tiles per SM from which on the memory bandwidth is reached; 0.25 on RTX PRO 6000, with GDDR7."""
     tile_fill_rows: float = 12.0
-    """Rows that a tile could compute in the time in which it starts and ends."""
+    """Rows that a tile could compute in the time that it takes to start and end."""
 
     def __post_init__(self) -> None:
         check_capability(self.compute_capability)
@@ -78,9 +78,9 @@ class MoeCurve:
 
 
 def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:
-    """2 m k w: m tokens, k experts each, w weights of one (3 hidden intermediate if gated). On all EP ranks.
+    """FLOPs on all EP ranks: 2 m k w for m tokens, k experts each, w weights per expert.
 
-    Mixtral-8x7B, one token: 2 x 2 x 3 x 4,096 x 14,336 = 705e6.
+    w is 3 hidden intermediate if gated. Mixtral-8x7B, one token: 2 x 2 x 3 x 4,096 x 14,336 = 705e6.
     """
     return 2.0 * np.asarray(num_tokens, dtype=np.float64) * layer.top_k * layer.expert_weights
 
@@ -88,7 +88,7 @@ def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:
 def moe_weight_bytes(
     num_tokens: ArrayLike, layer: ExpertLayer, weights: WeightFormat, routing: Routing
 ) -> Floats:
-    """Bytes of weights that the busiest rank reads: those of its active experts, in expectation.
+    """Expected bytes of weights that the busiest rank reads, those of its active experts.
 
     Mixtral-8x7B in bf16, one token: 2 x 3 x 4,096 x 14,336 x 2 bytes = 705e6.
     """
@@ -97,22 +97,22 @@ def moe_weight_bytes(
 
 
 class MoeWork(NamedTuple):
-    """What one call has to do, in figures of the data sheet: `work_seconds` applies a curve to it.
+    """Work of one call in figures of the data sheet; `work_seconds` applies a curve to it.
 
-    Shapes [...]; those with [2, ...]: up and gate projection, then down projection.
+    Shapes are [...]; fields with [2, ...] hold the up and gate projection, then the down projection.
     """
 
     num_kernels: Floats
     stream_s: Floats
-    """[2, ...] at full bandwidth."""
+    """Seconds of reading weights at full bandwidth, shape [2, ...]."""
     tiles_per_sm: Floats
-    """[2, ...]"""
+    """Tiles per SM, shape [2, ...]."""
     padded_s: Floats
-    """[2, ...] of the rows of tiles, at the family's factor of the peak."""
+    """Seconds of the rows of tiles at the family's factor of the peak, shape [2, ...]."""
     fill_row_s: Floats
-    """[2, ...] for each row of `tile_fill_rows`."""
+    """Seconds per row of `tile_fill_rows`, shape [2, ...]."""
     permute_s: Floats
-    """At full bandwidth."""
+    """Seconds of moving activations at full bandwidth."""
 
 
 def moe_work(
@@ -126,14 +126,14 @@ def moe_work(
     routing: Routing,
     compute_capability: str,
 ) -> MoeWork:
-    """The part of `moe_seconds` that no fitted figure changes."""
+    """Returns the part of `moe_seconds` that no fitted figure changes."""
     m = np.asarray(num_tokens, dtype=np.float64)
     if m.size and not (m >= 1).all():
         raise ValueError(f"num_tokens={m.min():g}: must be >= 1; leave the layer out where no token enters")
     family = FAMILIES[kernel_family(device, layer, weights, kernels, compute_capability=compute_capability)]
     loads = rank_loads(m, layer, routing)
     hidden, inter, in_up = layer.hidden_size, layer.intermediate_size, layer.num_matrices - 1
-    # of the two GEMMs: [weights an expert, reduction depth, output columns]
+    # per GEMM: [weights per expert, reduction depth, output columns]
     size, depth, columns = np.array(
         [[in_up * hidden * inter, hidden * inter], [hidden, inter], [in_up * inter, hidden]], dtype=np.float64
     ).reshape(3, 2, *(1,) * m.ndim)
@@ -159,25 +159,25 @@ def moe_work(
 
 
 def tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats]:
-    """Tiles of all experts of the rank, and their rows.
+    """Returns the tiles of all experts of the rank, and their rows.
 
     Tiles are as high as the largest, or the next power of two above an expert's few tokens. An expert holds a
-    whole number of tokens: u rounded up, where u may be anywhere in a window. It is as wide as the loads'
-    spread asks, and 1 at least, for expectations between whole numbers: experts fill tiles one by one.
+    whole number of tokens: u rounded up, where u is uniform in a window. The window is as wide as the loads'
+    spread requires, and at least 1, for expectations between whole numbers: experts fill tiles one by one.
     """
     width = np.minimum(np.sqrt(1 + 12 * loads.spread**2), np.maximum(1.0, 2 * loads.tokens - 1))
     high = loads.tokens - 0.5 + width / 2
-    low = np.maximum(0.0, high - width)  # no tokens, no tile
+    low = np.maximum(0.0, high - width)  # without tokens there is no tile
 
     def tiles_up_to(u: Floats) -> Floats:
-        """Integral of the tiles of an expert with 0 to u tokens; the same below for rows."""
+        """Integral of the tiles of an expert with 0 to u tokens."""
         full = np.floor(u / max_tile_rows)
         return np.asarray((full + 1) * (u - max_tile_rows * full / 2))
 
     def rows_up_to(u: Floats) -> Floats:
         rows = max_tile_rows * tiles_up_to(u)
         height = max_tile_rows // 2
-        while height >= MIN_TILE_ROWS:  # each height that will do saves as many rows
+        while height >= MIN_TILE_ROWS:  # each sufficient height saves as many rows
             rows = rows - height * np.minimum(u, height)
             height //= 2
         return np.asarray(rows)
@@ -189,7 +189,7 @@ def tiles_and_rows(loads: RankLoads, max_tile_rows: int) -> tuple[Floats, Floats
 
 
 def work_seconds(work: MoeWork, curve: MoeCurve) -> Floats:
-    """Seconds of the work on a device that the curve describes."""
+    """Returns seconds of the work on a device that the curve describes."""
     spread = smaller(1.0, work.tiles_per_sm / curve.saturating_tiles_per_sm)
     stream = work.stream_s / (curve.weight_bandwidth_share * spread)
     # flops_share is that of a full tile of 128 rows, its own start included
@@ -211,16 +211,16 @@ def moe_seconds(
     kernels: str = "vllm",
     routing: Routing,
 ) -> Floats:
-    """Seconds of the routed experts of one layer on the busiest rank, elementwise over num_tokens.
+    """Returns seconds of the routed experts of one layer on the busiest rank, per element of num_tokens.
 
-    num_tokens: those that enter the layer on all expert-parallel ranks together, >= 1. With attention data
+    num_tokens: tokens that enter the layer on all expert-parallel ranks together, >= 1. With attention data
     parallelism that is the sum over its ranks. layer.intermediate_size is already divided by the tensor
-    parallelism of the experts. Without router GEMM, shared experts, all-to-all and all-reduce.
+    parallelism of the experts. Router GEMM, shared experts, all-to-all and all-reduce are not included.
     dtype: of the activations. kernels: vllm or trtllm, see `kernel_family`.
 
     H100, Mixtral-8x7B in bf16, balanced, 1 token, default curve: 2 experts of 352 MB at 0.95 of 3.35 TB/s are
     221 us (224 with the filling of pipelines), two tiles of 8 rows hide in it, 7 kernels of 5.3 us: 262 us.
-    Raises ValueError.
+    Raises ValueError for fewer tokens than 1, an unknown library or compute capability.
     """
     work = moe_work(
         num_tokens,

@@ -1,4 +1,4 @@
-"""Families of kernels for routed experts: how each differs from the others, on every device alike."""
+"""Families of kernels for routed experts: how each differs from the others, equally on every device."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hwmodels.operators.moe_routing import ExpertLayer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFamily:
-    """What one implementation does differently, on every device alike."""
+    """Differences of one implementation from the others, equal on every device."""
 
     num_kernels: int
-    """Launched one after the other: routing, sort, quantisation, GEMMs, activation, combine."""
+    """Kernels launched in sequence: routing, sort, quantisation, GEMMs, activation, combine."""
     flops_factor: float
-    """Times a device's `flops_share`."""
+    """Factor on a device's `flops_share`."""
     fill_depth: float
-    """Rows of weights that a tile could read while it fills its pipeline; felt where a GEMM is not deep."""
+    """Rows of weights that a tile could read while it fills its pipeline; matters for shallow GEMMs."""
     remote_share: float
-    """Of the activation traffic of a token that goes to another rank: kernels that mask it still move it."""
+    """Share of the activation traffic of tokens for other ranks: kernels that mask them still move it."""
     max_tile_rows: int
     bandwidth_factor: float = 1.0
-    """Times a device's `weight_bandwidth_share`."""
+    """Factor on a device's `weight_bandwidth_share`."""
 
 
 _TRITON = KernelFamily(num_kernels=7, flops_factor=1.0, fill_depth=60, remote_share=0.8, max_tile_rows=64)
@@ -34,17 +34,17 @@ _TRTLLM = KernelFamily(num_kernels=4, flops_factor=0.87, fill_depth=26, remote_s
 FAMILIES = {
     "triton_bf16": _TRITON,
     "triton_fp8": replace(_TRITON, num_kernels=8, flops_factor=0.53, fill_depth=110),
-    # OpenAI's kernels for gpt-oss; weights are unpacked on the way to the tensor cores
+    # OpenAI's kernels for gpt-oss, which unpack weights on the way to the tensor cores.
     "triton_mxfp4": replace(
         _TRITON, num_kernels=8, flops_factor=0.85, bandwidth_factor=0.75, remote_share=0.1, max_tile_rows=128
     ),
     "cutlass_bf16": _CUTLASS,
     "cutlass_fp8": replace(_CUTLASS, flops_factor=0.53, fill_depth=45),
-    # one scale a tensor, Hopper, vLLM 0.24: five times slower than the block-scaled kernel on the same shapes
+    # One scale per tensor, Hopper, vLLM 0.24: five times slower than the block-scaled kernel on equal shapes.
     "cutlass_fp8_hopper": replace(_CUTLASS, flops_factor=0.20, fill_depth=350, bandwidth_factor=0.20),
     "cutlass_fp8_block": replace(_CUTLASS, num_kernels=6, flops_factor=0.46, fill_depth=190),
     "cutlass_nvfp4": replace(_CUTLASS, num_kernels=8, flops_factor=1.05, fill_depth=330),
-    # Marlin issues the mma of Ampere; servers' later chips run it at a part of their data sheet's peak
+    # Marlin issues the mma of Ampere; later server chips run it at a part of their data sheet's peak.
     "marlin": _MARLIN,
     "marlin_hopper": replace(_MARLIN, flops_factor=0.45, fill_depth=145),
     "marlin_blackwell": replace(_MARLIN, flops_factor=0.23, fill_depth=205),
@@ -57,10 +57,10 @@ FAMILIES = {
     "trtllm_gen_mxfp4": replace(_TRTLLM, flops_factor=0.62, fill_depth=900, remote_share=0.2),
     "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
 }
-"""By implementation and format. Fitted once over all devices together, their curves free beside them."""
+"""Families by implementation and format, fitted once over all devices together with their free curves."""
 
 MARLIN = {"sm80": "marlin", "sm90": "marlin_hopper", "sm100": "marlin_blackwell", "sm120": "marlin"}
-"""By compute capability."""
+"""Marlin's family by compute capability."""
 
 
 def check_capability(compute_capability: str) -> None:
@@ -80,12 +80,12 @@ def kernel_family(
     *,
     compute_capability: str,
 ) -> str:
-    """The name in `FAMILIES` of what an engine runs there.
+    """Returns the name in `FAMILIES` of the kernels that an engine runs.
 
-    vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, CUTLASS where vLLM runs Triton
-    or its slow fp8 kernel; assumed, not measured. Marlin unpacks the formats that tensor cores lack. The
-    device says no more than which formats its tensor cores have; Ada, which goes as sm120, lacks fp4.
-    Raises ValueError.
+    vllm: the choices of vLLM 0.24, as measured. trtllm: the same on Blackwell, and CUTLASS for vLLM's Triton
+    and its slow fp8 kernel; this is assumed, not measured. Marlin unpacks the formats that tensor cores lack.
+    The device only tells which formats its tensor cores have; Ada, which is priced as sm120, lacks fp4.
+    Raises ValueError for an unknown library or compute capability.
     """
     if kernels not in ("vllm", "trtllm"):
         raise ValueError(f"kernels={kernels}: must be vllm or trtllm")

@@ -1,6 +1,6 @@
-"""Which experts of a layer receive how many tokens, on the busiest expert-parallel rank.
+"""Expert routing: which experts of a layer receive how many tokens, on the busiest expert-parallel rank.
 
-All is expectation, nothing is drawn.
+All values are expectations, nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ Floats = NDArray[np.float64]
 ROUTINGS = ("balanced", "uniform", "zipf", "power_law")
 
 SKEWED = ("zipf", "power_law")
-"""Those of `ROUTINGS` with an exponent."""
+"""Kinds of `ROUTINGS` that have an exponent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How the router spreads tokens over experts.
+    """Distribution of tokens over experts by the router.
 
     balanced: as evenly as whole tokens allow. uniform: each token picks top_k experts at random.
-    zipf: a token picks the i-th most popular expert with a chance that goes as i^-exponent, and is at most 1
-    since its top_k experts differ; 0 is uniform. For engines: prices are smooth in the number of tokens.
-    power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on
-    [1, 0.8 num_tokens], on [0.01, 2] while there are no more assignments than experts. So NVIDIA's
-    aiconfigurator draws the tokens that it measures with: 1.01 as seen in DeepSeek-R1, 1.2 as in Qwen3-235B.
-    The switch is its generator's: one assignment more, and nearly all experts have work. No router does that.
+    zipf: a token picks the i-th most popular expert with a probability proportional to i^-exponent, and at
+    most 1 since its top_k experts differ; 0 is uniform. For engines: prices are smooth in num_tokens.
+    power_law: for rows of benchmarks only. The popularity x of an expert has density x^-exponent on [1, 0.8
+    num_tokens], on [0.01, 2] while there are no more assignments than experts. NVIDIA's aiconfigurator draws
+    the tokens that it measures with like this: 1.01 as in DeepSeek-R1, 1.2 as in Qwen3-235B. The switch is
+    that of its generator: with one more assignment nearly all experts have work. No router does that.
     """
 
     kind: str = "balanced"
     exponent: float | None = None
-    """Of zipf, >= 0, and of power_law, > 0 and not 1."""
+    """Exponent of zipf, >= 0, or of power_law, > 0 and not 1."""
 
     def __post_init__(self) -> None:
         if self.kind not in ROUTINGS:
@@ -61,14 +61,14 @@ class ExpertLayer:
 
     hidden_size: int
     intermediate_size: int
-    """Of one expert on one rank: the model's, divided by the tensor parallelism of the experts."""
+    """Width of one expert on one rank: the model's, divided by the tensor parallelism of the experts."""
     top_k: int
     num_experts: int
-    """Routed experts on all ranks together."""
+    """Number of routed experts on all ranks together."""
     ep_size: int = 1
-    """Expert-parallel ranks; each holds num_experts / ep_size whole experts."""
+    """Number of expert-parallel ranks; each holds num_experts / ep_size whole experts."""
     gated: bool = True
-    """Gate and up projection (SwiGLU), else up alone."""
+    """Gate and up projection (SwiGLU), or only up if false."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "top_k", "num_experts", "ep_size"):
@@ -84,27 +84,27 @@ class ExpertLayer:
 
     @property
     def num_matrices(self) -> int:
-        """Of hidden_size x intermediate_size weights each, in one expert."""
+        """Number of matrices of hidden_size x intermediate_size weights in one expert."""
         return 3 if self.gated else 2
 
     @property
     def expert_weights(self) -> int:
-        """Weights of one expert on one rank."""
+        """Number of weights of one expert on one rank."""
         return self.num_matrices * self.hidden_size * self.intermediate_size
 
 
 class RankLoads(NamedTuple):
-    """Expected tokens of the experts on the busiest rank, in groups of experts that are alike.
+    """Expected tokens of the experts on the busiest rank, in groups of equal experts.
 
-    Shapes [..., G]: the leading ones those of num_tokens, G groups (1, or one for each expert of the rank).
+    Shapes are [..., G]: the leading dimensions of num_tokens, G groups (1, or one per expert of the rank).
     """
 
     tokens: Floats
-    """Of each expert of the group. Below 1: the probability that it gets a token."""
+    """Tokens of each expert of the group. Below 1: the probability that it gets a token."""
     num_experts: Floats
-    """In the group; uniform and zipf: those expected to get a token."""
+    """Experts in the group; uniform and zipf: expected number of experts that get a token."""
     spread: Floats
-    """Standard deviation of the tokens of an expert that gets any; 0 where routing draws nothing."""
+    """Standard deviation of the tokens of an expert that gets any; 0 if routing is deterministic."""
 
     @property
     def active_experts(self) -> Floats:
@@ -117,14 +117,14 @@ class RankLoads(NamedTuple):
 
 
 def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> RankLoads:
-    """Which experts of the busiest expert-parallel rank receive how many of num_tokens tokens.
+    """Returns how many of num_tokens tokens the experts of the busiest expert-parallel rank receive.
 
-    num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank works on the
+    num_tokens are those that enter the layer on all ranks together, >= 1 each; this rank computes the
     assignments to its own experts. It gets at least one: some rank does.
 
-    zipf: experts are dealt to ranks one by one, the most popular first, as a load balancer would. The first
-    rank, with experts 1, 1 + ep_size, ..., is then the busiest however many tokens there are. An expert that
-    is picked with chance p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
+    zipf: experts are distributed over ranks one by one, the most popular first, as a load balancer would. The
+    first rank, with experts 1, 1 + ep_size, ..., is then the busiest for any number of tokens. An expert that
+    is picked with probability p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
     power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
     theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of
     many experts even out. Within 10 % (standard deviation) of the mean of draws with 8 to 512 experts on 2 to
@@ -142,12 +142,12 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
 
 
 def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
-    """m [..., 1]. Each token draws its experts: tokens of one are binomial. Groups of `_zipf_groups`."""
+    """Loads of random draws: tokens of an expert are binomial; m [..., 1], groups of `_zipf_groups`."""
     chance, log_missed, num_experts = _zipf_groups(layer.num_experts, layer.top_k, layer.ep_size, exponent)
     none = np.exp(m * log_missed)
     some = -np.expm1(m * log_missed)
     tokens = m * chance / some
-    # of a binomial number, given that it is not 0
+    # variance of a binomial number, given that it is not 0
     variance = np.maximum(0.0, tokens * (1 - chance) - tokens * tokens * none)
     active = num_experts * some
     at_least_one = active / np.minimum(1.0, active.sum(axis=-1, keepdims=True))
@@ -158,10 +158,11 @@ def _drawn_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
 def _zipf_groups(
     num_experts: int, top_k: int, ep_size: int, exponent: float
 ) -> tuple[Floats, Floats, Floats]:
-    """Chance p that a token picks an expert, log(1 - p), and experts of the busiest rank, by group [G].
+    """Returns the probability p that a token picks an expert, log(1 - p), and experts by group [G].
 
-    The first 16 experts are groups of their own, then neighbours whose ranks differ by a 16th at most share
-    their mean chance: 512 experts make 66 groups. Active experts change by some 0.1 % at most.
+    Experts are those of the busiest rank. The first 16 are groups of their own, then neighbours whose ranks
+    differ by at most a 16th share their mean probability: 512 experts make 66 groups. The number of active
+    experts changes by some 0.1 % at most.
     """
     chances = zipf_chances(num_experts, top_k, exponent)[::ep_size]
     starts = [0]
@@ -169,7 +170,7 @@ def _zipf_groups(
         starts.append(following)
     members = np.diff([*starts, len(chances)]).astype(np.float64)
     chance = np.minimum(1.0, np.add.reduceat(chances, starts) / members)
-    with np.errstate(divide="ignore"):  # chance 1: log 0
+    with np.errstate(divide="ignore"):  # probability 1: log 0
         log_missed = np.log1p(-chance)
     for array in (chance, log_missed, members):
         array.flags.writeable = False  # all calls share it
@@ -177,9 +178,9 @@ def _zipf_groups(
 
 
 def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
-    """Chance that a token picks each expert, the most popular first [num_experts]; they add up to top_k.
+    """Returns the probability that a token picks each expert, the most popular first; they sum to top_k.
 
-    They go as i^-exponent, at most 1: what is above goes to the less popular experts in proportion.
+    They are proportional to i^-exponent, at most 1; the excess goes to the other experts in proportion.
     Three experts, top 2, exponent 1: 2 (6, 3, 2) / 11 would give 12 / 11 to the first; so 1, 3 / 5 and 2 / 5.
     """
     weights = np.arange(1.0, num_experts + 1) ** -exponent
@@ -193,7 +194,7 @@ def zipf_chances(num_experts: int, top_k: int, exponent: float) -> Floats:
 
 
 def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoads:
-    """m [..., 1]. Popularity of quantile u: the inverse of the distribution function of the density."""
+    """Loads by a power law, m [..., 1]: the popularity of quantile u inverts the distribution function."""
     many = m * layer.top_k > layer.num_experts
     low = np.where(many, 1.0, 0.01) ** (1 - exponent)
     high = np.where(many, 0.8 * m, 2.0) ** (1 - exponent)
@@ -205,7 +206,7 @@ def _power_law_loads(m: Floats, layer: ExpertLayer, exponent: float) -> RankLoad
     summed = np.cumsum(all_experts, axis=-1)
     tokens_per_popularity = m * layer.top_k / summed[..., -1:]
     for crowded in range(1, layer.top_k):
-        # no expert gets a token twice: what is too much for the most popular ones goes to the rest
+        # no expert gets a token twice: the excess of the most popular ones goes to the rest
         too_much = tokens_per_popularity * all_experts[..., -crowded, None] > m
         rest = m * (layer.top_k - crowded) / summed[..., -crowded - 1, None]
         tokens_per_popularity = np.where(too_much, rest, tokens_per_popularity)
@@ -221,7 +222,7 @@ def _midpoints(count: int) -> Floats:
 
 
 def expected_active_experts(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> Floats:
-    """Experts of the busiest rank that receive at least one of num_tokens tokens (all ranks together).
+    """Expected experts of the busiest rank that receive at least one of num_tokens tokens (of all ranks).
 
     uniform, one rank: E (1 - (1 - k / E)^m); Mixtral (8 experts, top 2), 4 tokens: 8 (1 - 0.75^4) = 5.47.
     balanced: min(E, k m) / ep_size. zipf: the sum over its experts of 1 - (1 - p)^m, with one rank no more

@@ -11,12 +11,12 @@ from hwmodels.exact import Num
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamCurve:
-    """How fast a kernel without reuse moves its tensors."""
+    """Performance of kernels without data reuse."""
 
     bandwidth_share: float = 0.80
-    """Of the data sheet's memory bandwidth, for tensors of many megabytes."""
+    """Share of the data sheet's memory bandwidth that is reached for tensors of many megabytes."""
     start_s: float = 2.0e-6
-    """Start and drain of one kernel in a stream; small norms take 2 us."""
+    """Seconds of start and drain of one kernel in a stream; small norms take 2 us."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -26,7 +26,7 @@ class StreamCurve:
 
 
 def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
-    """kernels start_s + bytes / (B share), bytes read and written.
+    """Seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
 
     H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
     """
