@@ -31,11 +31,9 @@ class SimSettings:
     until_s: float | None = None
     """End at this simulated time, whatever is then unfinished."""
     stop_overloaded: bool = False
-    """End once more arrives than is ever served: see `sim.cluster.overload`. For traffic that does not
-    change."""
+    """Stop early once the service is overloaded: see `sim.cluster.overload`. For traffic of a steady rate."""
     stop_missed: bool = False
-    """End once so many requests have missed the SLO that its target is out of reach: see
-    `sim.cluster.missed`."""
+    """Stop early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
 
     def __post_init__(self) -> None:
         if self.until_s is not None and not 0 < self.until_s < inf:

@@ -13,11 +13,10 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import Autoscaler
+from sim.cluster.early_stop import MissedSloStop, OverloadStop
 from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
-from sim.cluster.missed import MissedWatch
-from sim.cluster.overload import OverloadWatch
 from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
@@ -114,10 +113,10 @@ class Simulation:
             on_lost=self._assembly.resends.lost,
             goes_on=self._goes_on,
         )
-        self._overload = self._watch_overload() if sim.stop_overloaded else None
-        self._missed: MissedWatch | None = None
+        self._overload_stop = self._make_overload_stop() if sim.stop_overloaded else None
+        self._missed_slo_stop: MissedSloStop | None = None
         if sim.stop_missed and cluster.slo is not None:
-            self._missed = self._watch_missed(cluster.slo)
+            self._missed_slo_stop = self._make_missed_slo_stop(cluster.slo)
         self._start_autoscalers(pools)
 
     def _attaching(
@@ -172,21 +171,21 @@ class Simulation:
             replica.attach(view)
         self._assembly.first_tokens.watch(replica)
 
-    def _watch_overload(self) -> OverloadWatch:
-        """End the run once the backlog grows without bound."""
-        return OverloadWatch(
+    def _make_overload_stop(self) -> OverloadStop:
+        """Stops the run once the backlog grows without bound."""
+        return OverloadStop(
             clock=self._clock,
             requests=self._requests,
             num_ended=lambda: self.num_ended,
             goes_on=self._goes_on,
         )
 
-    def _watch_missed(self, slo: Slo) -> MissedWatch | None:
-        """End the run once the SLO is out of reach; None for traffic that does not say how much will come."""
+    def _make_missed_slo_stop(self, slo: Slo) -> MissedSloStop | None:
+        """Stops the run once the SLO is out of reach; None for traffic of unknown length."""
         num_requests, last_s = self._source.num_requests, self._source.last_arrival_s
         if num_requests is None or last_s is None:
             return None
-        return MissedWatch(
+        return MissedSloStop(
             slo=slo,
             num_requests=num_requests,
             last_arrival_s=last_s,
@@ -291,8 +290,8 @@ class Simulation:
             replicas=replica_records,
             end_s=end_s,
             interrupted=interrupted,
-            overload=None if self._overload is None else self._overload.found,
-            missed=None if self._missed is None else self._missed.found,
+            overload=None if self._overload_stop is None else self._overload_stop.found,
+            missed=None if self._missed_slo_stop is None else self._missed_slo_stop.found,
             events=events,
             own_gaps=own_gaps,
             pinned_token_s=sum(engine.pinned_token_s for _, engine in engines),

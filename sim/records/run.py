@@ -18,7 +18,7 @@ from sim.records.iterations import own_gaps_table
 
 
 class Overload(NamedTuple):
-    """The evidence on which an overloaded run was ended early."""
+    """The evidence on which an overloaded run was stopped early."""
 
     at_s: float
     since_s: float
@@ -31,8 +31,8 @@ class Overload(NamedTuple):
     least_growth_per_s: float
 
 
-class Missed(NamedTuple):
-    """The evidence on which a run was ended early because its SLO was out of reach."""
+class MissedSlo(NamedTuple):
+    """The evidence on which a run was stopped early because its SLO was out of reach."""
 
     at_s: float
     missed: int
@@ -142,7 +142,7 @@ class RunRecords:
     end_s: float
     interrupted: bool = False
     overload: Overload | None = None
-    missed: Missed | None = None
+    missed: MissedSlo | None = None
     events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
     own_gaps: pd.DataFrame = field(default_factory=lambda: own_gaps_table([]))
     num_evicted_blocks: int = 0

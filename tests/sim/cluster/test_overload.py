@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from sim.cluster.overload import FIRST_S, PARTS, Count, growth, overload_of
+from sim.cluster.overload import FIRST_S, PARTS, Count, backlog_growth, overload_of
 
 
 def counts_at(arrival_s, end_s, last_s):
@@ -31,7 +31,9 @@ def queue(seed, load, num_requests, num_servers=20):
 def found(seed, load):
     arrival_s, end_s = queue(seed, load, 4000)
     counts = counts_at(arrival_s, end_s, arrival_s[-1])
-    return [at for i in range(len(counts)) if (at := growth(counts[: i + 1])) and at.at_s - at.since_s > 6]
+    return [
+        at for i in range(len(counts)) if (at := backlog_growth(counts[: i + 1])) and at.at_s - at.since_s > 6
+    ]
 
 
 def test_a_queue_below_its_capacity_is_not_overloaded():
@@ -48,9 +50,9 @@ def test_a_queue_above_its_capacity_is_and_the_evidence_is_its_excess():
 
 def test_nothing_is_said_before_enough_has_ended():
     steady = [Count(float(t), 10 * t, t) for t in range(13)]
-    assert growth(steady) is None
-    assert growth([Count(float(t), 10 * t, 5 * t) for t in range(14)]) is not None
-    assert growth([Count(float(t), 10 * t, t) for t in range(14)]) is None  # 12 have ended
+    assert backlog_growth(steady) is None
+    assert backlog_growth([Count(float(t), 10 * t, 5 * t) for t in range(14)]) is not None
+    assert backlog_growth([Count(float(t), 10 * t, t) for t in range(14)]) is None  # 12 have ended
 
 
 def test_a_run_that_was_not_ended_tells_whether_it_should_have_been():

@@ -1,4 +1,4 @@
-"""A run is ended once its SLO is out of reach, and only then."""
+"""A run is stopped early once its SLO is out of reach, and only then."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
-from sim.cluster.missed import most_missed, num_missed
+from sim.cluster.early_stop import most_missed, num_missed
 from sim.metrics.slo import Slo
 from sim.records.requests import RequestLog, Status
 from sim.report.wording import caveats
@@ -24,14 +24,14 @@ SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_
 TRAFFIC = build_run(composed(SOURCE, SMALL))[0]
 
 
-def simulated_run(*, rate=8.0, ttft_ms=500, slots=8, watched=True):
+def simulated_run(*, rate=8.0, ttft_ms=500, slots=8, may_stop=True):
     base = TRAFFIC
     scenario = replace(
         base,
         workload=replace(base.workload, arrivals=replace(base.workload.arrivals, rate_per_s=rate)),
         slo=Slo(ttft_ms=ttft_ms, tpot_ms=50),
         engine=replace(base.engine, max_num_seqs=slots),
-        sim=replace(base.sim, stop_missed=watched),
+        sim=replace(base.sim, stop_missed=may_stop),
     )
     return run(scenario, scenario.source())
 
@@ -49,16 +49,16 @@ def test_of_fifteen_one_may_miss_ninety_percent():
 
 @settings(max_examples=8)
 @given(st.sampled_from([5, 40, 70, 400]), st.sampled_from([60, 150, 500]))
-def test_a_run_that_is_ended_early_would_have_missed_and_one_that_is_not_is_unchanged(rate, ttft_ms):
-    whole = simulated_run(rate=rate, ttft_ms=ttft_ms, watched=False)
-    watched = simulated_run(rate=rate, ttft_ms=ttft_ms)
-    if watched.records.missed is None:
-        assert watched.summary["goodput"] == whole.summary["goodput"]
+def test_a_run_that_is_stopped_early_would_have_missed_and_one_that_is_not_is_unchanged(rate, ttft_ms):
+    whole = simulated_run(rate=rate, ttft_ms=ttft_ms, may_stop=False)
+    stopped = simulated_run(rate=rate, ttft_ms=ttft_ms)
+    if stopped.records.missed is None:
+        assert stopped.summary["goodput"] == whole.summary["goodput"]
     else:
-        found = watched.records.missed
+        found = stopped.records.missed
         really = len(whole.requests) - int(whole.requests["slo_met"].sum())
         assert found.allowed < found.missed <= really
-        assert watched.records.end_s < whole.records.end_s
+        assert stopped.records.end_s < whole.records.end_s
         assert not whole.summary["goodput"]["attained"]
 
 
@@ -82,12 +82,12 @@ def test_what_is_certain_to_miss_is_counted_and_nothing_else():
     assert num_missed(log, Slo(ttft_ms=500, tpot_ms=150, e2e_ms=5000), 10.0) == 4
 
 
-def test_an_early_end_is_told():
+def test_an_early_stop_is_reported():
     result = simulated_run(rate=4000.0, slots=1)
-    told = caveats(result.summary)
-    assert told[0].startswith("Ended at")
-    assert "had missed the SLO" in told[0]
-    assert "still running or waiting at the early end" in told[1]
+    found = caveats(result.summary)
+    assert found[0].startswith("Stopped early at")
+    assert "had missed the SLO" in found[0]
+    assert "still running or waiting at the early end" in found[1]
 
 
 @pytest.mark.parametrize(
