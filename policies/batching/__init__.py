@@ -1,4 +1,4 @@
-"""What shares an iteration. One policy a file."""
+"""Batching policies: which sequences share an iteration. One policy per file."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from policies.core.view import StepView
 
 
 class Batching(Protocol):
-    """Fills one step: looks at the view, acts through the builder."""
+    """Fills one step: reads the view and acts through the builder."""
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decide what the next iteration computes. `now`: seconds on the caller's clock."""
+        """Decides what the next iteration computes. `now`: seconds on the caller's clock."""
         ...
 
 
 @runtime_checkable
 class DecodesUnasked(Protocol):
-    """A batching policy that has nothing to decide while all sequences there are decode."""
+    """A batching policy that has nothing to decide while all sequences of the engine decode."""
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Up to so many sequences, if there are no others and all decode, step without a call of `fill`.
+        """Number of sequences up to which the engine steps without a call of `fill`, if all sequences decode.
 
-        Promised: `fill` would give each of them its next token, and would promise this for ever
-        (`decode_all`, `repeat`). `Scheduling.before_step` voids that: then `fill` is asked. A subclass with
-        methods of its own, or a wrapper, has to declare the number again: see `declares_itself`.
+        The policy promises that `fill` would give each of them its next token, and would promise to repeat
+        this without a limit (`decode_all`, `repeat`). With `Scheduling.before_step` the promise is void and
+        `fill` is called. A subclass with methods of its own, or a wrapper, has to declare the number again:
+        see `declares_itself`.
         """
         ...
 
 
 def max_unasked_of(batching: Batching) -> int:
-    """Up to how many decodes a policy need not be asked; 0 without a declaration that holds for its `fill`.
+    """Number of decodes up to which a policy need not be asked; 0 without a declaration that fits its `fill`.
 
-    Raises ValueError for a declaration that is no whole number >= 0.
+    Raises ValueError if the declared value is no whole number >= 0.
     """
     if not isinstance(batching, DecodesUnasked) or not declares_itself(batching):
         return 0
@@ -46,7 +47,7 @@ def max_unasked_of(batching: Batching) -> int:
 
 
 def declares_itself(batching: DecodesUnasked) -> bool:
-    """Whether a policy declares its unasked decodes for its own methods, not for some that it replaces."""
+    """Whether a policy declares its unasked decodes for its own methods, not for methods that it replaces."""
     for each in type(batching).__mro__:
         if "max_unasked_decodes" in vars(each):
             return True

@@ -1,19 +1,19 @@
 """Continuous batching with chunked prefill: one token budget for decodes and prompt chunks.
 
-What vLLM v1 does by default, after Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024): running
-sequences first, then waiting ones in order, each prompt cut to what the budget leaves. Sarathi-Serve itself
-is this policy with a small budget: batching=sarathi.
-With long_prefill_token_threshold several prompts are under way at once, and the running are served in the
-order of their admission, decodes and prompts mixed, as vLLM 0.32 does. Without it, the only prompt under way
-is the last of the running. vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is a
-policy of its own: batching=partial_prefills.
+This is the default of vLLM v1, after Sarathi-Serve's stall-free batching (Agrawal et al., OSDI 2024): running
+sequences first, then waiting ones in order; each prompt is cut to what the budget leaves. Sarathi-Serve
+itself is this policy with a small budget: batching=sarathi.
+With long_prefill_token_threshold several prompts are under way at once, and running sequences are served in
+the order of their admission, decodes and prompts mixed, as vLLM 0.32 does. Without it, the only prompt under
+way is the last running sequence. vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is
+a policy of its own: batching=partial_prefills.
 Memory pressure: the sequence of largest rank loses its KV and is recomputed later; a step that preempted
-admits nobody. A request is admitted only if its whole prompt can get blocks.
-Horizon: until something changes. Decodes stay, a prompt that ate the budget eats the same again, and who
-could not be admitted now (no slot, no block, no budget) cannot be until a sequence ends. One exception: a
-prompt that is held back by the threshold leaves budget, and what it computes others may then find in a
-prefix cache, so that they fit; while somebody waits for blocks beside such a prompt, every iteration is
-decided anew.
+admits no sequence. A request is admitted only if its whole prompt can get blocks.
+Horizon: until something changes. Decodes stay, a prompt that used up the budget does so again, and a sequence
+that could not be admitted (no slot, no block, no budget) cannot be admitted until a sequence ends. One
+exception: a prompt that is limited by the threshold leaves budget, and other prompts may then find in a
+prefix cache what it computes, so that they fit. While a sequence waits for blocks beside such a prompt, every
+iteration is decided anew.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunked:
-    """Running sequences, then admissions, out of one budget."""
+    """One token budget for the running sequences first, then for admissions."""
 
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration."""
+    """Maximum number of tokens in one iteration."""
     enable_chunked_prefill: bool = True
-    """If not, nobody is admitted whose prompt would be cut, unless it exceeds the whole budget."""
+    """Whether a prompt may be cut to fit the budget.
+
+    If not, only prompts that exceed the whole budget are cut.
+    """
     long_prefill_token_threshold: int = 0
-    """Tokens of one prompt in one iteration, unless its request is the only one here; 0: no such limit."""
+    """Maximum tokens of one prompt in one iteration, unless its request is the only one; 0: no such limit."""
     long_prefill_token_threshold_adaptive: bool = False
-    """The limit is never below an equal share of the budget: max_num_batched_tokens / requests here."""
+    """Raises the threshold to an equal share of the budget.
+
+    Max_num_batched_tokens / requests in the engine.
+    """
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -53,11 +59,11 @@ class Chunked:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Spend the budget on those who run, then on new ones."""
+        """Spends the budget on running sequences, then on new ones."""
         step.budget(self.max_num_batched_tokens)
         max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
         self._serve_running(view, step, max_chunk)
@@ -69,7 +75,7 @@ class Chunked:
             step.repeat()
 
     def _max_chunk(self, view: StepView) -> int:
-        """Tokens of one prompt in this iteration."""
+        """Maximum tokens of one prompt in this iteration."""
         num_requests = view.num_running + view.num_waiting
         if num_requests < 2:
             return FOREVER
@@ -78,7 +84,7 @@ class Chunked:
         return self.long_prefill_token_threshold
 
     def _serve_running(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:
-        """In the order of admission, until the budget is gone or one had to preempt itself."""
+        """Serves running sequences by admission, until the budget is spent or one preempted itself."""
         in_order = self.long_prefill_token_threshold and view.prefilling
         if not in_order and not step.decode_all():
             return
@@ -88,12 +94,12 @@ class Chunked:
             elif seq.state is PREFILLING:
                 served = step.prefill(seq, max_chunk)
             else:
-                continue  # preempted in this step for one before it, or paused, or its KV is on its way
+                continue  # preempted in this step, or paused, or waiting for KV
             if not served:
                 return
 
     @staticmethod
     def _may_admit_later(view: StepView, step: StepBuilder) -> bool:
-        """Whether somebody waits for blocks while a prompt is under way that does not spend the budget."""
+        """Whether a sequence waits for blocks while a prompt is under way that leaves budget."""
         has_room = view.num_running < view.max_num_seqs and step.tokens_left > 0
         return bool(view.num_waiting and view.prefilling) and has_room

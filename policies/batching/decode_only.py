@@ -1,12 +1,12 @@
 """Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
 
-A request is admitted when the KV of all its known tokens but at most one can be had without computing: it
-came from a prefill worker and lies in another tier, in host memory, or in a prefix cache. Others wait for
-theirs, and those behind them may go first. The one token that may be missing is computed here.
+A request is admitted when the KV of all its known tokens except at most one is available without computation:
+it came from a prefill worker and lies in another tier, in host memory, or in a prefix cache. Other requests
+wait for their KV, and requests behind them may go first. The one token that may be missing is computed here.
 Sequences that this worker itself has preempted by recomputation have no KV anywhere: they are recomputed, in
 chunks of what the budget leaves beside the decodes.
-Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap spares the recomputation.
-Horizon: until something changes. With nothing to compute the engine waits for what comes from outside.
+Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
+Horizon: until something changes. With nothing to compute the engine waits for an outside event.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeOnly:
-    """Decodes; no prompts but those whose KV was lost here."""
+    """Decodes sequences; computes prompts only if their KV was lost here."""
 
     serves_alone: ClassVar[bool] = False
     """Whether it can serve a request from its arrival to its end without another engine."""
 
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration."""
+    """Maximum number of tokens in one iteration."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -35,11 +35,11 @@ class DecodeOnly:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decode, then admit whose KV is at hand."""
+        """Decodes, then admits sequences whose KV is available."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:

@@ -1,12 +1,12 @@
 """Dynamic batching: a batch starts when it is full, or when its oldest request has waited long enough.
 
-Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
+This is Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
 (preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
-whichever comes first. The batch then runs as a static one: nobody joins until its last member has ended.
-The delay counts from a request's arrival. batch_size above the engine's number of slots means that number.
-Memory pressure: as static batching.
-Horizon: as static batching while a batch runs. Between batches nothing is computed, and the policy asks to be
-called again when the oldest request's delay is over.
+whichever comes first. The batch then runs as a static one: no request joins until its last member has ended.
+The delay counts from a request's arrival. A batch_size above the number of slots is cut to that number.
+Memory pressure: as for static batching.
+Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the policy asks
+to be called again when the oldest request's delay is over.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dynamic(Static):
-    """Static batches that wait for company, but not for ever."""
+    """Static batches that wait for more requests for a limited time."""
 
     max_queue_delay_s: float = 0.1
-    """For how long the oldest waiting request may be held back; 0: not at all."""
+    """Longest time for which the oldest waiting request may be held back; 0: not at all."""
 
     def __post_init__(self) -> None:
         Static.__post_init__(self)
@@ -38,13 +38,13 @@ class Dynamic(Static):
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows: a batch that runs does not wait for company."""
+        """Number of decodes that the budget allows: a running batch does not wait for more requests."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Wait while the engine is empty and the next batch has room and time left; else go on."""
+        """Waits while the engine is empty and the next batch has room and time left; else goes on."""
         if not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs):
-            arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # none: adapters hold all back
+            arrivals_s = [seq.request.arrival_s for seq in view.waiting]  # empty if adapters hold all back
             due_s = min(arrivals_s, default=now) + self.max_queue_delay_s
             if arrivals_s and now < due_s:
                 step.wait_until(due_s)

@@ -1,18 +1,19 @@
-"""In-flight batching as in TensorRT-LLM: a capacity scheduler says who may run, a budget says how much.
+"""In-flight batching as in TensorRT-LLM: a capacity scheduler says which requests run, a budget how much.
 
-Decodes first, then begun prompts, then new ones. With enable_chunked_context a prompt that exceeds what the
-budget leaves is cut there, down to whole KV blocks; without, it waits until it fits whole, and nobody goes
-before it. A prompt that exceeds the whole budget is cut in any case; TensorRT-LLM refuses it.
+Decodes come first, then prompts under way, then new ones. With enable_chunked_context a prompt that exceeds
+what the budget leaves is cut there, down to whole KV blocks; without it, the prompt waits until it fits
+whole, and no request goes before it. A prompt that exceeds the whole budget is cut in any case; TensorRT-LLM
+refuses it.
 capacity_scheduler_policy:
-- guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if everybody's KV would fit even
-  if all answers became as long as they may (the client's max_tokens, else the model's context). Nobody is
-  ever preempted. Without max_tokens in the requests few run at a time.
+- guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the KV of all requests would fit
+  even if all answers became as long as they may (the client's max_tokens, else the model's context). No
+  sequence is ever preempted. Without max_tokens in the requests few run at a time.
 - max_utilization: a request is admitted if its prompt fits now. When KV runs out, the sequence of largest
   rank is preempted ("paused") and recomputed later.
 Not modelled: context_chunking_policy=EQUAL_PROGRESS (prompts are cut first come, first served), and
 reservations that count shared blocks of a prefix cache once.
 Horizon: until something changes. A cut prompt gets the same number of tokens until the rest fits: for
-(tokens left of the prompt - budget left) / tokens a step iterations, rounded up.
+(tokens left of the prompt - budget left) / tokens per step iterations, rounded up.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InFlight:
-    """Decodes and prompts share iterations, within a budget and a reservation."""
+    """Decodes and prompts share iterations, within a budget and a reservation of KV."""
 
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration (max_num_tokens there)."""
+    """Maximum number of tokens in one iteration (max_num_tokens in TensorRT-LLM)."""
     capacity_scheduler_policy: str = "guaranteed_no_evict"
-    """guaranteed_no_evict or max_utilization."""
+    """Capacity policy: guaranteed_no_evict or max_utilization."""
     enable_chunked_context: bool = True
     """Whether a prompt may be cut where the budget ends."""
 
@@ -48,11 +49,11 @@ class InFlight:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Spend the budget on decodes, begun prompts and, as capacity allows, new ones."""
+        """Spends the budget on decodes, prompts under way and, as capacity allows, new ones."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:
@@ -73,13 +74,13 @@ class InFlight:
                 limits = (step.tokens_left, self.max_num_batched_tokens)
                 is_near = any(num_left <= limit < seq.num_uncomputed for limit in limits)
                 if is_near and not self.enable_chunked_context:
-                    step.hold(1)  # the cache may lose what brings it below a limit before it has room
+                    step.hold(1)  # the cache may lose the prefix that brings it below a limit
                 break
             _close(step, num_left, num_tokens)
         step.repeat()
 
     def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, has_begun: bool) -> int:
-        """How many of the num_left tokens that a prompt has left are computed in this step."""
+        """Number of tokens computed in this step, of the num_left that a prompt has left."""
         num_tokens = step.tokens_left
         if num_left <= num_tokens:
             return num_left
@@ -88,21 +89,21 @@ class InFlight:
         whole_blocks = num_tokens // block_size * block_size
         if whole_blocks:
             step.hold(-(-(num_left - num_tokens) // whole_blocks))
-        # A budget of less than a block must not stop an engine that has nothing else to do.
+        # A budget below one block must not stop an engine that has nothing else to do.
         return whole_blocks or (0 if step.num_tokens else num_tokens)
 
 
 def _close(step: StepBuilder, num_left: int, num_tokens: int) -> None:
-    """Nobody uses the budget that a cut prompt leaves."""
+    """Ends the step after a cut prompt: no other prompt uses the rest of the budget."""
     if num_tokens < num_left:
         step.budget(step.num_tokens)
 
 
 def _num_reserved(view: StepView) -> int:
-    """Blocks that the running sequences hold when all have become as long as they may."""
+    """Number of blocks that the running sequences hold when all have reached their maximum length."""
     return sum(_num_blocks_at_end(seq, view.block_size) for seq in view.running)
 
 
 def _num_blocks_at_end(seq: SequenceView, block_size: int) -> int:
-    """Blocks of a sequence at its longest: the last token of an answer needs no KV."""
+    """Number of blocks of a sequence at its maximum length; the last output token needs no KV."""
     return -(-(seq.max_num_tokens - 1) // block_size)

@@ -1,7 +1,7 @@
 """No batching: one request at a time, in the order of the queue.
 
-What a model behind a plain web server does, and the lower bound to compare batching with. The prompt is
-computed, in pieces if it exceeds the token budget, then one token an iteration.
+A model behind a plain web server works like this; it is the lower bound to compare batching with. The prompt
+is computed, in pieces if it exceeds the token budget, then one token per iteration.
 Memory pressure: none, as one sequence alone always fits.
 Horizon: until the request ends; arrivals change nothing.
 """
@@ -16,10 +16,10 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneAtATime:
-    """The next request starts when the last one has ended."""
+    """Starts the next request when the last one has ended."""
 
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration, and so of one piece of a prompt."""
+    """Maximum number of tokens in one iteration, and so in one piece of a prompt."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -27,11 +27,11 @@ class OneAtATime:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Go on with the request there is, else begin the next."""
+        """Continues the running request, else begins the next one."""
         step.budget(self.max_num_batched_tokens)
         step.decode_all()
         for seq in view.prefilling:

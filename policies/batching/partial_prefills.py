@@ -1,15 +1,15 @@
 """Chunked prefill that splits the budget between several prompts, and lets short ones pass long ones.
 
-vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 takes these settings at their
-defaults only, and 0.32 has dropped them). Decodes first. Every prompt, begun or new, then gets at most an
-equal share of the budget: max_num_batched_tokens / prompts that could be under way, which are those begun and
-those waiting, up to max_num_partial_prefills. A prompt with more than long_prefill_token_threshold tokens
-left is long. While max_long_partial_prefills long ones are under way, waiting long ones are passed over.
-max_num_partial_prefills=1 is plain chunked prefill: a prompt may have all of the budget, nobody is passed.
-Starvation: a long prompt waits until a long one before it has been computed, however many short ones pass.
-Memory pressure: as chunked.
-Horizon: until something changes while nobody's prompt is under way; else one iteration, since shares and the
-number of long prompts change from one to the next.
+This is vLLM v0 with chunked prefill and concurrent partial prefills (0.8 to 0.10; v1 takes these settings at
+their defaults only, and 0.32 has dropped them). Decodes come first. Every prompt, under way or new, then gets
+at most an equal share of the budget: max_num_batched_tokens / prompts that could be under way, which are
+those begun and those waiting, up to max_num_partial_prefills. A prompt with more than
+long_prefill_token_threshold tokens left is long. While max_long_partial_prefills long ones are under way,
+waiting long ones are skipped. max_num_partial_prefills=1 is plain chunked prefill: a prompt may have all of
+the budget, none is skipped. Starvation: a long prompt waits until a long one before it has been computed,
+however many short ones pass. Memory pressure: as for chunked.
+Horizon: until something changes while no prompt is under way; else one iteration, since shares and the number
+of long prompts change from one to the next.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialPrefills:
-    """Decodes, then shares of the budget for begun and new prompts."""
+    """Decodes first, then shares of the budget for prompts under way and new ones."""
 
     max_num_batched_tokens: int = 2048
-    """Tokens in one iteration."""
+    """Maximum number of tokens in one iteration."""
     max_num_partial_prefills: int = 4
-    """Into how many shares the budget is split at most. vLLM's default: 1."""
+    """Maximum number of shares into which the budget is split. vLLM's default: 1."""
     max_long_partial_prefills: int = 1
-    """Long prompts under way at once; others wait, and shorter ones pass them."""
+    """Maximum number of long prompts under way at once; others wait, and shorter ones pass them."""
     long_prefill_token_threshold: int = 1310
-    """A prompt with more tokens left is long. vLLM's default: 4 % of max_model_len, here of 32,768."""
+    """Tokens left above which a prompt is long. vLLM's default: 4 % of max_model_len, here of 32,768."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills"):
@@ -51,11 +51,14 @@ class PartialPrefills:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Serve who runs, then admit; the long ones beyond their number are passed over."""
+        """Serves running sequences, then admits new ones.
+
+        Long prompts beyond their maximum number are skipped.
+        """
         step.budget(self.max_num_batched_tokens)
         num_long = sum(map(self._is_long, view.prefilling))
         share = max(1, self.max_num_batched_tokens // self._num_shares(view, num_long))
@@ -68,7 +71,7 @@ class PartialPrefills:
                 continue
             if not step.admit(seq, share):
                 break
-            if seq.state is SequenceState.prefilling:  # else its KV is loaded: nothing of it is computed here
+            if seq.state is SequenceState.prefilling:  # else its KV is being loaded
                 num_long += is_long
         if not view.prefilling:
             step.repeat()
@@ -77,7 +80,7 @@ class PartialPrefills:
         return seq.num_uncomputed > self.long_prefill_token_threshold
 
     def _num_shares(self, view: StepView, num_long: int) -> int:
-        """Prompts that could be under way in this iteration, 1 to max_num_partial_prefills."""
+        """Number of prompts that could be under way in this iteration, 1 to max_num_partial_prefills."""
         num_prefills = len(view.prefilling)
         for seq in view.waiting if num_prefills < self.max_num_partial_prefills else ():
             if self._is_long(seq):

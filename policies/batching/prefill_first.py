@@ -1,11 +1,12 @@
 """Continuous batching that keeps prefill and decode apart and lets prefill go first.
 
-vLLM v0 (Kwon et al., SOSP 2023) and SGLang's default: as soon as waiting prompts fit, an iteration of whole
-prompts only, up to the token budget; else one of decodes only. Good TTFT, but decodes stall behind prompts.
+This is the default of vLLM v0 (Kwon et al., SOSP 2023) and SGLang: as soon as waiting prompts fit, an
+iteration computes whole prompts only, up to the token budget; otherwise decodes only. TTFT is good, but
+decodes stall behind prompts.
 A prompt longer than the budget is the only one that is split, over as many prefill iterations as it takes.
 Memory pressure: while decoding, the sequence of largest rank loses its KV and is recomputed later.
-Horizon: until something changes. Who did not fit now will not fit until a sequence ends, and a prompt that
-ate the budget eats the same again.
+Horizon: until something changes. A prompt that does not fit now does not fit until a sequence ends, and a
+prompt that used up the budget does so again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class PrefillFirst:
     """Whole prompts before decodes."""
 
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration."""
+    """Maximum number of tokens in one iteration."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
@@ -29,11 +30,11 @@ class PrefillFirst:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Prefill what fits; if nothing did, decode."""
+        """Computes the prompts that fit; if there are none, decodes."""
         step.budget(self.max_num_batched_tokens)
         for seq in view.prefilling:
             step.prefill(seq, step.tokens_left)

@@ -1,16 +1,16 @@
-"""llama.cpp's server: a fixed number of slots, one batch of at most n_batch tokens (tools/server, late 2025).
+"""The server of llama.cpp: a fixed number of slots, one batch of at most n_batch tokens (late 2025).
 
-An iteration takes one token of every slot that generates, then prompts in the order of the slots, each cut
-to what n_batch leaves. A free slot takes the next waiting request, the lowest one first; llama.cpp takes the
-slot whose last prompt is most alike, or has been idle longest. A new prompt in a low slot thus goes before
-the rest of an older one in a higher slot, until it has been computed.
-Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens a slot (or, with a unified KV cache, lets a
-slot have all of it). Set engine.max_model_len to a slot's share. A prompt that does not fit with a token to
-spare is refused, as there ("exceeds the available context size"; older versions cut its middle out). An
-answer ends where the slot is full, as there without context shift, the default.
+After tools/server of llama.cpp: an iteration takes one token of every slot that generates, then prompts in
+the order of the slots, each cut to what n_batch leaves. A free slot takes the next waiting request, the
+lowest one first; llama.cpp takes the slot whose last prompt is most similar, or has been idle longest. A new
+prompt in a low slot thus goes before the rest of an older one in a higher slot, until it has been computed.
+Context: llama.cpp splits n_ctx evenly, n_ctx / n_parallel tokens per slot (or, with a unified KV cache, lets
+a slot have all of it). Set engine.max_model_len to a slot's share. A prompt that does not leave room for one
+output token is refused, as in llama.cpp ("exceeds the available context size"; older versions cut its middle
+out). An answer ends where the slot is full, as in llama.cpp without context shift, the default.
 Memory pressure: with KV for n_parallel slots there is none. A smaller, shared cache makes llama.cpp end
 requests with an error; here the sequence of largest rank is recomputed later.
-Horizon: until something changes; while a prompt is under way and somebody waits for memory, one iteration.
+Horizon: until something changes; while a prompt is under way and a request waits for memory, one iteration.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """Generating slots, then prompts slot by slot."""
+    """Generating slots first, then prompts slot by slot."""
 
     n_parallel: int = 4
-    """Slots; not more than engine.max_num_seqs are used."""
+    """Number of slots; not more than engine.max_num_seqs are used."""
     n_batch: int = 2048
-    """Tokens in one iteration."""
+    """Maximum number of tokens in one iteration."""
 
     def __post_init__(self) -> None:
         if self.n_parallel < 1:
@@ -43,11 +43,11 @@ class Slots:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.n_batch
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Decode, then walk over the slots."""
+        """Decodes, then goes through the slots in order."""
         step.budget(self.n_batch)
         step.decode_all()
         occupant = {seq.slot: seq for seq in view.running if seq.slot is not None}
@@ -60,13 +60,13 @@ class Slots:
                 num_free -= self._admit_next(waiting, num_free, num_slots, step)
             elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
-        # What a prompt computes may let others find more of theirs in a prefix cache, and so fit.
+        # Other prompts may find what a prompt computes in a prefix cache, and so fit.
         if not (view.num_waiting and view.prefilling and view.num_running < num_slots):
             step.repeat()
 
     @staticmethod
     def _admit_next(waiting: Iterator[SequenceView], num_free: int, num_slots: int, step: StepBuilder) -> int:
-        """Slots that the next of the waiting takes; all that are free if it cannot be admitted.
+        """Number of slots that the next waiting request takes; all free ones if it cannot be admitted.
 
         A request for more answers than there are slots has the server to itself.
         """

@@ -1,17 +1,17 @@
 """Dynamic SplitFuse: every forward pass has the same number of tokens (DeepSpeed-FastGen, 2024).
 
-Throughput saturates at some number of tokens in a forward pass, whatever they belong to; so each is composed
-to have max_num_batched_tokens of them. Decodes come first and count. Prompts fill the rest in the order in
-which they came: long ones are split over several passes, short ones put together, as many as it takes, the
-last cut so that the sum is exact. An answer begins in the pass that computes a prompt's last token.
+Throughput saturates at some number of tokens in a forward pass, whichever requests they belong to; so each
+pass is composed to have max_num_batched_tokens of them. Decodes come first and count. Prompts fill the rest
+in the order of their arrival: long ones are split over several passes, short ones are combined, and the last
+one is cut so that the sum is exact. An answer begins in the pass that computes a prompt's last token.
 So far this is what `chunked` does. The difference is in what DeepSpeed-MII 0.2 does when KV runs out.
-Memory pressure: nobody is preempted for another. A decode that needs a block and finds none stands still for
+Memory pressure: no sequence is preempted for another. A decode that needs a block and finds none pauses for
 this pass, and those that have room go on. A prompt gets tokens only while all that is left of it would fit
-into the free blocks, and nobody behind it goes before it. Only if nobody at all can go on, all lose their KV
-and begin anew in order, prompt and answer so far recomputed (MII: "Deadlock detected").
-Horizon: until something changes; one iteration while a decode stands still, or where a new prompt is cut. A
-begun prompt goes on for sure while decodes cannot have taken the blocks that its rest leaves: block_size
-iterations for every block that there is for each of them.
+into the free blocks, and no request behind it goes before it. Only if no sequence at all can go on, all lose
+their KV and begin anew in order, prompt and answer so far recomputed (MII: "Deadlock detected").
+Horizon: until something changes; one iteration while a decode pauses, or where a new prompt is cut. A prompt
+under way certainly goes on while decodes cannot have taken the blocks that its rest leaves: block_size
+iterations for every such block per decode.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFuse:
-    """Decodes, then prompts in order, up to a fixed number of tokens."""
+    """Decodes first, then prompts in order, up to a fixed number of tokens."""
 
     max_num_batched_tokens: int = 768
-    """Tokens in one iteration: the size that every forward pass is composed to have."""
+    """Number of tokens in one iteration: the size that every forward pass is composed to have."""
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < 1:
             raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Compose a pass; if it stays empty although somebody runs, begin anew."""
+        """Composes a pass; if it stays empty although sequences run, preempts them all."""
         step.budget(self.max_num_batched_tokens)
         self._decode(view, step)
         if self._continue_prompts(view, step):
@@ -46,7 +46,7 @@ class SplitFuse:
                     step.hold(1)
         if not step.num_tokens:
             stuck = (*view.decoding, *view.prefilling)
-            if len(stuck) + len(view.paused) == view.num_running:  # else KV is on its way, and goes on first
+            if len(stuck) + len(view.paused) == view.num_running:  # else wait for loads
                 for seq in stuck:
                     step.preempt(seq)
         step.repeat()
@@ -60,7 +60,10 @@ class SplitFuse:
                 step.decode(seq)
 
     def _continue_prompts(self, view: StepView, step: StepBuilder) -> bool:
-        """Whether all that were begun have room for their rest, and those behind may have a try."""
+        """Continues prompts under way.
+
+        Returns whether all have room for their rest, so that more may start.
+        """
         for seq in view.prefilling:
             num_spare = view.num_free_blocks - view.num_blocks_missing(seq)
             if num_spare < 0:

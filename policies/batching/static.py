@@ -1,8 +1,9 @@
 """Static batching: a batch is formed, runs until its slowest member ends, and only then is the next formed.
 
-What FasterTransformer and plain `generate` loops do. The batch takes what waits when the engine is empty, up
-to batch_size and up to the token budget (its first prompt may exceed that and is then split), computes the
-prompts, and decodes. A member that ends early stops computing and frees its KV, but nobody takes its place.
+FasterTransformer and plain `generate` loops work like this. The batch takes what waits when the engine is
+empty, up to batch_size and up to the token budget (its first prompt may exceed that and is then split),
+computes the prompts, and decodes. A member that ends early stops computing and frees its KV, but no request
+takes its place.
 Memory pressure: the sequence of largest rank loses its KV and returns with a later batch.
 Horizon: until a member ends; arrivals change nothing.
 """
@@ -17,12 +18,12 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Static:
-    """One batch at a time."""
+    """One batch at a time, which no request joins later."""
 
     batch_size: int = 32
-    """Sequences in a batch; fewer if fewer wait, or fit."""
+    """Maximum number of sequences in a batch; fewer if fewer wait, or fit."""
     max_num_batched_tokens: int = 8192
-    """Tokens in one iteration, and so of a batch's prompts together."""
+    """Maximum number of tokens in one iteration, and so of a batch's prompts together."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_num_batched_tokens"):
@@ -31,11 +32,11 @@ class Static:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes that the budget allows."""
+        """Number of decodes that the budget allows."""
         return self.max_num_batched_tokens
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Form a batch if the engine is empty, else go on with the one there is."""
+        """Forms a batch if the engine is empty, else continues the running one."""
         step.budget(self.max_num_batched_tokens)
         if not view.num_running:
             for seq in view.waiting:

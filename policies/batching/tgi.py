@@ -27,15 +27,18 @@ class Tgi:
     """Prompts interrupt decodes when there are enough of them, or when they have waited long enough."""
 
     waiting_served_ratio: float = 0.3
-    """Requests that must be able to join at once, over the requests running."""
+    """Requests that must be able to join at once, divided by the running requests."""
     max_waiting_tokens: int = 20
-    """Iterations without new prompts after which any number may join."""
+    """Number of iterations without new prompts after which any number of requests may join."""
     max_batch_prefill_tokens: int = 4096
-    """Prompt tokens in one iteration."""
+    """Maximum number of prompt tokens in one iteration."""
     max_batch_total_tokens: int | None = None
-    """Tokens of the running requests, prompts and longest answers; None: not limited, nothing reserved."""
+    """Maximum tokens of the running requests, prompts and longest answers; None.
+
+    No limit, nothing is reserved.
+    """
     _last_prefill: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """iteration: the last one of prompts; joined: whether they joined a running batch."""
+    """iteration: the last iteration with prompts; joined: whether they joined a running batch."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.waiting_served_ratio < inf:
@@ -53,11 +56,11 @@ class Tgi:
 
     @property
     def max_unasked_decodes(self) -> int:
-        """Decodes have no budget."""
+        """Number of decodes that need no call: all, as decodes have no budget."""
         return FOREVER
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Prompts, if they may come now, else decodes."""
+        """Computes prompts, if they may join now, else decodes."""
         num_iterations = self._iterations_until_any_may_join(view)
         if view.prefilling:
             step.budget(self.max_batch_prefill_tokens)
@@ -75,7 +78,7 @@ class Tgi:
         step.repeat(num_iterations if view.num_waiting and num_iterations else FOREVER)
 
     def _iterations_until_any_may_join(self, view: StepView) -> int:
-        """How many iterations, from this one on, let only a large enough group join."""
+        """Number of iterations, from this one on, in which only a large enough group may join."""
         if not view.num_decoding:
             return 0
         since = view.num_iterations - self._last_prefill.get("iteration", view.num_iterations)
@@ -115,7 +118,7 @@ class Tgi:
         return inf if self.max_batch_total_tokens is None else self.max_batch_total_tokens
 
     def _num_reserved(self, view: StepView) -> int:
-        """Tokens that the running requests have at most; 0 if nobody asks."""
+        """Maximum number of tokens of the running requests; 0 without max_batch_total_tokens."""
         if self.max_batch_total_tokens is None:
             return 0
         return sum(seq.max_num_tokens for seq in view.running)

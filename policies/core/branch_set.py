@@ -1,11 +1,11 @@
-"""The sequences that decode with branches: parallel samples, beam and tree search.
+"""The sequences that decode with branches: parallel samples, beam search and tree search.
 
-A request with several answers (`Request.branching`) is one sequence. Its prompt is computed once, then it
-goes on as branches beside the decode set; they share KV blocks by reference and copy them on write
-(policies/caching/branches.py). It takes a slot a branch, and is preempted as one; recomputed, it is one
-prefill of all the tokens that it stored.
-While it decodes, the pool counts the full blocks of its prompt as the sequence's; all others are its
-branches', `Sequence.num_apart` of them.
+A request with several answers (`Request.branching`) is one sequence. Its prompt is computed once. The
+sequence then continues as branches, which decode beside the decode set, share KV blocks by reference and copy
+them on write (policies/caching/branches.py). It takes one slot per branch and is preempted as a whole. If it
+is recomputed, one prefill computes all the tokens that it had stored.
+While it decodes, the pool counts the full blocks of its prompt as blocks of the sequence. All other blocks
+belong to its branches; `Sequence.num_apart` counts them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from policies.core.sequence import DECODING, PAUSED, PREFILLING, Sequence, Seque
 
 
 class Piece(NamedTuple):
-    """Tokens of one branch, one behind the other from a position on, in one block of the branches or before.
+    """A run of consecutive tokens of one branch, which lies in one block.
 
-    number: the block's, as in `Branches`; None: in the prompt's full blocks.
+    number: the number of that block in `Branches`; None: the tokens lie in the prompt's full blocks.
     """
 
     branch: int
@@ -37,14 +37,14 @@ class Piece(NamedTuple):
 
 
 class BranchSet:
-    """Members, and the blocks and slots of all sequences that branch or will.
+    """The sequences that decode with branches, and the blocks and slots of all sequences that branch or will.
 
-    free_slots: the engine's, a heap.
+    free_slots: the free slots of the engine, a heap.
     """
 
     def __init__(self, pool: BlockPool, free_slots: list[int]) -> None:
         self.members: dict[int, Sequence] = {}
-        """Those that decode, by request id, in the order in which they began to."""
+        """The decoding members by request id, in the order in which they began to decode."""
         self._pool = pool
         self._free_slots = free_slots
 
@@ -57,7 +57,7 @@ class BranchSet:
         return sum(seq.num_held for seq in self)
 
     def prepare(self, seq: Sequence, branching: Branching, stop_after: StopAfter) -> None:
-        """Note what is known beforehand of a sequence that will branch."""
+        """Records the ends and the needed blocks of a sequence that will branch."""
         limit = seq.max_num_tokens - seq.num_prompt_tokens
         if not isinstance(stop_after, tuple):
             stop_after = (limit if stop_after is None else stop_after,) * branching.width
@@ -65,58 +65,59 @@ class BranchSet:
         seq.num_apart = self._num_copied_blocks(seq)
 
     def start(self, seq: Sequence) -> None:
-        """It is admitted, and has its first slot: the others, and its branches' blocks."""
+        """Gives an admitted sequence, which has one slot, the other slots and blocks of its branches."""
         seq.more_slots = tuple(heappop(self._free_slots) for _ in range(seq.width - 1))
         branches = seq.branches
-        if branches is not None and branches.is_swapped:  # the tokens to come have no blocks yet
+        if branches is not None and branches.is_swapped:  # the next tokens have no blocks yet
             num_known, blocks_for = seq.stored_known, self._pool.blocks_for
             seq.num_apart += blocks_for(num_known) - blocks_for(num_known - 1)
             seq.num_apart -= branches.blocks_to_append()
         self._pool.take_apart(seq.num_apart)
 
     def stop(self, seq: Sequence, had_joined: bool) -> None:
-        """It was preempted, and has given its blocks back: what it will need when it is admitted again."""
+        """Computes what a preempted sequence without blocks will need when it is admitted again."""
         if seq.branches is not None:
             self._prepare_return(seq, seq.branches, had_joined)
         else:
             seq.num_apart = self._num_copied_blocks(seq)
 
     def fork(self, seq: Sequence) -> None:
-        """Its prefill is complete: it decodes from now on. The first time its branches begin here."""
+        """Lets a sequence whose prefill is complete decode; its branches are created the first time."""
         if seq.branches is None:
             shares = self._pool.shares_branches
             seq.branches = Branches(seq.num_prompt_tokens, self._pool.block_size, seq.branch_ends, shares)
         self.join(seq, seq.branches)
 
     def join(self, seq: Sequence, branches: Branches) -> None:
-        """A sequence that holds the KV of all its branches' tokens but the newest decodes from now on."""
+        """Lets a sequence decode that holds the KV of all tokens of its branches except the newest ones."""
         num_before = self._pool.num_apart
         ids = self._pool.hand_over(seq, seq.stored_computed, branches.num_shared_tokens)
         seq.num_apart += self._pool.num_apart - num_before
         unused = [block for block in ids if block not in branches.ids.values()]
         unnamed = [number for number in branches.numbers if number not in branches.ids]
-        branches.ids |= zip(unnamed, unused, strict=False)  # ids: as many as were asked for
+        branches.ids |= zip(unnamed, unused, strict=False)  # ids: only those asked for
         seq.clock_source = branches
         seq.growth = PAGED
         self.resume(seq, branches)
 
     def resume(self, seq: Sequence, branches: Branches) -> None:
-        """A sequence whose KV is complete decodes again."""
+        """Lets a sequence whose KV is complete decode again."""
         seq.state = DECODING
         seq.origin = branches.num_shared_tokens
         self.members[seq.request_id] = seq
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
-        """A sequence decodes no more; its counts are written back to it."""
+        """Removes a sequence that stops decoding; its token counts are written back to it."""
         seq.stored_computed = seq.num_computed
         seq.stored_known = seq.stored_computed + 1
         seq.state = state
         del self.members[seq.request_id]
 
     def produce(self, seq: Sequence, parents: tuple[int, ...] | None) -> bool:
-        """Each branch of a member has a new token; whether all have ended.
+        """Adds a new token to each branch of a member. Returns whether all its branches have ended.
 
-        parents: which of them go on, as the world has chosen; see `Branches.produce`.
+        parents: for each branch that goes on, the old branch that it continues, as the executor has chosen;
+        see `Branches.produce`.
         """
         branches = seq.branches
         assert branches is not None
@@ -137,7 +138,7 @@ class BranchSet:
         return False
 
     def give_back(self, seq: Sequence) -> None:
-        """A sequence gives up the blocks of its branches, and what was taken for them."""
+        """Frees the blocks of a sequence's branches, and those that were reserved for them."""
         branches = seq.branches
         ids = [] if branches is None else list(branches.ids.values())
         if branches is not None:
@@ -146,7 +147,10 @@ class BranchSet:
         seq.num_apart = 0
 
     def plan(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
-        """Add to a plan who decodes with branches. Their tables change at each step: it holds for one."""
+        """Adds the sequences that decode with branches to a plan.
+
+        Their block tables change at each step, so the plan holds for one iteration.
+        """
         plan.horizon = 1
         plan.branched = branched = []
         for seq in self:
@@ -162,7 +166,7 @@ class BranchSet:
         plan.num_widening += plan.num_branches
 
     def block_ids(self, seq: Sequence) -> list[list[int]]:
-        """Physical ids of the blocks of each branch of a member, planned included."""
+        """Physical ids of the blocks of each branch of a member, planned blocks included."""
         branches = seq.branches
         assert branches is not None
         shared = self._pool.block_ids(seq, branches.num_shared_tokens)
@@ -170,19 +174,25 @@ class BranchSet:
         return [shared + [branches.ids[number] for number in table] for table in branches.tables]
 
     def context_len(self, seq: Sequence) -> int:
-        """KV tokens to which each branch of a member attends, a planned one included."""
+        """KV tokens that each branch of a member attends to, a planned token included."""
         branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens + branches.length
 
     def num_stored_blocks(self, seq: Sequence) -> int:
-        """Blocks that hold what all branches of a sequence have stored, the last ones partly."""
+        """Number of blocks that hold the stored tokens of all branches.
+
+        The last ones may be partly filled.
+        """
         branches = seq.branches
         assert branches is not None
         return branches.num_shared_tokens // self._pool.block_size + branches.num_blocks
 
     def stored_ids(self, seq: Sequence) -> list[int]:
-        """Physical ids of these blocks: the prompt's full ones, then the branches', as in `numbers`."""
+        """Physical ids of the blocks that `num_stored_blocks` counts.
+
+        The prompt's full blocks come first, then those of the branches in the order of `Branches.numbers`.
+        """
         branches = seq.branches
         assert branches is not None
         ids = self._pool.block_ids(seq, branches.num_shared_tokens)
@@ -190,7 +200,10 @@ class BranchSet:
         return ids + [branches.ids[number] for number in branches.numbers]
 
     def ids_apart(self, seq: Sequence) -> list[int]:
-        """Of a sequence that returns from where it was swapped to: blocks behind those in its own name."""
+        """Allocates the branches' own blocks of a swapped-out sequence that returns, and returns their ids.
+
+        They follow the blocks that the pool counts as the sequence's own. Empty for any other sequence.
+        """
         branches = seq.branches
         if branches is None or not branches.is_swapped:
             return []
@@ -200,14 +213,14 @@ class BranchSet:
         return ids
 
     def is_recomputing(self, seq: Sequence) -> bool:
-        """Whether a sequence in prefill computes anew what its branches had stored."""
+        """Whether a sequence in prefill recomputes the tokens that its branches had stored."""
         return seq.branches is not None and seq.state is PREFILLING
 
     def recomputed(self, seq: Sequence, first: int, num_tokens: int) -> list[Piece]:
-        """Where the tokens of such a prefill lie that are numbered first to first + num_tokens - 1.
+        """Locations of tokens first to first + num_tokens - 1 of a prefill that recomputes branches.
 
-        Those of the prompt's full blocks come first, then block by block what the branches own: what a token
-        attends to comes before it. Also names the blocks.
+        The tokens of the prompt's full blocks come first, then the branches' own blocks one after the other,
+        so that every token comes after the tokens it attends to. Also assigns physical ids to the blocks.
         """
         branches = seq.branches
         assert branches is not None
@@ -230,7 +243,7 @@ class BranchSet:
         return pieces
 
     def known_ids(self, seq: Sequence, num_tokens: int) -> list[list[int]]:
-        """Physical ids of each branch's blocks, as far as `recomputed` has named them."""
+        """Physical ids of the blocks of each branch, as far as `recomputed` has assigned them."""
         branches = seq.branches
         assert branches is not None
         num_shared, ids = branches.num_shared_tokens, branches.ids
@@ -240,7 +253,7 @@ class BranchSet:
         return [shared + [ids[number] for number in table] for table in named]
 
     def copies(self, plan: StepPlan) -> list[tuple[int, int]]:
-        """KV blocks that have to be copied before a plan is run: physical ids, from and to."""
+        """KV blocks that must be copied before a plan is run, as pairs of physical ids (source, target)."""
         pairs = []
         for seq in plan.branched:
             branches = seq.branches
@@ -250,29 +263,30 @@ class BranchSet:
         return pairs
 
     def check_integrity(self) -> None:
-        """Assert that the members' blocks are those of their branches."""
+        """Asserts that the blocks of each member are those of its branches."""
         for seq in self:
             assert seq.branches is not None
             assert seq.num_apart == seq.branches.num_blocks
             seq.branches.check_integrity()
 
     def _draw(self, branches: Branches) -> None:
-        """Give ids to those of the branches' blocks that have none."""
+        """Assigns physical ids to those blocks of the branches that have none."""
         for number in branches.numbers:
             if number not in branches.ids:
                 branches.ids[number] = self._pool.draw(1)[0]
 
     def _num_copied_blocks(self, seq: Sequence) -> int:
-        """Blocks into which a prompt is copied for the other branches, where they do not share it."""
+        """Blocks needed to copy a prompt for the other branches; 0 if the pool lets branches share it."""
         if self._pool.shares_branches:
             return 0
         return (seq.width - 1) * self._pool.blocks_for(seq.num_prompt_tokens)
 
     def _prepare_return(self, seq: Sequence, branches: Branches, had_joined: bool) -> None:
-        """What a sequence with branches will need when it is admitted again: all that it stored.
+        """Computes what a sequence with branches needs when it is admitted again: all that it had stored.
 
-        Recomputed: with the newest token of each branch; these have their blocks then. Swapped: and room for
-        these tokens, or it could be loaded and preempted for ever.
+        A recomputed sequence also computes the newest token of each branch, which then has its block. A
+        swapped sequence also needs room for these tokens; without it, it could be loaded and preempted for
+        ever.
         """
         branches.is_swapped = had_joined and seq.num_swapped > 0
         if had_joined:
@@ -286,7 +300,7 @@ class BranchSet:
 
 
 def tokens_in_own_name(seq: Sequence) -> int | None:
-    """Tokens in the full blocks of its prompt, if all others of a sequence's blocks are its branches'."""
+    """Tokens in the full blocks of the prompt, if all other blocks belong to the branches; else None."""
     if seq.branches is None or seq.state not in (DECODING, PAUSED):
         return None
     return seq.branches.num_shared_tokens

@@ -1,13 +1,13 @@
 """The sequences that get one token every iteration, advanced together in constant time.
 
-Each member's context grows by one token an iteration, so it is kept as `origin + clock`: advancing k
+Each member's context grows by one token per iteration, so it is kept as `origin + clock`: advancing k
 iterations adds k to one clock. A member needs a new KV block whenever the KV tokens it holds are a multiple
-of the block size, that is whenever the clock is congruent to dropped - origin: members are counted by that
-residue, which gives the blocks of any number of iterations without looking at a member. Ends lie in a heap by
-the clock at which they happen, and so do the members' KV limits, where a pool sets any: at its limit a member
-needs room that is not a block a `block_size`, or none any more.
+of the block size, that is whenever the clock is congruent to dropped - origin. The set counts its members by
+that residue, which gives the blocks of any number of iterations without looking at a member. Ends lie in a
+heap, sorted by the clock at which they happen. So do the KV limits of the members, where a pool sets any: at
+its limit a member needs something else than a block every `block_size` tokens, or nothing any more.
 
-What an engine uploads, the computed tokens by slot, is put together when it is asked for.
+The array that an engine uploads, computed tokens by slot, is built when it is read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from policies.core.sequence import DECODING, PREFILLING, Sequence, SequenceState
 
 
 class DecodeSet:
-    """Members, their common clock, and what the next iterations need.
+    """The decoding sequences, their common clock, and what the next iterations need.
 
     clock counts iterations in which the set decoded; num_context_tokens is the sum of the KV tokens that the
     members hold. blocks_due_by_phase[p] counts members that need a new block when clock % block_size == p.
-    at_limit: members, by request id, that decode on only after the pool was asked.
+    at_limit: members, by request id, that must ask the pool before they decode on.
     running: all sequences with a slot, by request id; the members are among them.
     """
 
@@ -42,7 +42,7 @@ class DecodeSet:
         self.at_limit: dict[int, Sequence] = {}
         self._running = running
         self._ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
-        self._limits: list[tuple[int, int, int, Sequence]] = []  # the same for KV limits
+        self._limits: list[tuple[int, int, int, Sequence]] = []  # KV limit clock, request id, join, member
         self._num_joins = 0
         self._num_steady = 0  # members whose context does not grow
         self._num_reserved = 0  # members that have all their blocks already
@@ -68,7 +68,7 @@ class DecodeSet:
         return num_computed_S
 
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
-        """Take in a sequence that holds a slot and whose known tokens are all computed but the newest."""
+        """Adds a sequence that holds a slot and whose known tokens are all computed except the newest."""
         num_computed, clock = seq.stored_computed, self.clock
         seq.origin = origin = num_computed - clock
         seq.join_number = number = self._num_joins = self._num_joins + 1
@@ -84,7 +84,7 @@ class DecodeSet:
         heappush(self._ends, (seq.end_known - 1 - origin, seq.request_id, number, seq))
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
-        """Give up a member; its counts are written back to it, and its state becomes `state`."""
+        """Removes a member; its token counts are written back to it, and its state becomes `state`."""
         clock = self.clock
         seq.stored_computed = num_computed = seq.origin + clock
         seq.stored_known = num_computed + 1
@@ -98,7 +98,7 @@ class DecodeSet:
         self.blocks_due_by_phase[(clock - num_held) % self.block_size] -= 1
 
     def _begin_growth(self, seq: Sequence, growth: Growth) -> None:
-        """Count a member that needs no blocks, whose context does not grow, or that has a limit."""
+        """Counts a member that needs no blocks, whose context does not grow, or that has a KV limit."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] += 1
         else:
@@ -114,7 +114,7 @@ class DecodeSet:
                 heappush(self._limits, (limit_clock, seq.request_id, seq.join_number, seq))
 
     def _end_growth(self, seq: Sequence, growth: Growth) -> None:
-        """Take such a member out of all counts."""
+        """Removes such a member from all counts."""
         if growth.takes_blocks:
             self.blocks_due_by_phase[(seq.num_dropped - seq.origin) % self.block_size] -= 1
         else:
@@ -127,9 +127,9 @@ class DecodeSet:
             self.at_limit.pop(seq.request_id, None)
 
     def advance(self, num_iterations: int, idle: SequenceOf[Sequence]) -> list[Sequence]:
-        """Every member but the idle ones decodes num_iterations tokens; returns the members that then end.
+        """Decodes num_iterations tokens of every member but the idle ones. Returns the members that end.
 
-        The ended ones are still members; they come in the order of their request ids.
+        The ended sequences are still members; they come in the order of their request ids.
         """
         for seq in idle:
             self.leave(seq, PREFILLING)
@@ -168,11 +168,11 @@ class DecodeSet:
         return first - self.clock
 
     def blocks_due(self) -> int:
-        """Blocks that the next iteration needs."""
+        """Number of KV blocks that the next iteration needs."""
         return self.blocks_due_by_phase[self.clock % self.block_size]
 
     def blocks_due_after(self, num_skipped: int, num_iterations: int) -> int:
-        """Blocks that num_iterations iterations need, counted from `num_skipped` iterations ahead."""
+        """Number of KV blocks that num_iterations iterations need, after the next num_skipped ones."""
         counts, block_size = self.blocks_due_by_phase, self.block_size
         begin = (self.clock + num_skipped) % block_size
         end = begin + num_iterations
@@ -183,5 +183,5 @@ class DecodeSet:
 
     @staticmethod
     def _is_current(join: int, seq: Sequence) -> bool:
-        """Whether a heap entry still tells the truth: those of members that left stay until they surface."""
+        """Whether a heap entry is valid; entries of members that left stay until they surface."""
         return seq.state is DECODING and seq.join_number == join

@@ -1,17 +1,17 @@
 """The serving loop of one model instance, without time and without tensors.
 
     plan = core.plan(now)              # the policies decide; KV blocks are reserved
-    outcome = <someone runs it>        # sim: a hardware model says how long. realengine: kernels run
+    outcome = <an executor runs it>    # sim: a hardware model gives the duration. realengine: kernels run
     core.commit(plan, outcome, now)    # sequences advance, end, free their blocks
 
-There is no prefill phase and no decode phase here: a sequence has tokens computed and tokens known, a step
-hands out tokens until the budget is gone. Sequences with one uncomputed token that go on together form the
-decode set, which advances in constant time (policies/core/decode_set.py). How a sequence moves between the
-queue, the running set and its end is defined in policies/core/state.py, what becomes of KV that moves between
-tiers in policies/core/transfers.py.
-Requests may come at any time, aborts between commit and plan; they take effect with the next plan. KV that
-moves between tiers is asked for by `take_transfers`, after every plan; `loaded` says it is there. A caller
-that runs several iterations of a plan in one go asks for their blocks before, by `reserve`.
+There is no prefill phase and no decode phase here: a sequence has computed tokens and known tokens, and a
+step hands out tokens until the budget is used up. Sequences that have one uncomputed token and go on together
+form the decode set, which advances in constant time (policies/core/decode_set.py). policies/core/state.py
+describes how a sequence moves between the queue, the running set and its end, and policies/core/transfers.py
+what happens to KV that moves between tiers.
+Requests may be added at any time and aborted between commit and plan; both take effect with the next plan.
+After every plan, `take_transfers` returns the KV transfers to run; the caller reports a finished load by
+`loaded`. A caller that runs several iterations of a plan in one go reserves their blocks first, by `reserve`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from policies.core.sequence import AT_WORK, ENDED, WAITING, FinishReason, Sequen
 class EngineCore(Intake):
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
-    batching, scheduling, predictor: the engine works with copies of its own, so that what a policy remembers
-    is never shared with another engine, and the caller's objects stay as they are.
+    batching, scheduling, predictor: the engine works with its own copies, so that the memory of a policy is
+    never shared with another engine, and the caller's objects stay as they are.
     max_num_seqs: slots, sequences that may hold KV at once. max_model_len: prompt and output tokens of one
     sequence; a cache too small for that lowers it. num_swap_blocks: room in host memory for preempted KV.
     names_blocks: transfers say which blocks they copy, for an engine with bytes to copy; decisions are equal.
-    residents: the LoRA adapters that are served, in the same pool; None: there are none.
+    residents: the LoRA adapters that are served from the same pool; None: no adapters.
     """
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None if there is nothing to compute now. A plan must be committed before the next.
+        """Returns the next step; None if there is nothing to compute now.
 
-        After None: ask again when something comes from outside, and at `wake_s`. After either, look at
-        `take_transfers`. Raises RuntimeError if the policies schedule nothing although requests are there and
-        nothing is awaited.
+        A plan must be committed before the next call. After None, call it again when an outside event
+        happens, and at `wake_s`. In both cases call `take_transfers`. Raises RuntimeError if the policies
+        schedule nothing although requests are unfinished and no transfer is under way.
         """
         if self._in_flight is not None:
             self._check_at_rest("plan")
@@ -68,7 +68,7 @@ class EngineCore(Intake):
         return plan
 
     def _ask(self, now: float) -> StepPlan | None:
-        """Let the policies make a step, again if all that it did was to free blocks."""
+        """Lets the policies make a step, and another one if all that the step did was to free blocks."""
         step = self._step
         for _ in range(self.max_num_seqs + 100):  # an attempt that only preempts frees at least a slot
             step.begin()
@@ -94,7 +94,10 @@ class EngineCore(Intake):
         )
 
     def _plan_unasked(self) -> StepPlan | None:
-        """The step that decodes all there is, as long as nothing changes; None: policies must be asked."""
+        """Returns the step that decodes all sequences, while nothing changes; None.
+
+        The policies must be asked.
+        """
         decodes = self.decodes
         num_decodes = decodes.size
         if num_decodes != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
@@ -117,7 +120,7 @@ class EngineCore(Intake):
         return plan
 
     def _name_news(self, plan: StepPlan) -> None:
-        """Commit and record, with the one step that computes, what came and went since the last such step."""
+        """Adds admissions and preemptions since the last computing step to a plan, for the records."""
         plan.preempted = [*self._lost, *plan.preempted]
         plan.admitted = [*(seq for seq in self._arrived if seq.state in AT_WORK), *plan.admitted]
         plan.horizon = 1
@@ -125,7 +128,10 @@ class EngineCore(Intake):
         self._arrived = []
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Enter what a plan's run has changed: outcome.iterations times the plan, then the ends."""
+        """Applies the result of a plan's run: outcome.iterations times the plan, then the ends.
+
+        Returns the sequences that completed their prefill, and those that ended.
+        """
         num_iterations, ended, _ = outcome
         num_reserved = self._num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
@@ -163,7 +169,7 @@ class EngineCore(Intake):
         return prefilled, finished
 
     def _commit_branches(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
-        """Decodes have got their tokens, some of them several, for their branches; returns those that end."""
+        """Advances the decoding sequences of a plan that has branches; returns the sequences that end."""
         finished = []
         if plan.num_decodes > plan.num_branches:
             finished = self.decodes.advance(outcome.iterations, plan.idle)
@@ -173,7 +179,7 @@ class EngineCore(Intake):
         return finished
 
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
-        """Hand out the blocks of all iterations but the first."""
+        """Takes the KV blocks of all iterations but the first."""
         if plan.num_decodes:
             self.pool.take(self.decodes.blocks_due_after(1, num_repeats))
         if plan.chunks:
@@ -182,7 +188,10 @@ class EngineCore(Intake):
     def _commit_chunks(
         self, plan: StepPlan, outcome: StepOutcome, finished: list[Sequence]
     ) -> list[Sequence]:
-        """Chunks are computed; returns those that have completed their prefill, and adds to `finished`."""
+        """Records computed chunks. Returns the sequences that completed their prefill.
+
+        Adds ends to `finished`.
+        """
         prefilled = []
         notes_chunks = self._state.notes_chunks
         for seq, _, num_tokens, _ in plan.chunks:
@@ -202,10 +211,10 @@ class EngineCore(Intake):
         return prefilled
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:
-        """Give up a plan in flight that could not be run: its sequences end, as aborted. Returns those.
+        """Gives up a plan in flight that could not be run; ends its sequences as aborted, and returns them.
 
-        What the plan would have computed is lost; no cache offers it. So a sequence that waits for a transfer
-        and has found a part of it ends, too.
+        What the plan would have computed is lost, and no cache offers it. So a sequence that waits for a
+        transfer and has found a part of it in the cache ends, too.
         """
         if plan is not self._in_flight:
             raise ValueError("cancel: not the plan in flight")
@@ -215,17 +224,17 @@ class EngineCore(Intake):
         for chunk in plan.chunks:
             num_planned |= {seq: 0 for seq in self.running_set.sharers(chunk.seq) if seq not in num_planned}
         self._num_reserved = 0
-        for seq in sorted(num_planned, key=lambda seq: seq.admission, reverse=True):  # sharers first
+        for seq in sorted(num_planned, key=lambda seq: seq.admission, reverse=True):  # sharers before owners
             self._state.finish(seq, FinishReason.aborted, num_planned[seq])
         self._take_loaded()
         return list(num_planned)
 
     def reserve(self, plan: StepPlan, num_iterations: int) -> None:
-        """Hand out the KV blocks of num_iterations iterations of the plan in flight before they are run.
+        """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
 
-        From then on `block_ids` knows those of seq.num_known + num_iterations - 1 tokens, and only a commit
-        of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, for a
-        second time, and beyond the plan's horizon.
+        From then on `block_ids` knows the blocks of seq.num_known + num_iterations - 1 tokens, and only a
+        commit of exactly num_iterations is allowed. Raises ValueError for a plan with chunks or branches, on
+        a second call for the same plan, and beyond the plan's horizon.
         """
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
@@ -239,22 +248,25 @@ class EngineCore(Intake):
         self._num_reserved = num_iterations
 
     def take_transfers(self) -> list[Transfer]:
-        """The transfers that plans have asked for since the last call, in order: to be run by the caller.
+        """Returns the transfers that plans have asked for since the last call, in order.
 
-        Stores of the last plan come before it is run: their blocks are its blocks. More in `Transfer`.
+        The caller runs them. The stores of the last plan must be read before it is run, since it reuses their
+        blocks. See `Transfer`.
         """
         return self.transfers.take()
 
     def take_adapter_loads(self) -> list[AdapterLoad]:
-        """The same of adapters: to be run by the caller after every plan; then it calls `adapter_loaded`."""
+        """Returns the adapter loads that plans have asked for since the last call, in order.
+
+        The caller runs them after every plan, and then calls `adapter_loaded`.
+        """
         return [] if self.residents is None else self.residents.take_loads()
 
     def loaded(self, request_id: int) -> None:
-        """A transfer that a sequence waits for is done; the last one lets it go on.
+        """Records a finished transfer that a sequence waits for; after the last one the sequence goes on.
 
-        Nothing happens if it was aborted meanwhile.
-
-        While a plan is in flight, which is made without it, this takes effect with the commit.
+        Nothing happens if the sequence was aborted meanwhile.
+        While a plan is in flight, which was made without the sequence, this takes effect with the commit.
         """
         if self._in_flight is not None:
             self._loaded_in_flight.append(request_id)
@@ -264,7 +276,10 @@ class EngineCore(Intake):
             self._note_load(seq)
 
     def adapter_loaded(self, name: str) -> None:
-        """An adapter is there, and lets go on what has waited for nothing else; when, as for `loaded`."""
+        """Records that an adapter is on the GPU; sequences that waited only for it go on.
+
+        Timing as for `loaded`.
+        """
         if self._in_flight is not None:
             self._adapters_in_flight.append(name)
             return
@@ -278,7 +293,7 @@ class EngineCore(Intake):
             self._arrived.append(seq)
 
     def _take_loaded(self) -> None:
-        """Transfers that were done while a plan was in flight."""
+        """Applies the loads that were reported while a plan was in flight."""
         loaded, self._loaded_in_flight = self._loaded_in_flight, []
         for request_id in loaded:
             self.loaded(request_id)
@@ -287,18 +302,21 @@ class EngineCore(Intake):
             self.adapter_loaded(name)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
-        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned included.
+        """Physical ids of the blocks of a running sequence's first num_tokens tokens, planned ones included.
 
-        While it decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
+        While the sequence decodes with branches: of the prompt's full blocks only; see `BranchSet.block_ids`.
         """
         return self.pool.block_ids(seq, num_tokens)
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
-        """Blocks that num_repeats more iterations of a plan need beyond those reserved for its first."""
+        """Number of blocks that num_repeats more iterations of a plan need; its first one has its blocks."""
         return blocks_of_repeats(plan, num_repeats, self.decodes, self.pool)
 
     def _grow_chunks(self, chunks: SequenceOf[Chunk], num_repeats: int) -> None:
-        """Prompts side by side grow in turns, as in steps: of equal contents a cache offers the first."""
+        """Grows several prompts in turns, as single steps would.
+
+        A cache offers the first of equal contents.
+        """
         num_turns = num_repeats if len(chunks) > 1 else 1
         per_turn = num_repeats // num_turns
         for turn in range(num_turns):
@@ -308,7 +326,10 @@ class EngineCore(Intake):
 
     @staticmethod
     def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
-        """Add those that the world says have ended; that goes before a limit reached with the same token."""
+        """Adds the sequences that the executor reports as ended.
+
+        This precedes a limit reached with the same token.
+        """
         for seq in ended:
             if seq.state is WAITING:
                 raise ValueError(f"{seq!r} cannot have ended: it was not run")
@@ -318,5 +339,5 @@ class EngineCore(Intake):
                     finished.append(seq)
 
     def _refuse_past(self, now: float) -> NoReturn:
-        """Time goes forward: what policies derive from it, an age or a deadline, relies on that."""
+        """Raises ValueError, as time must not go back: ages and deadlines of policies rely on that."""
         raise ValueError(f"now={now}: the clock went backwards, it was {self._now} before")

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Growth(NamedTuple):
-    """How the KV of a decoding sequence grows, from now until it has computed `until` tokens.
+    """How the KV of a decoding sequence grows, until it has computed `until` tokens.
 
-    takes_blocks: it needs a block more every block_size tokens; else it has its room already.
-    widens: it attends to one token more every iteration; else it has reached a window.
-    At `until` computed tokens the pool is asked again; None: never.
+    takes_blocks: it needs another block every block_size tokens; otherwise it has its room already.
+    widens: it attends to one more token every iteration; otherwise it has reached a window.
+    until: computed tokens at which the pool is asked again; None: never.
     """
 
     takes_blocks: bool = True
@@ -19,7 +19,7 @@ class Growth(NamedTuple):
 
 
 PAGED = Growth()
-"""A block every block_size tokens, for ever."""
+"""Growth of a paged KV cache: one block every block_size tokens, without a limit."""
 
 AT_LIMIT = Growth(takes_blocks=False, until=0)
-"""No room for the next token: the pool has to be asked again before it is computed."""
+"""Growth of a sequence without room for its next token: the pool must be asked before it is computed."""

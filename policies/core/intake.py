@@ -1,4 +1,4 @@
-"""What an engine is made of, and how requests and sequences come to it and leave it, between its steps."""
+"""The parts of an engine, and how requests and sequences enter and leave it between its steps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from policies.scheduling import Scheduling, overrides
 
 
 class Intake:
-    """All of an engine but its loop: what it is made of, how requests come and go, and what may be looked at.
+    """The part of an engine outside its loop: its components, adding and removing requests, and its state.
 
-    Arguments as in `EngineCore`, which is this and the loop.
+    The arguments are those of `EngineCore`, which adds the loop.
     """
 
     def __init__(
@@ -61,27 +61,27 @@ class Intake:
         self.residents = residents
         self.max_model_len = max_model_len
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
-        self.running = state.running  # parts of the state that are looked at in every step
+        self.running = state.running  # parts of the state that every step reads
         self.decodes = state.decodes
         self.view = StepView(state)
-        self.may_branch = False  # a request has asked for several answers
+        self.may_branch = False  # whether a request has asked for several answers
         self.wake_s = inf  # after a plan that is None: when the policies want to be asked again
-        self.waits_for: Cause | None = None  # after such a plan: as StepPlan.waits_for
+        self.waits_for: Cause | None = None  # after such a plan; see StepPlan.waits_for
         self._sequences = state.sequences
-        self.num_iterations = 0  # that were committed, by an engine in whose place this one came, too
+        self.num_iterations = 0  # committed, those of a replaced predecessor included
         self._in_flight: StepPlan | None = None
-        self._loaded_in_flight: list[int] = []  # request ids: loaded while a plan was in flight
-        self._adapters_in_flight: list[str] = []  # the same of adapters
+        self._loaded_in_flight: list[int] = []  # request ids of loads reported while a plan was in flight
+        self._adapters_in_flight: list[str] = []  # adapters, by name, likewise
         self._lost: list[Sequence] = []
         self._arrived: list[Sequence] = []
         self._num_reserved = 0  # iterations of the plan in flight, if `reserve` was asked
         self._now = float("-inf")
         self._step = StepMaker(state)
-        self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # of steps that only decode
+        self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
         self._attach()
 
     def _attach(self) -> None:
-        """Tell of steps, commits and ends those that want to know, and only those."""
+        """Registers the policies that implement a hook for steps, commits and ends, and only those."""
         self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
         self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
         if self.residents is not None:
@@ -94,7 +94,7 @@ class Intake:
             self._state.on_end.append(self._observe)
         if overrides(self.scheduling, "on_end"):
             self._state.on_end.append(self.scheduling.on_end)
-        # Decodes up to which the batching policy need not be asked.
+        # Number of decodes up to which the batching policy need not be asked.
         self._max_unasked = 0 if self._before_step else max_unasked_of(self.batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
@@ -114,7 +114,7 @@ class Intake:
 
     @property
     def max_num_seqs(self) -> int:
-        """Slots: sequences that may hold KV at once."""
+        """Slots: the number of sequences that may hold KV at once."""
         return self._state.max_num_seqs
 
     @property
@@ -124,7 +124,7 @@ class Intake:
 
     @property
     def running_set(self) -> RunningSet:
-        """Sequences that hold a slot, and where each of them stands."""
+        """The sequences that hold a slot, and the state of each."""
         return self._state.running_set
 
     @property
@@ -139,7 +139,7 @@ class Intake:
 
     @property
     def loading(self) -> dict[int, Sequence]:
-        """Sequences whose KV or adapter is on its way, by request id."""
+        """Sequences that wait for KV or an adapter to be loaded, by request id."""
         return self._state.loading
 
     @property
@@ -159,27 +159,27 @@ class Intake:
 
     @property
     def transfers(self) -> Transfers:
-        """KV on its way between tiers."""
+        """The KV transfers between tiers."""
         return self._state.transfers
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence has lost its KV."""
+        """Number of preemptions so far."""
         return self._state.num_preemptions
 
     @property
     def num_unfinished(self) -> int:
-        """Requests taken in and not ended."""
+        """Number of requests that were added and have not ended."""
         return len(self._sequences)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
+        """Number of sequences in the waiting queue."""
         return len(self._sequences) - len(self.running)
 
     @property
     def num_tokens_held(self) -> int:
-        """Tokens whose KV is stored."""
+        """Number of tokens whose KV is stored."""
         decodes = self.decodes
         if len(self.running) == decodes.size:
             return decodes.num_context_tokens
@@ -192,35 +192,38 @@ class Intake:
 
     @property
     def lost(self) -> SequenceOf[Sequence]:
-        """Preempted by steps that computed nothing: the next plan will name them."""
+        """Sequences preempted by steps that computed nothing; the next plan lists them."""
         return self._lost
 
     @property
     def arrived(self) -> SequenceOf[Sequence]:
-        """Sequences whose KV has come since the last plan: the next one will name them as admitted."""
+        """Sequences whose KV was loaded since the last plan; the next plan lists them as admitted."""
         return self._arrived
 
     @property
     def unfinished(self) -> Collection[Sequence]:
-        """Sequences waiting or running, in the order of their intake."""
+        """Waiting and running sequences, in the order in which they were added."""
         return self._sequences.values()
 
     def find(self, request_id: int) -> Sequence | None:
-        """The sequence of a request that has not ended here."""
+        """Returns the sequence of a request that has not ended here, else None."""
         return self._sequences.get(request_id)
 
     def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
-        """Take a request in.
+        """Adds a request.
 
-        stop_after: output tokens after which the caller will end it, if the caller knows (a simulator's
-        oracle does, an engine does not); of one with branches, for all or for each. It bounds
-        horizons and ends the sequence; policies never see it.
+        stop_after: output tokens after which the caller will end the request, if the caller knows (a
+        simulator's oracle does, an engine does not); for a request with branches one number for all or one
+        per branch. It bounds horizons and ends the sequence; policies never see it.
         Raises RejectedError if the prompt can never be served, ValueError on a known request id.
         """
         return self.enter(self.sequence_of(request, stop_after))
 
     def sequence_of(self, request: Request, stop_after: StopAfter = None) -> Sequence:
-        """A sequence for a request, which this engine will take in later, by `enter`; as for `add`."""
+        """Returns a sequence for a request that will be added later, by `enter`.
+
+        Arguments and errors as for `add`.
+        """
         end_known, end_reason, max_known = self._state.bounds_of(request, stop_after)
         seq = Sequence(request, self.decodes, end_known, end_reason, max_known)
         if request.branching is not None:
@@ -231,7 +234,7 @@ class Intake:
         return seq
 
     def enter(self, seq: Sequence) -> Sequence:
-        """Take in the sequence of a request. Raises ValueError on a known request id."""
+        """Adds the sequence of a request. Raises ValueError on a known request id."""
         request_id = seq.request_id
         if request_id in self._sequences:
             raise ValueError(f"request_id={request_id}: is being served already")
@@ -247,16 +250,16 @@ class Intake:
         return seq
 
     def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
-        """At how many known tokens a request would end here, and why; as for `add`.
+        """Number of known tokens at which a request would end here, and why; arguments as for `add`.
 
-        Raises RejectedError if its prompt can never be served, or its adapter is not.
+        Raises RejectedError if its prompt can never be served, or if its adapter is not served.
         """
         return self._state.bounds_of(request, stop_after)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
-        """End a request now, between commit and plan; None if it is not (or no longer) here.
+        """Ends a request now, between commit and plan. Returns None if it is not (or no longer) here.
 
-        reason: `stop` where a late look at its tokens says that its answer had been complete.
+        reason: `stop` if a late check of its tokens finds that the answer had been complete.
         """
         self._check_at_rest("abort")
         seq = self._sequences.get(request_id)
@@ -269,10 +272,10 @@ class Intake:
         return seq
 
     def export(self, request_id: int) -> Migrant | None:
-        """Let a running sequence go on in another engine; None if it holds no KV here that could be copied.
+        """Exports a running sequence to another engine; None if it holds no KV that could be copied.
 
-        Between commit and plan. Its blocks are free at once: they are to be copied before the next step, and
-        before its transfers. Named as in Transfer.
+        To be called between commit and plan. The blocks of the sequence are free at once: the caller copies
+        them before the next step and before its transfers. Blocks are named as in `Transfer`.
         """
         self._check_at_rest("export")
         migrant = self._state.migrant(request_id)
@@ -281,10 +284,10 @@ class Intake:
         return migrant
 
     def hand_over(self, request_id: int) -> Migrant | None:
-        """As export, but it keeps slot and blocks, in state leaving, while another engine copies its KV.
+        """Exports a sequence that keeps slot and blocks, in state leaving, until its KV has been copied.
 
-        For one that decodes or is paused. `abort(request_id, FinishReason.migrated)` lets it go when the copy
-        is there, `stay` lets it decode on here.
+        Only for a sequence that decodes or is paused. `abort(request_id, FinishReason.migrated)` ends it here
+        when the copy is complete; `stay` lets it decode on here.
         """
         self._check_at_rest("hand_over")
         migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
@@ -293,23 +296,24 @@ class Intake:
         return migrant
 
     def stay(self, request_id: int) -> None:
-        """A sequence that was to leave decodes on here. Raises KeyError if it is not leaving."""
+        """Lets a sequence that was to leave decode on here. Raises KeyError if it is not leaving."""
         self._check_at_rest("stay")
         self.running_set.stay(self.leaving[request_id])
 
     def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
-        """Raise RejectedError if a sequence of so many known tokens cannot go on here."""
+        """Raises RejectedError if a sequence of num_known known tokens cannot continue here."""
         self._state.limits.check_resident(num_known)
         end_known, _, _ = self.bounds_of(request, stop_after)
         if num_known >= end_known:
             raise RejectedError(f"a sequence of {num_known} tokens: it would have ended here before")
 
     def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
-        """Take in a sequence that another engine has exported; it waits for a slot, and then for its KV.
+        """Adds a sequence that another engine has exported; it waits for a slot, and then for its KV.
 
-        KV of it that a cache has here is not asked for. Found all of it, it begins to run without a transfer.
-        What the migrant has not computed is computed here. stop_after: as for `add`, counted from its first
-        output token. tier: where its KV is, see Transfer. Raises RejectedError if it can never be served.
+        KV of it that a cache has here is not transferred; if the cache has all of it, the sequence runs
+        without a transfer. Tokens that the migrant has not computed are computed here. stop_after: as for
+        `add`, counted from its first output token. tier: the location of its KV, see `Transfer`. Raises
+        RejectedError if it can never be served.
         """
         self.check_migrant(migrant.request, migrant.num_known, stop_after)
         seq = self.add(migrant.request, stop_after)
@@ -320,12 +324,12 @@ class Intake:
         return seq
 
     def check_integrity(self) -> None:
-        """Assert between commit and plan: blocks free + owned = all, every slot has at most one owner."""
+        """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         self._state.check_integrity()
 
     def _observe(self, seq: Sequence) -> None:
-        """The length predictor learns from an answer that is complete."""
+        """Reports a complete answer to the length predictor."""
         if self.predictor is not None and seq.finish_reason in (FinishReason.stop, FinishReason.length):
             self.predictor.observe(seq.request, seq.num_output_tokens)
 

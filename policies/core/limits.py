@@ -1,4 +1,4 @@
-"""How far a request can get in an engine: known tokens at which it ends, and what can never be served."""
+"""How far a request can get in an engine: the known tokens at which it ends, and what can never be served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOP: Final = FinishReason.stop
 LENGTH: Final = FinishReason.length
 
 StopAfter = int | tuple[int, ...] | None
-"""Output tokens after which the caller ends a request, if the caller knows; of branches, for all or each."""
+"""Output tokens after which the caller ends a request, if the caller knows; one number, or one per branch."""
 
 
 class RejectedError(ValueError):
@@ -20,8 +20,10 @@ class RejectedError(ValueError):
 
 
 Bounds = tuple[int, FinishReason, int]
-"""Known tokens at which a request ends, as far as the caller knows, why it ends there, and those at which it
-ends at the latest, as far as anybody may know."""
+"""(known tokens at which a request ends, the reason, known tokens at which it ends at the latest).
+
+The first is what the caller knows; the last is an upper bound that policies may know.
+"""
 
 
 class Limits:
@@ -35,9 +37,10 @@ class Limits:
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
     def of(self, request: Request, stop_after: StopAfter = None, num_beside: int = 0) -> Bounds:
-        """At how many known tokens a request would end. Raises RejectedError if it can never be served.
+        """Number of known tokens at which a request would end, and why.
 
-        num_beside: blocks that it takes beside those of its tokens.
+        num_beside: blocks that it takes in addition to those of its tokens (its adapter).
+        Raises RejectedError if the request can never be served.
         """
         num_prompt = request.prompt.num_tokens
         room, max_known = self._room, self._max_known
@@ -64,7 +67,7 @@ class Limits:
         return end_known, end_reason, max_known
 
     def check_resident(self, num_tokens: int) -> None:
-        """Raise RejectedError if a sequence of so many known tokens finds no room even alone."""
+        """Raises RejectedError if a sequence of num_tokens tokens does not fit even into an empty cache."""
         if num_tokens > self._room:
             raise RejectedError(
                 f"a sequence of {num_tokens} tokens: the KV cache holds {self._room} of one sequence"
@@ -93,7 +96,7 @@ class Limits:
             raise ValueError(f"stop_after={stop_after}: must be {width} numbers >= 1, one a branch")
 
     def _room_for(self, branching: Branching, num_prompt: int, room: int) -> int:
-        """Known tokens of a branch with which a sequence alone finds room, sharing the prompt at most."""
+        """Known tokens per branch for which a sequence alone finds room, if only the prompt is shared."""
         pool = self._pool
         num_blocks = room // pool.block_size
         if not pool.shares_branches:

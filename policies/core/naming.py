@@ -1,4 +1,4 @@
-"""Transfers that name their blocks, for an engine that has bytes to copy; what they say is in `Transfer`."""
+"""Transfers that name their blocks, for an engine that has bytes to copy; `Transfer` defines the names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.core.sequence import Sequence
 
 
 class Naming:
-    """What plans have asked for since the last `take`."""
+    """The transfers, with block names, that plans have asked for since the last `take`."""
 
     def __init__(self, pool: BlockPool, branched: BranchSet) -> None:
         self._pool = pool
@@ -20,23 +20,26 @@ class Naming:
         pool.name_blocks()
 
     def blocks(self, seq: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Where the first num_tokens tokens of a sequence without branches lie."""
+        """Ids of the blocks that hold the first num_tokens tokens of a sequence without branches."""
         return tuple(self._pool.block_ids(seq, num_tokens)[: self._pool.blocks_for(num_tokens)])
 
     def store(self, seq: Sequence, is_branched: bool) -> None:
-        """A sequence goes to host memory with all that it has computed; it still has its blocks."""
+        """Adds a store of all computed KV of a sequence to host memory; the sequence still has its blocks."""
         stored_ids = self._branched.stored_ids
         blocks = tuple(stored_ids(seq)) if is_branched else self.blocks(seq, seq.stored_computed)
         contents = _contents(seq, len(blocks))
         self._stores.append(Transfer(None, "gpu", "host", seq.num_swapped, blocks, contents))
 
     def give_up(self, seq: Sequence, num_blocks: int) -> None:
-        """A sequence's KV in host memory is wanted no more."""
+        """Records that a sequence's KV in host memory is no longer needed."""
         contents = _contents(seq, num_blocks)
         self._given_up.append(Transfer(None, "host", "nowhere", seq.num_swapped, (), contents))
 
     def load(self, seq: Sequence, num_cached: int) -> int:
-        """A sequence has got its blocks; what is behind num_cached tokens is loaded, in so many transfers."""
+        """Adds loads of a sequence's KV behind num_cached tokens into its new blocks.
+
+        Returns their number.
+        """
         pool = self._pool
         blocks = self.blocks(seq, seq.stored_computed)[num_cached // pool.block_size :]
         if seq.num_swapped:
@@ -55,11 +58,11 @@ class Naming:
         return len(loads)
 
     def drop_loads(self, seq: Sequence) -> None:
-        """A sequence gives up its blocks before its loads were taken."""
+        """Drops the loads of a sequence that gives up its blocks before the loads were taken."""
         self._loads = [load for load in self._loads if load.seq is not seq]
 
     def take(self) -> list[Transfer]:
-        """All of it, in the order that `Transfer` promises."""
+        """Returns and forgets all transfers, in the order that `Transfer` promises."""
         loads = self._loads
         read = {(load.source, content) for load in loads for content in load.contents if content[0] >= 0}
         before, after = self._pool.named_stores(read)
@@ -69,5 +72,5 @@ class Naming:
 
 
 def _contents(seq: Sequence, num_blocks: int) -> tuple[Content, ...]:
-    """Names of what a sequence alone has."""
+    """Names of blocks whose content belongs to one sequence alone."""
     return tuple((-1 - seq.request_id, block) for block in range(num_blocks))

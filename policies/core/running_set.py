@@ -1,13 +1,13 @@
-"""The sequences that hold a slot and KV, and in which set each of them stands.
+"""The sequences that hold a slot and KV, and the set to which each of them belongs.
 
     seat -> loading -> arrive ---> decoding <- pause, resume -> paused
       |                  |             ^
       +-> prefilling <---+             +-- hand_over -> leaving
             +-- begin_decoding, fork --+
-                                                  whatever it does: leave, then release
+                                                  from any set: leave, then release
 
-Those that decode advance together (policies/core/decode_set.py), sequences with several answers beside them
-(policies/core/branch_set.py). Who waits, and why somebody comes or goes, is the engine's.
+Decoding sequences advance together (policies/core/decode_set.py), sequences with several answers beside them
+(policies/core/branch_set.py). The engine decides which sequences wait, and which ones enter and leave.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from policies.core.sequence import (
 
 
 class RunningSet:
-    """Slots, and the sets of those who have one."""
+    """The slots of an engine, and the sets of the sequences that hold one."""
 
     def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
-        self.prefilling: dict[int, Sequence] = {}  # those that have prompt left, same order
-        self.paused: dict[int, Sequence] = {}  # those that a policy has paused
-        self.loading: dict[int, Sequence] = {}  # those whose KV is on its way
-        self.leaving: dict[int, Sequence] = {}  # those whose KV another engine is copying
+        self.prefilling: dict[int, Sequence] = {}  # sequences with prompt tokens left, in the same order
+        self.paused: dict[int, Sequence] = {}  # sequences that a policy has paused
+        self.loading: dict[int, Sequence] = {}  # sequences whose KV or adapter is being loaded
+        self.leaving: dict[int, Sequence] = {}  # sequences whose KV another engine is copying
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is the next used
         self.branched = BranchSet(pool, self.free_slots)
@@ -49,7 +49,7 @@ class RunningSet:
 
     @property
     def num_tokens_held(self) -> int:
-        """Tokens whose KV is stored."""
+        """Number of tokens whose KV is stored."""
         num_tokens = self.decodes.num_context_tokens
         for others in (self.prefilling, self.paused, self.leaving):
             if others:
@@ -59,26 +59,29 @@ class RunningSet:
         return num_tokens
 
     def num_pooled(self, seq: Sequence) -> int:
-        """Tokens for which the pool holds blocks in a sequence's own name."""
+        """Number of tokens for which the pool counts blocks as the sequence's own."""
         num_branched = tokens_in_own_name(seq)
         return seq.num_held if num_branched is None else num_branched
 
     def victim(self) -> Sequence:
-        """The sequence of largest rank, but for those whose KV is on its way, in or out."""
+        """The sequence of largest rank, except those whose KV is being loaded or copied by another engine."""
         candidates: Collection[Sequence] = self.running.values()
         if self.loading or self.leaving:
             candidates = [seq for seq in candidates if seq.state in AT_WORK]
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
-        """Who has found what this step, being made or in flight, computes of a sequence: the last first."""
+        """Sequences that found in the cache what the current step computes of `seq`.
+
+        The last admitted first.
+        """
         sharers = [self.running[request_id] for request_id in self._pool.sharers(seq)]
         return sorted(sharers, key=lambda other: other.admission, reverse=True)
 
     def seat(self, seq: Sequence, num_cached: int, num_loaded: int, lacks_adapter: bool) -> None:
-        """Let one who waits run: a slot, and KV for num_cached tokens; num_loaded more are on their way.
+        """Admits a waiting sequence: a slot, and KV for num_cached tokens; num_loaded more are being loaded.
 
-        lacks_adapter: so is its adapter.
+        lacks_adapter: its adapter is being loaded, too.
         """
         request_id = seq.request_id
         seq.slot = heappop(self.free_slots)
@@ -101,7 +104,7 @@ class RunningSet:
             self._pool.grow(seq, num_cached, seq.stored_computed)
 
     def arrive(self, seq: Sequence) -> None:
-        """The KV and the adapter for which a sequence waited are there."""
+        """Lets a sequence go on for which the KV and the adapter that it waited for are loaded."""
         del self.loading[seq.request_id]
         if seq.branches is not None and seq.branches.is_swapped:
             self.branched.join(seq, seq.branches)
@@ -112,7 +115,10 @@ class RunningSet:
             self.prefilling[seq.request_id] = seq
 
     def begin_decoding(self, seq: Sequence) -> bool:
-        """A prefill that is complete has produced a token; whether the sequence ends with it."""
+        """Adds the first token of a sequence whose prefill is complete.
+
+        Returns whether the sequence ends with it.
+        """
         seq.stored_known += 1
         if seq.stored_known == seq.end_known:
             return True
@@ -122,17 +128,17 @@ class RunningSet:
         return False
 
     def fork(self, seq: Sequence) -> None:
-        """The prefill of a sequence with several answers is complete."""
+        """Lets a sequence with several answers decode, as its prefill is complete."""
         del self.prefilling[seq.request_id]
         self.branched.fork(seq)
 
     def pause(self, seq: Sequence) -> None:
-        """A sequence that decodes stands still, with slot and KV."""
+        """Pauses a decoding sequence; it keeps slot and KV."""
         self._end_decoding(seq, PAUSED)
         self.paused[seq.request_id] = seq
 
     def resume(self, seq: Sequence) -> None:
-        """A paused sequence decodes again."""
+        """Lets a paused sequence decode again."""
         del self.paused[seq.request_id]
         if seq.branches is None:
             self.decodes.join(seq, seq.growth)
@@ -140,7 +146,7 @@ class RunningSet:
             self.branched.resume(seq, seq.branches)
 
     def hand_over(self, seq: Sequence) -> None:
-        """A sequence that decodes, or is paused, stands still until its KV has been copied."""
+        """Stops a sequence that decodes or is paused until its KV has been copied by another engine."""
         if seq.state is PAUSED:
             del self.paused[seq.request_id]
         else:
@@ -149,15 +155,15 @@ class RunningSet:
         self.leaving[seq.request_id] = seq
 
     def stay(self, seq: Sequence) -> None:
-        """A sequence that was to leave decodes on here."""
+        """Lets a sequence that was to leave decode on here."""
         del self.leaving[seq.request_id]
         self._join(seq)
 
     def leave(self, seq: Sequence, state: SequenceState) -> int | None:
-        """Take a sequence out of its set, and its slots from it; `release` has to follow.
+        """Removes a sequence from its set and frees its slots; `release` has to follow.
 
-        state: what it is now. Returns for how many tokens it holds blocks in its own name, if it holds others
-        for its branches.
+        state: the new state of the sequence. Returns the number of tokens for which the pool counts blocks as
+        the sequence's own, if other blocks belong to its branches; else None.
         """
         num_branched = None if seq.branches is None else tokens_in_own_name(seq)
         if seq.state is DECODING:
@@ -185,9 +191,9 @@ class RunningSet:
         return num_branched
 
     def release(self, seq: Sequence, num_branched: int | None, num_planned: int) -> None:
-        """Give back the blocks of a sequence that has left.
+        """Frees the blocks of a sequence that has left.
 
-        num_branched: as `leave` said. num_planned: tokens of a plan that will not be computed.
+        num_branched: the result of `leave`. num_planned: tokens of a plan that will not be computed.
         """
         if num_branched is None:
             num_lost = num_planned + seq.num_loading
@@ -198,7 +204,7 @@ class RunningSet:
             self.branched.give_back(seq)
 
     def check_integrity(self, num_adapter_blocks: int = 0) -> None:
-        """Assert: blocks free + owned = all, every slot has at most one owner, every state its set."""
+        """Asserts: blocks free + owned = all, every slot has at most one owner, every state its set."""
         running = list(self.running.values())
         self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
         assert self._pool.num_apart == sum(seq.num_apart for seq in running) + num_adapter_blocks
@@ -218,12 +224,12 @@ class RunningSet:
         assert set(self.leaving) == states[LEAVING]
 
     def _join(self, seq: Sequence) -> None:
-        """A sequence decodes from now on, or waits at its limit for room."""
+        """Lets a sequence decode from now on, or wait at its limit for room."""
         growth = self._pool.growth(seq)
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 
     def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:
-        """A sequence decodes no more; its counts are written back to it."""
+        """Stops decoding a sequence; its token counts are written back to it."""
         if seq.branches is None:
             self.decodes.leave(seq, state)
         else:

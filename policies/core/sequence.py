@@ -1,4 +1,4 @@
-"""A sequence of tokens under way in an engine: the record that the core keeps of it."""
+"""A sequence of tokens in an engine: the record that the core keeps of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class SequenceState(Enum):
-    """Where a sequence stands in its engine."""
+    """The state of a sequence in its engine."""
 
     waiting = 0  # holds no slot; also after a preemption
     prefilling = 1  # holds KV for a part of its known tokens
-    decoding = 2  # KV for all known tokens but the newest: one token an iteration
+    decoding = 2  # KV for all known tokens but the newest: one token per iteration
     ended = 3
-    paused = 4  # as decoding, but a policy makes it stand still; it keeps slot and KV
-    loading = 5  # holds slot and blocks; KV from another tier is on its way into them
+    paused = 4  # as decoding, but stopped by a policy; it keeps slot and KV
+    loading = 5  # holds slot and blocks; KV from another tier is being loaded into them
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
 
 
@@ -34,24 +34,24 @@ LOADING: Final = SequenceState.loading
 LEAVING: Final = SequenceState.leaving
 
 AT_WORK = (PREFILLING, DECODING, PAUSED)
-"""States of sequences that may compute; the others wait, for KV too, or have ended."""
+"""States of sequences that may compute; the others wait (also for KV) or have ended."""
 
 
 class FinishReason(Enum):
     """Why a sequence ended."""
 
-    stop = 0  # the answer was complete
+    stop = 0  # the answer is complete
     length = 1  # max_tokens, the model's context or the KV cache's size was reached
     aborted = 2  # the client gave up
-    migrated = 3  # it goes on in another engine
+    migrated = 3  # it continues in another engine
 
 
 class Clocked(Protocol):
-    """What counts for a decoding sequence: the decode set that it is in, or its own branches."""
+    """The clock of a decoding sequence: that of its decode set, or of its own branches."""
 
     @property
     def clock(self) -> int:
-        """How far it has counted."""
+        """Iterations counted so far."""
         ...
 
 
@@ -110,53 +110,53 @@ class Sequence:
         end_reason: FinishReason,
         max_num_tokens: int,
     ) -> None:
-        self.request = request  # what the client asked for
+        self.request = request  # the request of the client
         self.request_id = request.request_id
         self.state = WAITING
-        self.rank: tuple[float, ...] = ()  # the smallest is admitted first, the largest preempted first
-        self.stored_known = request.prompt.num_tokens  # num_known, but stale while it decodes
-        self.stored_computed = 0  # num_computed, but stale while it decodes
+        self.rank: tuple[float, ...] = ()  # smallest is admitted first, largest preempted first
+        self.stored_known = request.prompt.num_tokens  # num_known; stale while it decodes
+        self.stored_computed = 0  # num_computed; stale while it decodes
         self.end_known = end_known  # known tokens at which it ends; policies never see it
         self.end_reason = end_reason  # why it will end there
-        self.max_num_tokens = max_num_tokens  # at which client, model or KV cache end it at the latest
-        self.predicted: int | None = None  # output tokens, by the engine's length predictor
+        self.max_num_tokens = max_num_tokens  # upper bound by client, model and KV cache
+        self.predicted: int | None = None  # output tokens expected by the length predictor
         self.finish_reason: FinishReason | None = None  # why it has ended
-        # While it runs.
+        # Valid while it runs.
         self.slot: int | None = None  # its row in the engine's arrays
-        self.admission = 0  # the number of its last admission
+        self.admission = 0  # sequence number of its last admission
         self.num_found = 0  # tokens that were in a cache or another tier at its last admission
         self.num_dropped = 0  # computed tokens whose KV a lossy cache has given up for good
-        self.kv: Any = None  # what the KV pool remembers of it
-        self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as they were asked for
-        # While it decodes.
-        self.clock_source = clock_source  # what counts its tokens
-        self.origin = 0  # num_computed less that clock
-        self.join_number = 0  # the decode set numbers those that join it
-        self.steady_from = 0  # unless its KV widens: computed tokens when that began
+        self.kv: Any = None  # data of the KV pool about this sequence
+        self.block_ids: list[int] = []  # physical ids of its KV blocks, as far as they were assigned
+        # Valid while it decodes.
+        self.clock_source = clock_source  # the clock that counts its tokens
+        self.origin = 0  # num_computed minus that clock
+        self.join_number = 0  # number that the decode set gave it when it joined
+        self.steady_from = 0  # if its context does not grow: computed tokens when that began
         self.growth = PAGED  # how its KV grows
-        # Preempted, or waiting for KV or its adapter.
+        # Of sequences that were preempted, or wait for KV or an adapter.
         self.num_preemptions = 0
         self.num_lost = 0  # tokens that it had computed when it was preempted last
-        self.displaced_by: int | None = None  # the request for whose KV that was; None: a policy wished it
-        self.num_transfers = 0  # of KV or of its adapter, that it waits for
-        self.num_loading = 0  # the last of its computed tokens, whose KV is still on its way
+        self.displaced_by: int | None = None  # request that needed its KV; None: a policy asked for it
+        self.num_transfers = 0  # transfers of KV or of its adapter that it waits for
+        self.num_loading = 0  # last computed tokens, whose KV is still being loaded
         self.num_swapped = 0  # computed tokens whose KV lies in another tier or engine
-        self.swap_tier = "host"  # where that KV lies; see `Transfer`
-        self.num_beside = 0  # KV blocks that its adapter would take
-        # With several answers.
-        self.branches: Branches | None = None  # from the end of its first prefill on
+        self.swap_tier = "host"  # the tier that holds that KV; see `Transfer`
+        self.num_beside = 0  # KV blocks that its adapter needs
+        # Of sequences with several answers.
+        self.branches: Branches | None = None  # set at the end of its first prefill
         self.branch_ends: tuple[int, ...] = ()  # per branch, the output tokens after which it ends
-        self.more_slots: tuple[int, ...] = ()  # of its branches but the first
-        self.num_apart = 0  # blocks that the pool does not count as the sequence's; see `BlockPool`
+        self.more_slots: tuple[int, ...] = ()  # slots of its branches but the first
+        self.num_apart = 0  # blocks of its branches or adapter; see `BlockPool`
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The rows of its branches while it holds KV: one, its slot, if it has none."""
+        """Slots of its branches while it holds KV; only its own slot if it has no branches."""
         return () if self.slot is None else (self.slot, *self.more_slots)
 
     @property
     def width(self) -> int:
-        """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
+        """Tokens per decode iteration: the number of branches alive (or requested), 1 without branches."""
         if self.branches is not None:
             return self.branches.width
         branching = self.request.branching
@@ -164,7 +164,7 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens that the client sent."""
+        """Number of prompt tokens."""
         return self.request.prompt.num_tokens
 
     @property
@@ -176,33 +176,33 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is stored; of branches, what they share is one token, and a copy another."""
+        """Tokens whose KV is stored; with branches, a shared token counts once and each copy once more."""
         if self.state is DECODING:
             return self.origin + self.clock_source.clock
         return self.stored_computed
 
     @property
     def num_known(self) -> int:
-        """Prompt tokens and output tokens so far."""
+        """Number of prompt tokens and output tokens so far."""
         if self.state is DECODING:
             return self.origin + self.clock_source.clock + 1
         return self.stored_known
 
     @property
     def num_held(self) -> int:
-        """Tokens whose KV it holds: the computed ones, less what a lossy cache has dropped."""
+        """Number of tokens whose KV it holds: the computed ones minus those a lossy cache has dropped."""
         if self.state is DECODING and not self.growth.widens:
             return self.steady_from - self.num_dropped
         return self.num_computed - self.num_dropped
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that still lack KV: what a prefill has left, 1 while decoding (of each branch)."""
+        """Known tokens without KV: the rest of a prefill, or 1 while decoding (1 per branch)."""
         return self.num_known - self.num_computed
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens produced so far; of the longest branch, if it has several."""
+        """Number of output tokens so far; those of the longest branch if there are several."""
         if self.branches is not None:
             return self.branches.depth
         return self.num_known - self.request.prompt.num_tokens

@@ -1,4 +1,4 @@
-"""What policies see of a sequence: everything but when it will end, read-only."""
+"""The read-only view that policies have of a sequence: everything except when it will end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class SequenceView(Protocol):
 
     @property
     def request_id(self) -> int:
-        """The number of its request."""
+        """Id of its request."""
         ...
 
     @property
     def request(self) -> Request:
-        """What the client asked for."""
+        """The request as the client sent it."""
         ...
 
     @property
     def state(self) -> SequenceState:
-        """Where it stands."""
+        """The state of the sequence in its engine."""
         ...
 
     @property
@@ -38,17 +38,17 @@ class SequenceView(Protocol):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The rows of its branches while it holds KV: one, its slot, if it has none."""
+        """Slots of its branches while it holds KV; only its own slot if it has no branches."""
         ...
 
     @property
     def width(self) -> int:
-        """Tokens that it gets in an iteration in which it decodes: branches alive, or to be; else 1."""
+        """Tokens per decode iteration: the number of branches alive (or requested), 1 without branches."""
         ...
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens that the client sent."""
+        """Number of prompt tokens."""
         ...
 
     @property
@@ -63,37 +63,37 @@ class SequenceView(Protocol):
 
     @property
     def num_computed(self) -> int:
-        """Tokens whose KV is stored; of branches, what they share is one token, and a copy another."""
+        """Tokens whose KV is stored; with branches, a shared token counts once and each copy once more."""
         ...
 
     @property
     def num_known(self) -> int:
-        """Prompt tokens and output tokens so far."""
+        """Number of prompt tokens and output tokens so far."""
         ...
 
     @property
     def num_held(self) -> int:
-        """Tokens whose KV it holds: the computed ones, less what a lossy cache has dropped."""
+        """Number of tokens whose KV it holds: the computed ones minus those a lossy cache has dropped."""
         ...
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that still lack KV: what a prefill has left, 1 while decoding (of each branch)."""
+        """Known tokens without KV: the rest of a prefill, or 1 while decoding (1 per branch)."""
         ...
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens produced so far; of the longest branch, if it has several."""
+        """Number of output tokens so far; those of the longest branch if there are several."""
         ...
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Tokens produced so far, by all its branches together."""
+        """Number of output tokens so far, summed over its branches."""
         ...
 
     @property
     def num_found(self) -> int:
-        """Tokens whose KV need not be computed at its last admission: a cache or another tier had it."""
+        """Tokens whose KV a cache or another tier held at its last admission; they need no computation."""
         ...
 
     @property
@@ -103,20 +103,23 @@ class SequenceView(Protocol):
 
     @property
     def num_preemptions(self) -> int:
-        """How often it lost its KV."""
+        """Number of times it lost its KV."""
         ...
 
     @property
     def num_lost(self) -> int:
-        """Tokens that it had computed when it was preempted last."""
+        """Tokens that it had computed when it was last preempted."""
         ...
 
     @property
     def displaced_by(self) -> int | None:
-        """The request for whose KV it was preempted last (it may be its own); None: a policy wished it."""
+        """The request that needed its KV at its last preemption (may be its own); None.
+
+        A policy asked for it.
+        """
         ...
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None until then."""
+        """The reason why it ended; None until then."""
         ...

@@ -1,11 +1,12 @@
-"""What an engine consists of, and how a sequence moves between its parts.
+"""The parts of an engine, and how a sequence moves between them.
 
     enqueue -> waiting -> start -> running -> finish -> end
                   ^                   |
                   +------- stop <-----+
 
-`EngineCore` decides when, the step builder acts on it for policies, `StepView` shows it to them. What shares
-the KV memory with sequences, such as LoRA adapters, attaches as a subclass (policies/adapters/serving.py).
+`EngineCore` decides when a sequence moves, the step builder moves it for policies, and `StepView` shows the
+state to them. Other users of the KV memory, such as LoRA adapters, attach as a subclass
+(policies/adapters/serving.py).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Rank = Callable[[SequenceView], tuple[float, ...]]
 class EngineState:
     """The queue, the running set, the KV pool and the transfers of one engine.
 
-    rank, chunk_rank: as in `Scheduling`; None: begun prefills come in the order of admission. swaps: whether
-    preempted KV moves to host memory. Other arguments as in `EngineCore`.
+    rank, chunk_rank: as in `Scheduling`; chunk_rank=None: prefills under way come in the order of admission.
+    swaps: whether preempted KV moves to host memory. Other arguments as in `EngineCore`.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class EngineState:
         self.max_num_seqs = max_num_seqs
         self.limits = Limits(pool, max_num_seqs, max_model_len)
         self.sequences: dict[int, Sequence] = {}
-        """Waiting or running, by request id, in the order of their intake."""
+        """Waiting and running sequences by request id, in the order in which they were added."""
         self.on_end: list[Callable[[Sequence], None]] = []
-        """Callbacks, called with every sequence that has ended."""
+        """Callbacks that are called with every sequence that has ended."""
         self.num_preemptions = 0
         self.running_set = RunningSet(pool, max_num_seqs)
-        self.running = self.running_set.running  # its parts that are looked at in every step
+        self.running = self.running_set.running  # its parts that every step reads
         self.prefilling = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
@@ -67,13 +68,13 @@ class EngineState:
         self.transfers = Transfers(pool, self.branched, num_swap_blocks, names_blocks)
         self._loads_kv = type(pool).num_loadable is not BlockPool.num_loadable
         self.notes_chunks = type(pool).computed is not BlockPool.computed
-        """Whether the pool wants to know of chunks that were computed."""
+        """Whether the pool must be told which chunks were computed."""
 
-    # What may be asked.
+    # Queries.
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue."""
+        """Number of sequences in the waiting queue."""
         return len(self.sequences) - len(self.running)
 
     @property
@@ -83,34 +84,41 @@ class EngineState:
 
     @property
     def is_awaiting(self) -> bool:
-        """Whether KV is on its way, in or out: an engine with nothing to compute then waits for it."""
+        """Whether KV is being loaded or copied away: an engine with nothing to compute then waits for it."""
         return bool(self.loading or self.running_set.leaving)
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
-        """At how many known tokens a request would end. Raises RejectedError if it can never be served."""
+        """Number of known tokens at which a request would end.
+
+        Raises RejectedError if it can never be served.
+        """
         if request.adapter is not None:
             raise RejectedError(f"adapter={request.adapter}: must be null, as the engine serves no adapters")
         return self.limits.of(request, stop_after)
 
     def candidates(self) -> Iterable[SequenceView]:
-        """Sequences that wait and may be admitted, smallest rank first."""
+        """Waiting sequences that may be admitted, smallest rank first."""
         return self.waiting
 
     def refusal(self, seq: Sequence, num_cached: int, is_squeezed: bool) -> Cause | None:
-        """Why a waiting sequence cannot have KV memory now; None: it can.
+        """The reason why a waiting sequence cannot get KV memory now; None if it can.
 
-        num_cached: tokens that a cache has of it. is_squeezed: the step has taken KV from others already.
+        num_cached: its tokens that a cache holds. is_squeezed: the step has preempted other sequences
+        already.
         """
         if is_squeezed or not self.pool.can_admit(seq, num_cached, not self.running):
             return Cause.memory
         return None
 
     def waits_unasked_for(self) -> Cause:
-        """Why the first of the waiting has to wait, if no policy has tried to admit it."""
+        """Why the first waiting sequence has to wait, if no policy has tried to admit it."""
         return Cause.policy
 
     def migrant(self, request_id: int) -> Migrant | None:
-        """What another engine needs to go on with a sequence; None: there is no KV that could be copied."""
+        """The data with which another engine can continue a sequence; None.
+
+        There is no KV that could be copied.
+        """
         seq = self.running.get(request_id)
         if seq is None or seq.num_dropped or seq.request.branching is not None:
             return None
@@ -118,29 +126,32 @@ class EngineState:
             return None
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 
-    # What changes.
+    # Changes.
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free, once what can give way to sequences has done so."""
+        """Whether num_blocks are free, after memory that may be reclaimed for sequences was freed."""
         return self.pool.num_free >= num_blocks
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
-        """Enter into a plan what goes beside its decode set and its chunks. decoded: those that decode."""
+        """Adds to a plan what is computed besides its decode set and chunks. decoded.
+
+        The decoding sequences.
+        """
         if self.branched.members:
             self.branched.plan(plan, decoded)
 
     def enqueue(self, seq: Sequence) -> None:
-        """A sequence waits from now on."""
+        """Puts a sequence into the waiting queue."""
         self.waiting.push(seq)
 
     def withdraw(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence that waits."""
+        """Ends a waiting sequence."""
         self.waiting.remove(seq)
         self.transfers.free_swapped(seq)
         self.end(seq, reason)
 
     def rerank(self, seq: Sequence) -> None:
-        """Ask the scheduling policy for a sequence's rank again."""
+        """Asks the scheduling policy for a sequence's rank again."""
         if seq.state is not WAITING:
             seq.rank = self.rank(seq)
             return
@@ -149,7 +160,7 @@ class EngineState:
         self.waiting.push(seq)
 
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
-        """From waiting to running: a slot, KV for num_cached tokens, and loads of what other tiers hold."""
+        """Starts a waiting sequence: a slot, KV for num_cached tokens, and loads from other tiers."""
         num_loaded = 0
         if self._loads_kv or seq.num_swapped:
             num_loaded = self.transfers.num_loadable(seq, num_cached)
@@ -161,8 +172,8 @@ class EngineState:
             self.transfers.free_swapped(seq)
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
-        """From running back to waiting, its KV freed, or on its way to host memory."""
-        is_recomputing = self.branched.is_recomputing(seq)  # its blocks are not in an order that swaps keep
+        """Moves a running sequence back to waiting; its KV is freed or swapped out to host memory."""
+        is_recomputing = self.branched.is_recomputing(seq)  # the order of its blocks would be lost by a swap
         num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
@@ -180,7 +191,7 @@ class EngineState:
         self.enqueue(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
-        """End a running sequence; num_planned tokens of a plan in flight will not be computed."""
+        """Ends a running sequence; num_planned tokens of a plan in flight will not be computed."""
         num_branched = self.running_set.leave(seq, ENDED)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_swapped:
@@ -188,7 +199,7 @@ class EngineState:
         self.end(seq, reason)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
-        """A sequence has left the queue, or the running set, for good."""
+        """Marks a sequence as ended that has left the queue or the running set, and calls the listeners."""
         seq.state = ENDED
         seq.finish_reason = reason
         del self.sequences[seq.request_id]
@@ -196,11 +207,11 @@ class EngineState:
             listener(seq)
 
     def check_integrity(self) -> None:
-        """Assert: blocks free + owned = all, every slot has at most one owner."""
+        """Asserts: blocks free + owned = all, every slot has at most one owner."""
         self.running_set.check_integrity(self._num_blocks_apart)
         assert len(self.sequences) == len(self.running) + len(self.waiting)
 
     @property
     def _num_blocks_apart(self) -> int:
-        """KV blocks of what is not a sequence."""
+        """Number of KV blocks that belong to no sequence."""
         return 0

@@ -1,6 +1,6 @@
-"""How a batching policy acts: a builder with a small vocabulary.
+"""The step builder: the small set of verbs with which a batching policy acts.
 
-The builder reserves blocks and slots as it goes and checks every wish against budget and memory, so a policy
+The builder reserves blocks and slots immediately and checks every call against budget and memory, so a policy
 cannot leak a block, exceed the budget or compute a token twice.
 """
 
@@ -20,15 +20,15 @@ from policies.core.state import EngineState
 class StepBuilder:
     """The verbs of a step.
 
-    budget                       how many tokens it may have
-    decode_all, decode, prefill  tokens for the running
-    admit                        a slot, KV and tokens for a waiting sequence
-    preempt, pause, resume       a sequence has to stop, or goes on
-    rerank                       ask the scheduling policy for a sequence's place again
-    repeat, hold, wait_until     for how long the decision stands
+        budget                       limits the tokens of the step
+        decode_all, decode, prefill  give tokens to running sequences
+        admit                        gives a waiting sequence a slot, KV and tokens
+        preempt, pause, resume       stop a sequence or let it go on
+        rerank                       asks the scheduling policy for a sequence's rank again
+        repeat, hold, wait_until     say for how long the decision holds
 
-    Every verb says by its return value whether it was done; refusing is normal and changes nothing. What
-    makes no sense raises ValueError, and so does every verb once the step is over.
+    The return value of a verb says whether it was done; a refusal is normal and changes nothing. An invalid
+    call raises ValueError, and so does every call after the step is over.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -40,7 +40,7 @@ class StepBuilder:
         self._clear()
 
     def _clear(self) -> None:
-        """Nothing is in the step yet."""
+        """Empties the step."""
         self.num_tokens = 0
         """Tokens given out in this step."""
         self.tokens_left = FOREVER
@@ -50,34 +50,34 @@ class StepBuilder:
         self._chunks: list[Chunk] = []
         self._admitted: list[Sequence] = []
         self._preempted: list[Sequence] = []
-        self._completes = False  # a prefill: what follows is another step
+        self._completes = False  # a chunk completes a prefill, so the next step differs
         self._promise = 1
         self._hold = FOREVER
         self._until_s = self._pool.expires_s
         self._waits = False
         self._wake_s = inf
-        self._is_squeezed = False  # a sequence had to go for want of blocks
-        self._refusal: Cause | None = None  # why the first admission that failed did
+        self._is_squeezed = False  # a sequence was preempted for lack of blocks
+        self._refusal: Cause | None = None  # why the first failed admission failed
 
     def budget(self, max_num_tokens: int) -> None:
-        """Allow at most max_num_tokens tokens in this step; without it there is no limit."""
+        """Limits this step to max_num_tokens tokens; without this call there is no limit."""
         self.tokens_left = index(max_num_tokens) - self.num_tokens
 
     def repeat(self, num_iterations: int = FOREVER) -> None:
-        """Promise: for num_iterations iterations this very step would be decided again.
+        """Promises that this very step would be decided again for num_iterations iterations.
 
-        Only events from outside (an arrival, an abort, a transfer that is done, the end of a sequence or of a
-        prefill, a full KV cache) may change it; the core watches for those. Without a promise a step holds
-        for one iteration.
+        Only outside events (an arrival, an abort, a finished transfer, the end of a sequence or of a prefill,
+        a full KV cache) may change it; the core watches for those. Without a promise a step holds for one
+        iteration.
         """
         if not (isinstance(num_iterations, int) and num_iterations >= 1):
             raise ValueError(f"repeat({num_iterations}): must be a whole number of iterations >= 1")
         self._promise = num_iterations
 
     def hold(self, num_iterations: int = FOREVER, until_s: float = inf) -> None:
-        """Whoever promises more: decide anew after num_iterations iterations, and at time until_s.
+        """Bounds a promise: the policies decide anew after num_iterations iterations, and at time until_s.
 
-        The tightest of several bounds counts. At until_s: at the first end of an iteration not earlier.
+        The tightest of several bounds counts. until_s: the first end of an iteration at or after that time.
         """
         if num_iterations < 1:
             raise ValueError(f"hold({num_iterations}): must be a whole number of iterations >= 1")
@@ -85,19 +85,20 @@ class StepBuilder:
         self._until_s = min(self._until_s, until_s)
 
     def wait_until(self, time_s: float) -> None:
-        """If this step computes nothing: ask again at time_s, or when something comes from outside.
+        """If this step computes nothing: asks the policies again at time_s, or at the next outside event.
 
-        inf: only then. Nothing to compute without this verb is an error, as long as requests are there.
+        inf: only at an outside event. A step that computes nothing without this call is an error while
+        requests are unfinished.
         """
         self._waits = True
         self._wake_s = min(self._wake_s, time_s)
 
     def decode_all(self) -> bool:
-        """Decode every decoding sequence in the order of admission, as far as the budget goes.
+        """Decodes every decoding sequence in the order of admission, as far as the budget allows.
 
         If blocks run out, sequences of largest rank are preempted until the others fit, as by `decode`.
-        False if that ended before the last one: the budget is gone, or one had to preempt itself. A sequence
-        with branches takes `width` tokens, all or none.
+        Returns False if not all sequences decode: the budget is used up, or one had to preempt itself. A
+        sequence with branches takes `width` tokens, all or none.
         """
         if not self.is_open:
             self._refuse_late()
@@ -124,10 +125,10 @@ class StepBuilder:
         return True
 
     def decode(self, seq: SequenceView) -> bool:
-        """Give a decoding sequence its next token; False if the budget is gone or this step preempted it.
+        """Gives a decoding sequence its next token; False if the budget is used up or this step preempted it.
 
-        One with branches gets a token for each: seq.width tokens, all or none.
-        If it needs a block and none is free, the sequence of largest rank is preempted, again and again.
+        A sequence with branches gets one token per branch: seq.width tokens, all or none.
+        If it needs a block and none is free, sequences of largest rank are preempted until one is free.
         """
         if not self.is_open:
             self._refuse_late()
@@ -151,10 +152,10 @@ class StepBuilder:
         return True
 
     def prefill(self, seq: SequenceView, max_num_tokens: int) -> bool:
-        """Compute up to max_num_tokens more tokens of a sequence whose prefill has begun.
+        """Computes up to max_num_tokens more tokens of a sequence whose prefill has begun.
 
-        Cut to the budget and to what is left of the prompt. False if that leaves nothing, or if the sequence
-        was preempted in this step.
+        The number is cut to the budget and to the rest of the prompt. Returns False if that leaves nothing,
+        or if the sequence was preempted in this step.
         """
         if not self.is_open:
             self._refuse_late()
@@ -176,13 +177,13 @@ class StepBuilder:
         return True
 
     def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
-        """Give a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
+        """Gives a waiting sequence a slot and up to max_num_tokens tokens of prefill, cut to the budget.
 
-        may_cut: if not, it is refused where the budget would cut it.
-
-        If a part of its KV lies in another tier, it gets slot and blocks, and joins the running when the
-        transfer is done; the same while its adapter is on its way. False if there is no slot or no budget, if
-        its known tokens could not all get room now, or its adapter, or if this step has preempted a sequence.
+        may_cut: if False, it is refused where the budget would cut it.
+        If a part of its KV lies in another tier, it gets slot and blocks, and starts to run when the transfer
+        is done; likewise while its adapter is being loaded. Returns False if there is no slot or no budget,
+        if there is no room now for all its known tokens or its adapter, or if this step has preempted a
+        sequence.
         """
         if not self.is_open:
             self._refuse_late()
@@ -202,7 +203,7 @@ class StepBuilder:
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
             if refusal is Cause.memory and not may_cut and num_cached and seq.stored_known > self.tokens_left:
-                self._hold = 1  # once the cache has lost its part, it is the budget that it lacks
+                self._hold = 1  # if the cache loses this prefix, the budget is the cause
             return self._refuse(refusal)
         state.start(seq, num_cached)
         if seq.request_id not in state.loading:
@@ -211,14 +212,13 @@ class StepBuilder:
         return True
 
     def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
-        """Take slot, KV and its part of this step from a sequence; it waits.
+        """Takes slot, KV and its part of this step from a sequence, which goes back to the waiting queue.
 
-        So do all that this step has admitted and that rely on its part: they have found, in a cache, what it
-        was to compute. Nothing happens to one that this step has preempted already.
-
-        swap: move the KV that it has computed to host memory, while there is room, and load it when it is
-        admitted again; else it is recomputed then. None: as the scheduling policy's preemption_mode says. Who
-        was admitted in this step has computed nothing, and is recomputed in any case.
+        Sequences that this step has admitted and that found in the cache what the sequence was to compute are
+        preempted, too. Nothing happens if this step has preempted the sequence already.
+        swap: moves its computed KV to host memory, while there is room, and loads it when it is admitted
+        again; otherwise it is recomputed then. None: the scheduling policy's preemption_mode decides. A
+        sequence that was admitted in this step has computed nothing, and is recomputed in any case.
         """
         if not self.is_open:
             self._refuse_late()
@@ -233,7 +233,7 @@ class StepBuilder:
         self._take_back(seq, self._state.swaps if swap is None else swap)
 
     def pause(self, seq: SequenceView) -> None:
-        """Let a decoding sequence stand still, with slot and KV, until it is resumed."""
+        """Pauses a decoding sequence until it is resumed; it keeps slot and KV."""
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
@@ -242,7 +242,7 @@ class StepBuilder:
         self._state.running_set.pause(seq)
 
     def resume(self, seq: SequenceView) -> None:
-        """Let a paused sequence decode again, in this step if the batching policy gives it a token."""
+        """Lets a paused sequence decode again, in this step if the batching policy gives it a token."""
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
@@ -251,7 +251,7 @@ class StepBuilder:
         self._state.running_set.resume(seq)
 
     def rerank(self, seq: SequenceView) -> None:
-        """Ask the scheduling policy for the rank of a sequence again, and move it there."""
+        """Asks the scheduling policy for the rank of a sequence again, and moves it there."""
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
@@ -273,7 +273,7 @@ class StepBuilder:
         return (self._all_decode and seq.request.branching is None) or seq.request_id in self._decoded
 
     def _decode_branches(self, seq: Sequence, branches: Branches) -> bool:
-        """Give each branch its next token."""
+        """Gives each branch its next token."""
         if branches.width > self.tokens_left:
             return False
         num_blocks = branches.blocks_to_append()
@@ -297,9 +297,10 @@ class StepBuilder:
         self.tokens_left -= num_tokens
 
     def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
-        """Preempt by rank until num_blocks are free; False if `seq` itself had to go, or has to wait.
+        """Preempts by rank until num_blocks are free; False if `seq` itself was preempted or has to wait.
 
-        It waits while its victim's KV is on its way: if it went itself, both could come and go for ever.
+        It waits while the KV of a sequence that ranks behind it is being loaded: if it were preempted itself,
+        both could come and go for ever.
         """
         state = self._state
         while not state.make_room(num_blocks):
@@ -316,7 +317,7 @@ class StepBuilder:
         return True
 
     def _take_back(self, seq: Sequence, swap: bool) -> None:
-        """Preempt a sequence on whose part of this step no other relies, or does any more."""
+        """Preempts a sequence; no other sequence may rely on its part of this step any more."""
         num_planned = 0
         if seq.state is DECODING:
             if self._all_decode:
@@ -329,20 +330,23 @@ class StepBuilder:
         self._spend(-num_planned)
         if seq in self._admitted:
             self._admitted.remove(seq)
-            swap = False  # what it has found, this step may compute: nothing to be stored before
+            swap = False  # its cached KV may only be computed by this step, so it cannot be stored before
         self._state.stop(seq, num_planned, swap)
         seq.displaced_by = None
         self._preempted.append(seq)
 
     def _renew_all(self) -> None:
-        """Ask the pool about every sequence at its KV limit; what finds no room is preempted."""
+        """Asks the pool about every sequence at its KV limit; sequences without room are preempted."""
         at_limit = self._decodes.at_limit
         for seq in sorted(at_limit.values(), key=lambda seq: seq.request_id):
             if seq.request_id in at_limit:
                 self._renew(seq)
 
     def _renew(self, seq: Sequence) -> bool:
-        """Ask the pool how a sequence at its KV limit goes on; if it cannot, preempt it and return False."""
+        """Asks the pool how a sequence at its KV limit goes on.
+
+        If it cannot, preempts it and returns False.
+        """
         self._decodes.leave(seq, PREFILLING)
         growth = self._pool.growth(seq)
         self._decodes.join(seq, growth or seq.growth)

@@ -1,4 +1,4 @@
-"""The core's side of a step: open the builder for the policies, close it, and read the plan off it."""
+"""The core's side of a step: opens the builder for the policies, closes it, and makes the plan of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class StepMaker(StepBuilder):
     """The builder of all steps of an engine; policies act on it between `begin` and `end`."""
 
     def begin(self) -> None:
-        """Open a step with nothing in it."""
+        """Opens an empty step."""
         self._clear()
         self.is_open = True
 
     def end(self) -> StepPlan | None:
-        """The step as data, its horizon cut to the first thing that would break the policy's promise.
+        """Closes the step and returns it as a plan; None if nothing is computed.
 
-        None: nothing is computed.
+        The horizon is cut to the first event that would break the policy's promise.
         """
         self.is_open = False
         if not self.num_tokens:
@@ -44,7 +44,7 @@ class StepMaker(StepBuilder):
         horizon = self._promise if self._promise < self._hold else self._hold
         if self._completes or idle or self._preempted or (self._chunks and pool.chunks_stand_alone):
             horizon = 1
-        if self._admitted and state.chunk_rank is not None:  # they take their place among the prefills
+        if self._admitted and state.chunk_rank is not None:  # they enter the order of prefills
             horizon = 1
         plan = StepPlan(
             pool.num_iterations,
@@ -72,11 +72,11 @@ class StepMaker(StepBuilder):
 
     @property
     def wake_s(self) -> float | None:
-        """When the policies want to be asked again if nothing is computed; None: they have not said so."""
+        """Time at which the policies want to be asked again if nothing is computed; None: they gave none."""
         return self._wake_s if self._waits else None
 
     def waits_for(self) -> Cause | None:
-        """Why the first of the waiting has to wait; None: nothing waits."""
+        """Why the first waiting sequence has to wait; None: no sequence waits."""
         if not self._state.num_waiting:
             return None
         if self._is_squeezed:

@@ -1,8 +1,8 @@
-"""KV on its way between tiers, and the room in host memory of those that were swapped out.
+"""KV transfers between tiers, and the host memory of swapped-out sequences.
 
-A sequence preempted by swapping leaves what it has computed in host memory. Who is admitted and finds KV
-there, in a lower tier of the cache, or in another engine, has slot and blocks, and waits for its loads.
-Nothing is copied here: `take` says what is to be copied before the next step.
+A sequence preempted by swapping leaves its computed KV in host memory. A sequence that is admitted and finds
+KV there, in a lower tier of the cache, or in another engine gets a slot and blocks, and waits for its loads.
+Nothing is copied here: `take` returns what the executor has to copy before the next step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from policies.core.sequence import Sequence
 
 
 class Transfers:
-    """What plans have asked for since the last `take`.
+    """The transfers that plans have asked for since the last `take`.
 
-    num_free_swap_blocks: room in host memory for preempted KV. names_blocks: as EngineCore.
+    num_free_swap_blocks: room in host memory for preempted KV. names_blocks: as in EngineCore.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Transfers:
         self._naming = Naming(pool, branched) if names_blocks else None
 
     def take(self) -> list[Transfer]:
-        """All of it, in order."""
+        """Returns and forgets all transfers, in order."""
         if self._naming is not None:
             return self._naming.take()
         if not self._wanted and not self._pool.stores:
@@ -42,17 +42,20 @@ class Transfers:
         return wanted
 
     def num_cached(self, seq: Sequence) -> int:
-        """Tokens of one who waits whose KV is here; what was swapped out is all in one place, elsewhere."""
+        """Tokens of a waiting sequence whose KV is on the GPU; 0 if it was swapped out to host memory.
+
+        The KV of a swapped-out sequence lies in one place as a whole.
+        """
         return 0 if seq.num_swapped and seq.swap_tier == "host" else self._pool.num_cached(seq)
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        """Tokens behind those that a transfer would bring."""
+        """Number of tokens behind the cached ones that a transfer would bring."""
         if seq.num_swapped:
             return max(seq.num_swapped - num_cached, 0)
         return self._pool.num_loadable(seq, num_cached)
 
     def load(self, seq: Sequence, num_cached: int) -> None:
-        """A sequence has got its blocks; what is to be in them behind num_cached tokens is loaded."""
+        """Asks for the loads of a sequence that has its blocks: all its found KV behind num_cached tokens."""
         if self._naming is not None:
             seq.num_transfers = self._naming.load(seq, num_cached)
             return
@@ -62,7 +65,7 @@ class Transfers:
         seq.num_transfers = len(loads)
 
     def is_loaded(self, seq: Sequence) -> bool:
-        """A transfer for which a sequence waits is done; whether that was the last."""
+        """Counts a finished transfer of a sequence. Returns whether it was the last one."""
         seq.num_transfers -= 1
         if seq.num_transfers:
             return False
@@ -73,14 +76,17 @@ class Transfers:
         return True
 
     def drop_loads(self, seq: Sequence) -> None:
-        """A sequence has been taken back by the very step that let it load: nothing of that was taken yet."""
+        """Drops the loads of a sequence that the same step admitted and preempted.
+
+        None of them was taken yet.
+        """
         seq.num_loading = 0
         self._wanted = [transfer for transfer in self._wanted if transfer.seq is not seq]
         if self._naming is not None:
             self._naming.drop_loads(seq)
 
     def swap_out(self, seq: Sequence, is_branched: bool) -> None:
-        """Move what a sequence has computed to host memory, if there is room."""
+        """Moves the computed KV of a sequence to host memory, if there is room."""
         num_blocks = self._num_swap_blocks(seq, seq.stored_computed, is_branched)
         if not 0 < num_blocks <= self.num_free_swap_blocks:
             return
@@ -92,7 +98,7 @@ class Transfers:
             self._naming.store(seq, is_branched)
 
     def free_swapped(self, seq: Sequence) -> None:
-        """Give back the host memory of a sequence that was swapped out."""
+        """Frees the host memory of a sequence that was swapped out."""
         if seq.num_swapped and seq.swap_tier == "host":
             is_branched = seq.branches is not None and seq.branches.is_swapped
             num_blocks = self._num_swap_blocks(seq, seq.num_swapped, is_branched)
@@ -103,9 +109,12 @@ class Transfers:
         seq.swap_tier = "host"
 
     def blocks(self, seq: Sequence) -> tuple[int, ...]:
-        """Where what a sequence without branches has computed lies, if blocks are named."""
+        """Ids of the blocks with the computed KV of a sequence without branches.
+
+        Empty unless blocks are named.
+        """
         return () if self._naming is None else self._naming.blocks(seq, seq.num_computed)
 
     def _num_swap_blocks(self, seq: Sequence, num_tokens: int, is_branched: bool) -> int:
-        """Blocks of the num_tokens tokens that a sequence has computed; branches leave several part full."""
+        """Blocks that num_tokens computed tokens of a sequence take; branches leave several partly filled."""
         return self._branched.num_stored_blocks(seq) if is_branched else self._pool.blocks_for(num_tokens)

@@ -1,4 +1,4 @@
-"""What a policy may look at: the engine, read-only."""
+"""The read-only view of the engine that policies get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.core.state import EngineState
 
 
 class StepView:
-    """What a policy may look at. Nothing here tells how long an answer will be."""
+    """The state of an engine as policies see it. Nothing here tells how long an answer will be."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
@@ -39,60 +39,63 @@ class StepView:
 
     @property
     def paused(self) -> SequenceOf[SequenceView]:
-        """Sequences that were paused, in that order."""
+        """Paused sequences, in the order in which they were paused."""
         return list(self._state.running_set.paused.values())
 
     @property
     def waiting(self) -> Iterable[SequenceView]:
-        """Sequences without KV, smallest rank first; may be admitted while iterating.
+        """Sequences without KV, smallest rank first; they may be admitted while iterating.
 
-        Those whose adapter finds no slot are passed over.
+        Sequences whose adapter finds no slot are skipped.
         """
         state = self._state
         return iter(state.candidates()) if len(state.sequences) > len(state.running) else ()
 
     @property
     def num_decoding(self) -> int:
-        """How many decode; one with branches counts once."""
+        """Number of decoding sequences; one with branches counts once."""
         return self._state.decodes.size + len(self._state.branched.members)
 
     @property
     def num_running(self) -> int:
-        """How many hold a slot: decoding, in prefill, paused, loading or leaving; this step's included."""
+        """Number of sequences with a slot: decoding, in prefill, paused, loading or leaving.
+
+        Also of this step.
+        """
         return len(self._state.running)
 
     @property
     def num_waiting(self) -> int:
-        """How many wait."""
+        """Number of sequences in the waiting queue."""
         return self._state.num_waiting
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks nobody owns, after what this step reserved so far; with those of adapters nobody uses."""
+        """Free KV blocks, after this step's reservations so far; includes blocks of unused adapters."""
         return self._state.num_free_blocks
 
     @property
     def num_free_swap_blocks(self) -> int:
-        """Blocks' worth of host memory that is left for preempted KV."""
+        """Blocks of host memory that are left for preempted KV."""
         return self._state.transfers.num_free_swap_blocks
 
     def num_blocks_held(self, seq: SequenceView) -> int:
-        """KV blocks that a running sequence owns, those shared with others included."""
+        """Number of KV blocks that a running sequence owns, shared ones included."""
         assert isinstance(seq, Sequence)
         return self._state.pool.blocks_held(seq, self._state.running_set.num_pooled(seq)) + seq.num_apart
 
     def num_blocks_to_admit(self, seq: SequenceView) -> int:
-        """KV blocks that a waiting sequence would hold when all its known tokens are computed."""
+        """Number of KV blocks that a waiting sequence would hold when all its known tokens are computed."""
         assert isinstance(seq, Sequence)
         return self._state.pool.blocks_to_admit(seq)
 
     def num_blocks_missing(self, seq: SequenceView) -> int:
-        """KV blocks that a begun prefill does not hold yet for the tokens that are known."""
+        """Number of KV blocks that a prefill under way does not yet hold for its known tokens."""
         assert isinstance(seq, Sequence)
         return self._state.pool.blocks_to_grow(seq, seq.num_computed, seq.num_known)
 
     def has_room(self, seq: SequenceView) -> bool:
-        """Whether a waiting sequence would find a slot and memory now; budget and policies aside."""
+        """Whether a waiting sequence would find a slot and memory now, budget and policies aside."""
         assert isinstance(seq, Sequence)
         state = self._state
         if len(state.free_slots) < seq.width:
@@ -101,17 +104,17 @@ class StepView:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks there are."""
+        """Total number of KV blocks."""
         return self._state.pool.num_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens in a KV block."""
+        """Tokens per KV block."""
         return self._state.pool.block_size
 
     @property
     def num_iterations(self) -> int:
-        """Iterations that the engine has run."""
+        """Number of iterations that the engine has run."""
         return self._state.pool.num_iterations
 
     def needs_block(self, seq: SequenceView) -> bool:
@@ -122,7 +125,7 @@ class StepView:
         return seq.growth.takes_blocks and seq.num_held % self._state.pool.block_size == 0
 
     def num_found(self, seq: SequenceView) -> int:
-        """Tokens of a waiting sequence that would not be computed: a cache or another tier has their KV."""
+        """Tokens of a waiting sequence that need not be computed: a cache or another tier has their KV."""
         assert isinstance(seq, Sequence)
         transfers = self._state.transfers
         num_cached = transfers.num_cached(seq)
@@ -130,5 +133,5 @@ class StepView:
 
     @property
     def max_num_seqs(self) -> int:
-        """Slots: how many sequences may hold KV at once."""
+        """Slots: the number of sequences that may hold KV at once."""
         return self._state.max_num_seqs

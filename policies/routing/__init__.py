@@ -1,4 +1,4 @@
-"""Which replica gets a request. One policy a file."""
+"""Routing policies: which replica gets a request. One policy per file."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from policies.core.request import Request
 
 
 class ReplicaView(Protocol):
-    """What a router may know of a replica.
+    """The state of a replica that a router may read.
 
-    `index` is its own for the whole run and never used again: what a policy remembers of a replica belongs to
-    it. price_usd_per_hour is what it costs.
+    `index` identifies a replica for the whole run and is never used again: what a policy remembers of a
+    replica is keyed by it. price_usd_per_hour is the price of the replica.
 
-    A router counts by itself what it has sent and what came back, so those counts are of this very instant:
+    A router counts by itself what it has sent and what came back, so these counts are current:
 
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
-    A policy that looks at the first or the second of all replicas asks `policies.routing.loads.counts_of`,
+    A policy that looks at the first or the second of all replicas calls `policies.routing.loads.counts_of`,
     which need not ask hundreds of them one by one.
 
-    The rest is what the engine says of itself, once an iteration, and as old as the service's signals are
-    (`signal_age_s`). Requests that were sent and are not in it yet are known, too:
+    The other values are reported by the engine once per iteration, and are as old as the service's signals
+    (`signal_age_s`). Requests that were sent but are not included yet are known, too:
 
         num_running, num_waiting, num_free_kv_tokens;  num_unseen, num_unseen_tokens
 
-    A policy that asks for any of these declares reads_signals: ClassVar[bool] = True: they cost time to keep.
+    A policy that reads any of these declares reads_signals: ClassVar[bool] = True: they cost time to
+    maintain.
 
     Engines report changes of their caches as these happen (KV events), so `num_cached` is as of the last
-    iteration that has begun. A policy that asks for it declares reads_caches: ClassVar[bool] = True. The same
-    holds for `has_adapter`, which costs nothing.
+    iteration that has begun. A policy that reads it declares reads_caches: ClassVar[bool] = True.
+    `has_adapter` is as recent, and costs nothing.
     """
 
     index: int
@@ -39,74 +40,75 @@ class ReplicaView(Protocol):
 
     @property
     def num_outstanding(self) -> int:
-        """Requests sent there that have not ended."""
+        """Number of requests sent there that have not ended."""
         ...
 
     @property
     def num_outstanding_tokens(self) -> int:
-        """Prompt tokens of those."""
+        """Number of prompt tokens of the outstanding requests."""
         ...
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens of those that have no token of their answer yet."""
+        """Number of prompt tokens of the outstanding requests that have produced no output token yet."""
         ...
 
     @property
     def num_running(self) -> int:
-        """Sequences with a slot."""
+        """Number of sequences with a slot."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the engine's queue."""
+        """Number of sequences in the engine's queue."""
         ...
 
     @property
     def num_free_kv_tokens(self) -> int:
-        """Tokens for which KV memory is free; contents that nobody uses any more are free memory."""
+        """Number of tokens for which KV memory is free; cached contents without a user count as free."""
         ...
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens for which it has KV memory at all."""
+        """Total number of tokens for which it has KV memory."""
         ...
 
     @property
     def num_unseen(self) -> int:
-        """Requests sent there that the signals do not count yet."""
+        """Number of requests sent there that the signals do not include yet."""
         ...
 
     @property
     def num_unseen_tokens(self) -> int:
-        """Prompt tokens of those."""
+        """Number of prompt tokens of the requests that the signals do not include yet."""
         ...
 
     def has_adapter(self, name: str) -> bool:
-        """Whether a LoRA adapter is on its GPU, or on its way there."""
+        """Whether a LoRA adapter is on its GPU, or being loaded there."""
         ...
 
     def num_cached(self, request: Request) -> int:
-        """Tokens of a prompt whose KV it holds: what the request would find if it were admitted now."""
+        """Number of prompt tokens whose KV it holds: the prefix hit if the request were admitted now."""
         ...
 
 
 class Routing(Protocol):
     """Chooses a replica for each request as it arrives.
 
-    Replicas come and go. It is given those that take requests now, by rising index, in the same list object
-    until one comes or goes. Where prefill and decode are apart, one router chooses the replica for the
-    prompt, another the one that goes on with it. More methods are called if a policy has them:
+    Replicas come and go. The policy gets the replicas that take requests now, by rising index, in the same
+    list object until one comes or goes. With prefill/decode disaggregation, one router chooses the replica
+    for the prompt, another the one that continues with the decode. Optional methods, called if a policy has
+    them:
 
         check(num_replicas)                 before the run: ValueError for settings that do not fit the fleet
-        on_predicted(request, num_tokens)   how long its answer is expected to be; before `choose`, for a
+        on_predicted(request, num_tokens)   the predicted length of its answer; before `choose`, for a
                                             policy with needs_predictor: ClassVar[bool] = True
         on_first_token(request, now)        a request sent has produced its first token
         on_end(request, now)                it has ended, was given up, was refused by its replica, or left it
     """
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The place in `replicas` of the one that gets the request."""
+        """Returns the position in `replicas` of the replica that gets the request."""
         ...
 
 
@@ -114,13 +116,13 @@ Member = TypeVar("Member", bound=ReplicaView)
 
 
 class UnknownReplicaError(ValueError):
-    """A routing policy has chosen a replica that there is not."""
+    """A routing policy has chosen a replica that does not exist."""
 
 
 def chosen(routing: Routing, place: int, replicas: Sequence[Member], key: str = "routing") -> Member:
-    """The replica at the place that a policy has chosen; key: of the policy, for messages.
+    """Returns the replica at the position that a policy has chosen. key: name of the policy, for messages.
 
-    Raises UnknownReplicaError for a place that there is not.
+    Raises UnknownReplicaError for a position outside `replicas`.
     """
     if not 0 <= place < len(replicas):
         raise UnknownReplicaError(
@@ -131,17 +133,17 @@ def chosen(routing: Routing, place: int, replicas: Sequence[Member], key: str = 
 
 
 COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}
-"""What a policy that compares loads may compare: the attribute of `ReplicaView`."""
+"""Values of `count` for policies that compare loads, and the attribute of `ReplicaView` that each reads."""
 
 
 def check_count(count: str) -> None:
-    """Raise ValueError for what is no key of COUNTS."""
+    """Raises ValueError unless count is a key of COUNTS."""
     if count not in COUNTS:
         raise ValueError(f"count={count}: must be one of {', '.join(COUNTS)}")
 
 
 def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> None:
-    """Raise ValueError unless there is one value a replica, or none at all."""
+    """Raises ValueError unless there is one value per replica, or none at all."""
     if values and len(values) != num_replicas:
         raise ValueError(
             f"{name}={list(values)}: must be one for each of the {num_replicas} replicas, "
@@ -150,7 +152,7 @@ def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> N
 
 
 def check_positive(name: str, values: Sequence[float]) -> None:
-    """Raise ValueError unless all are finite and > 0."""
+    """Raises ValueError unless all values are finite and > 0."""
     for index, value in enumerate(values):
         if not 0 < value < inf:
             raise ValueError(f"{name}[{index}]={value}: must be a finite number > 0")

@@ -1,9 +1,10 @@
-"""Requests go where their LoRA adapter is, unless too many are there already.
+"""Adapter affinity: requests go to a replica that has their LoRA adapter, unless it is overloaded.
 
-As Punica's cluster scheduler and the LoRA affinity of the Gateway API Inference Extension do it: an adapter
-that is on a GPU need not be loaded, and its requests need not wait for a slot. Of the replicas that have it
-the one with the fewest outstanding requests is chosen; where that one has more than `max_excess` above the
-fewest of all, a replica with the fewest is, and gets the adapter, too. So a popular adapter spreads.
+As in Punica's cluster scheduler and the LoRA affinity of the Gateway API Inference Extension: an adapter that
+is on a GPU need not be loaded, and its requests need not wait for a slot. Among the replicas that have it,
+the one with the fewest outstanding requests is chosen. If that one has more than `max_excess` requests above
+the fewest of all replicas, a replica with the fewest is chosen, and gets the adapter, too. So a popular
+adapter spreads.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterAffinity:
-    """Ties go to the smallest index. Reads all replicas."""
+    """Least loaded replica with the adapter. Ties go to the smallest index. Reads all replicas."""
 
     max_excess: int = 8
-    """Outstanding requests, above the fewest of all, that a replica with the adapter may have."""
+    """Outstanding requests that a replica with the adapter may have above the fewest of all replicas."""
 
     def __post_init__(self) -> None:
         if self.max_excess < 0:

@@ -1,8 +1,8 @@
 """Cost-aware: the cheapest replica whose estimated TTFT meets the target.
 
-For fleets in which replicas cost differently, by hardware or by contract: cheap ones fill up to the target
-first, dear ones take what is left. If none meets it, the least estimate, whatever the price. Estimates as in
-`ttft_estimates`.
+For fleets in which replicas have different prices, by hardware or by contract: cheap ones fill up to the
+target first, expensive ones take the rest. If none meets the target, the replica of least estimated TTFT is
+chosen, whatever its price. Estimates as in `ttft_estimates`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from policies.routing.ttft_estimates import TtftEstimates, check_target
 
 @dataclass(kw_only=True, slots=True)
 class CostAware:
-    """Of equal prices the least estimate, then the smallest index. Reads the queues of all replicas."""
+    """Cheapest replica in time. Equal prices: the least estimate, then the smallest index.
+
+    Reads all queues.
+    """
 
     ttft_s: float = 1.0
-    """Target."""
+    """TTFT target in seconds."""
     initial_tokens_per_s: float = 10_000.0
-    """Rate at which a replica gets through prompts, until one is measured."""
+    """Prefill rate of a replica in tokens per second, until one is measured."""
     _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -30,7 +33,7 @@ class CostAware:
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The cheapest in time, or the fastest."""
+        """The cheapest replica that meets the target, or the fastest."""
         times_s = self._estimates.of_each(request, replicas)
         in_time = [
             (replica.price_usd_per_hour, time_s, place)
@@ -42,9 +45,9 @@ class CostAware:
         return place
 
     def on_first_token(self, request: Request, now: float) -> None:
-        """Learn how fast its replica is."""
+        """Updates the measured rate of its replica."""
         self._estimates.first_token(request, now)
 
     def on_end(self, request: Request, now: float) -> None:
-        """Await it no more."""
+        """Forgets a request that has ended."""
         self._estimates.ended(request)

@@ -1,9 +1,9 @@
-"""Each LoRA adapter has its replica: a model an adapter, as before adapters could share one.
+"""Each LoRA adapter has its own replica: one model per adapter, as before adapters could share one.
 
-The adapters are dealt out in the order of their first requests, one replica after the other; requests without
-an adapter are another one's. With as many replicas as adapters, and weights that adapters are merged into
-(`adapters=merged`), no replica ever switches; with fewer, some do. An adapter whose replica has gone is dealt
-out again.
+The adapters are assigned in the order of their first requests, one replica after the other; requests without
+an adapter are assigned like one more adapter. With as many replicas as adapters, and weights that adapters
+are merged into (`adapters=merged`), no replica ever switches; with fewer, some do. An adapter whose replica
+has gone is assigned again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class Dedicated:
-    """Reads no replica."""
+    """Fixed replica per adapter. Reads no replica."""
 
     _owner: dict[str | None, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """By adapter: the index of its replica."""
+    """Index of the replica of each adapter."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The adapter's replica."""
+        """The replica of the request's adapter."""
         owner = self._owner.get(request.adapter)
         if owner is not None:
             place = bisect_left(replicas, owner, key=lambda replica: replica.index)

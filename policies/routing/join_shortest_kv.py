@@ -1,7 +1,7 @@
 """Join the shortest KV: the replica with the most free KV memory.
 
-Memory, not the number of requests, is what bounds a batch of generations. What an engine reports is as old as
-the service's signals are; prompts that were sent since then are taken off, as if nothing of them were cached.
+Memory, not the number of requests, limits the batch of a replica. What an engine reports is as old as the
+service's signals are; prompts that were sent since then are subtracted, as if none of their KV were cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinShortestKv:
-    """Ties go to the fewest outstanding requests, then to the smallest index. Reads all replicas."""
+    """Most free KV memory. Ties: fewest outstanding requests, then smallest index. Reads all replicas."""
 
     reads_signals: ClassVar[bool] = True
 

@@ -3,11 +3,11 @@
 Answers are predicted to be heavy, above heavy_tokens, or light. A heavy one slows down its batch, for as long
 as it runs, so replicas should have heavy ones in the same proportion:
 
-    1. those with room for the prompt and the predicted answer; all, if there are none
+    1. replicas with room for the prompt and the predicted answer; all replicas, if there are none
     2. of these, two drawn at random (power of two choices)
-    3. of these, the one where the new one makes the smaller share of heavy answers
+    3. of these, the one on which the share of heavy answers, this one included, is smaller
 
-Free memory is as old as the service's signals are, less what was sent since.
+Free memory is as old as the service's signals are; what was sent since is subtracted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class LengthAware:
-    """Ties go to the fewest outstanding requests, then to the one drawn first. Reads all replicas."""
+    """Ties go to the fewest outstanding requests, then to the replica drawn first. Reads all replicas."""
 
     reads_signals: ClassVar[bool] = True
     needs_predictor: ClassVar[bool] = True
@@ -31,9 +31,9 @@ class LengthAware:
     heavy_tokens: int = 128
     """Output tokens above which an answer is heavy: the median of ShareGPT's (TetriInfer, section 2.2.2)."""
     num_choices: int = 2
-    """Different replicas with room that are compared."""
+    """Number of distinct replicas with room that are compared."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     _num_heavy: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _num_light: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _predicted: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -46,11 +46,11 @@ class LengthAware:
             raise ValueError(f"num_choices={self.num_choices}: must be >= 1 replica")
 
     def on_predicted(self, request: Request, num_tokens: int) -> None:
-        """How long the answer to a request will be, as the service's predictor says; before `choose`."""
+        """Records the answer length that the service's predictor expects; called before `choose`."""
         self._predicted[request.request_id] = num_tokens
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Of the replicas drawn, the one that keeps heavy answers most evenly spread."""
+        """Among the drawn replicas, the one that keeps heavy answers most evenly spread."""
         num_predicted = self._predicted[request.request_id]
         num_tokens = request.prompt.num_tokens + num_predicted
         roomy = [
@@ -71,7 +71,7 @@ class LengthAware:
         return place
 
     def on_end(self, request: Request, now: float) -> None:
-        """Forget it."""
+        """Forgets a request that has ended."""
         num_predicted = self._predicted.pop(request.request_id, 0)
         index = self._sent.pop(request.request_id, None)
         if index is not None:
@@ -79,12 +79,12 @@ class LengthAware:
             counts[index] -= 1
 
     def _heavy_share(self, index: int, is_heavy: bool) -> float:
-        """Of a replica's answers, this one among them."""
+        """Share of heavy answers on a replica, this answer included."""
         num_heavy = self._num_heavy.get(index, 0) + is_heavy
         return num_heavy / (num_heavy + self._num_light.get(index, 0) + (not is_heavy))
 
     def _drawn(self, request: Request, places: list[int]) -> list[int]:
-        """num_choices of them, or all if there are fewer."""
+        """num_choices of the places drawn at random, or all if there are fewer."""
         for turn in range(min(self.num_choices, len(places))):
             draw = uniform(self.seed, f"routing.length_aware.{turn}", request.request_id)
             other = turn + int(draw * (len(places) - turn))

@@ -1,4 +1,4 @@
-"""What all replicas have outstanding, at once: for routers that look for the least loaded of hundreds."""
+"""Outstanding loads of all replicas at once, for routers that look for the least loaded of hundreds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from policies.routing import ReplicaView
 
 
 class Counted(Protocol):
-    """Replicas whose counts are kept side by side, so that they need not be asked one by one."""
+    """Replicas whose counts are kept in arrays, so that they need not be asked one by one."""
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """What `counts_of` gives; not to be changed, and of this instant only."""
+        """The result of `counts_of`: read-only, and valid only at this instant."""
         ...
 
 
 def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
-    """num_outstanding or num_outstanding_tokens, the name says which, of each of the replicas."""
+    """num_outstanding or num_outstanding_tokens, as `name` says, of all replicas [num_replicas]."""
     if hasattr(replicas, "counts"):
         return cast(Counted, replicas).counts(name)
     return np.fromiter(map(attrgetter(name), replicas), np.int64, len(replicas))

@@ -1,7 +1,7 @@
-"""Power of two choices: of a few replicas drawn at random, the one with the least to do.
+"""Power of two choices: of a few replicas drawn at random, the one with the least load.
 
 Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue exponentially
-against one; more add little. Envoy's least request and SGLang's router offer it.
+compared with one; more add little. Envoy's least request and SGLang's router offer it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from policies.routing import COUNTS, ReplicaView, check_count
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerOfTwo:
-    """Reads num_choices replicas. Of equals, the one drawn first."""
+    """Least loaded of num_choices replicas, which it reads. Ties go to the replica drawn first."""
 
     num_choices: int = 2
-    """Different replicas that are compared; all, while fewer take requests."""
+    """Number of distinct replicas that are compared; all, while fewer take requests."""
     count: str = "requests"
-    """What is compared: outstanding requests, or the tokens of their prompts."""
+    """The load that is compared: outstanding requests, or the tokens of their prompts."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         if self.num_choices < 1:
@@ -31,19 +31,19 @@ class PowerOfTwo:
         check_count(self.count)
 
     def check(self, num_replicas: int) -> None:
-        """Raise ValueError if there are fewer replicas than choices."""
+        """Raises ValueError if there are fewer replicas than choices."""
         if self.num_choices > num_replicas:
             raise ValueError(
                 f"num_choices={self.num_choices}: must be <= {num_replicas}, the number of replicas"
             )
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The least loaded of those drawn."""
+        """The least loaded of the drawn replicas."""
         name = COUNTS[self.count]
         return min(self._drawn(request, len(replicas)), key=lambda index: getattr(replicas[index], name))
 
     def _drawn(self, request: Request, num_replicas: int) -> list[int]:
-        """num_choices different replicas, every set of them as likely as any other (Floyd's algorithm)."""
+        """Draws num_choices distinct replicas; every set is equally likely (Floyd's algorithm)."""
         drawn: list[int] = []
         for last in range(max(0, num_replicas - self.num_choices), num_replicas):
             stream = f"routing.power_of_two.{last - num_replicas}"

@@ -1,15 +1,15 @@
-"""Prefix affinity as SGLang's router has it: a prompt goes where the longest part of it was sent before.
+"""Prefix affinity as in SGLang's router: a prompt goes where the longest part of it was sent before.
 
-The router asks no replica: it keeps a tree of what it has sent to each, which only resembles what these still
-have in their caches. While the load is balanced, a prompt of which more than cache_threshold matches goes to
-the replica that matches, any other to the replica with the smallest tree. Load out of balance, and the
-replica with the fewest outstanding requests gets it:
+The router asks no replica: it keeps a tree of what it has sent to each, which only approximates what these
+still have in their caches. While the load is balanced, a prompt of which more than cache_threshold matches
+goes to the replica that matches, any other to the replica with the smallest tree. If the load is out of
+balance, the replica with the fewest outstanding requests gets it:
 
     most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
 
-Defaults are the router's (sglang-router 0.2 and later: 0.3, 64, 1.5). Differs from it: it counts characters
-where this counts tokens, looks after its tree's size every two minutes where this does at once, and of
-replicas that match alike takes any where this takes the one with the longest run of the last piece.
+Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: it counts
+characters, this policy tokens; it trims its tree every two minutes, this policy at once; of replicas with
+equal matches it takes any, this policy the one with the longest run of the last piece.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from policies.routing.prefix_tree import PrefixTree
 
 @dataclass(kw_only=True, slots=True)
 class PrefixAffinity:
-    """Reads the outstanding requests of all replicas, and nothing else of them."""
+    """Longest matching prefix. Reads only the outstanding requests of all replicas."""
 
     cache_threshold: float = 0.3
     """Share of the prompt that must match."""
     balance_abs_threshold: int = 64
-    """Outstanding requests by which the most loaded replica may be ahead of the least loaded."""
+    """Outstanding requests by which the most loaded replica may exceed the least loaded."""
     balance_rel_threshold: float = 1.5
-    """The same as a ratio; both must be exceeded."""
+    """Ratio by which the most loaded replica may exceed the least loaded.
+
+    Both thresholds must be exceeded.
+    """
     max_tree_tokens: int = 2**24
-    """Tokens remembered of each replica; SGLang's 2^26 characters are about as many."""
+    """Maximum number of tokens remembered per replica; SGLang's 2^26 characters are about as many."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _places: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _tree: PrefixTree = field(init=False, repr=False, compare=False)
@@ -52,7 +55,7 @@ class PrefixAffinity:
         self._tree = PrefixTree(self.max_tree_tokens)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """The replica that matches, or the one with room, or the least loaded one."""
+        """The replica with a matching prefix, the one with the smallest tree, or the least loaded one."""
         if replicas is not self._replicas:
             self._places = {replica.index: place for place, replica in enumerate(replicas)}
             self._tree.keep_only(self._places)
@@ -72,6 +75,6 @@ class PrefixAffinity:
             return least
         match = tree.match(runs)
         if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
-            return self._places[match.replica]  # to be marked as used with what is inserted
+            return self._places[match.replica]  # `insert` marks it
         tree.use(match)
         return self._places[tree.smallest]

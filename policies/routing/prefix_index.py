@@ -1,11 +1,11 @@
-"""Prefix index: where a prompt costs least, by what the replicas' caches really hold.
+"""Prefix index: the replica of least cost, computed from the actual contents of the replicas' caches.
 
-After NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
+After NVIDIA Dynamo's KV router, to which the engines report every block they store and evict:
 
     cost = overlap_weight * (tokens to be computed there before its first token) + tokens outstanding there
 
-To be computed are the prompt, less what is cached, and the prompts sent there that have no token yet. The
-smallest cost gets the request. overlap_weight=0 is least outstanding tokens.
+Tokens to be computed are the prompt, less what is cached, and the prompts sent there that have no output
+token yet. The smallest cost gets the request. overlap_weight=0 is least outstanding tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixIndex:
-    """Ties go to the smallest index. Reads the loads and caches of all replicas."""
+    """Least cost of computation and load. Ties go to the smallest index.
+
+    Reads loads and caches of all replicas.
+    """
 
     overlap_weight: float = 1.0
-    """Of tokens to compute against tokens that are kept; Dynamo's default."""
+    """Weight of tokens to compute relative to outstanding tokens; Dynamo's default is 1."""
 
     reads_caches: ClassVar[bool] = True
 

@@ -12,10 +12,10 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Random:
-    """Reads no replica."""
+    """Uniform random choice. Reads no replica."""
 
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """A replica drawn for this request."""

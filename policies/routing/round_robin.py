@@ -11,7 +11,7 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class RoundRobin:
-    """Remembers only whose turn it is."""
+    """Round robin; remembers only the last replica chosen."""
 
     _turn: int = field(default=-1, init=False)
 

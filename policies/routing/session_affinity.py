@@ -1,13 +1,13 @@
 """Session affinity: consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018).
 
 Replicas stand on a ring of hashes, at num_points places each. A session belongs to the first replica behind
-its own hash, and passes on to the next while that has its share of all outstanding requests:
+its own hash, and passes on to the next while that replica has its share of all outstanding requests:
 
     bound = ceil(max_load * (all outstanding + 1) / replicas)
 
-So its KV is found again, a popular session does not drown a replica, and a replica more or less moves few
-sessions. HAProxy's hash-balance-factor is this; 125 there is max_load=1.25 here. Requests without a session
-are sessions of their own.
+So a session finds its KV again, a popular session does not overload a replica, and adding or removing a
+replica moves few sessions. HAProxy's hash-balance-factor does the same; 125 there is max_load=1.25 here. Each
+request without a session counts as a session of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from policies.routing import ReplicaView
 
 @dataclass(kw_only=True, slots=True)
 class SessionAffinity:
-    """Reads the outstanding requests of all replicas, for their mean; none with max_load=inf."""
+    """Consistent hashing of sessions. Reads outstanding requests of all replicas; none with max_load=inf."""
 
     max_load: float = 1.25
-    """Outstanding requests of a replica over the mean; inf: no bound."""
+    """Maximum outstanding requests of a replica divided by the mean; inf: no bound."""
     num_points: int = 100
-    """Places on the ring of each replica: more make their shares more even."""
+    """Number of places of each replica on the ring: more places make the shares more even."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
-    """Hashes, and the place of the replica that stands there."""
+    """Sorted hashes, each with the position of its replica."""
 
     def __post_init__(self) -> None:
         if not self.max_load > 1:

@@ -1,10 +1,10 @@
-"""What a router expects as TTFT on each replica: tokens in front over a measured rate.
+"""TTFT that a router expects on each replica: tokens in front over a measured rate.
 
     estimate = (prompt tokens sent there without a first token yet + this prompt's) / rate of that replica
 
-When a first token comes, the tokens that were in front of it and its own, over the time it took, are a new
-measurement of the rate; old ones count less and less. Before the first one, initial_tokens_per_s holds. What
-a cache saves and what running sequences cost is in the rate, on average.
+When a first token comes, the tokens that were in front of it and its own, divided by the time it took, are a
+new measurement of the rate, which enters an exponential moving average. Before the first one,
+initial_tokens_per_s holds. The rate includes, on average, what caches save and running sequences cost.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from policies.core.request import Request
 from policies.routing import ReplicaView
 
 SMOOTHING = 0.1
-"""Weight of a new measurement."""
+"""Weight of a new measurement in the moving average."""
 
 
 class TtftEstimates:
-    """Rates by replica's index, or of whatever else serves, and what is awaited, by request id."""
+    """Measured rates by replica index, and the requests that wait for a first token, by request id.
+
+    The index may be that of any other server.
+    """
 
     def __init__(self, initial_tokens_per_s: float) -> None:
         self._initial_tokens_per_s = initial_tokens_per_s
         self._tokens_per_s: dict[int, float] = {}
-        self._awaited: dict[int, tuple[int, int, float]] = {}  # replica, tokens up to its own, sent when
+        self._awaited: dict[int, tuple[int, int, float]] = {}  # replica, tokens in its estimate, time sent
 
     def estimate_s(self, index: int, num_tokens: int) -> float:
-        """TTFT with num_tokens tokens in the queue of a replica, the prompt among them."""
+        """TTFT in seconds with num_tokens tokens in the queue of a replica, the prompt included."""
         return num_tokens / self._tokens_per_s.get(index, self._initial_tokens_per_s)
 
     def of_each(self, request: Request, replicas: Sequence[ReplicaView]) -> list[float]:
-        """A request's TTFT on each replica."""
+        """Estimated TTFT of a request on each replica, in seconds."""
         num_own, estimate_s = request.prompt.num_tokens, self.estimate_s
         return [estimate_s(replica.index, replica.num_queued_tokens + num_own) for replica in replicas]
 
     def sent(self, request: Request, index: int, num_tokens: int, now: float) -> None:
-        """A request was sent to a replica; num_tokens as for its estimate."""
+        """Records that a request was sent to a replica; num_tokens as for its estimate."""
         self._awaited[request.request_id] = index, num_tokens, now
 
     def sent_to(self, request: Request, replica: ReplicaView, now: float) -> None:
-        """The same, before the replica has it."""
+        """Records that a request is sent to a replica, which does not count it yet."""
         num_tokens = replica.num_queued_tokens + request.prompt.num_tokens
         self.sent(request, replica.index, num_tokens, now)
 
     def first_token(self, request: Request, now: float) -> None:
-        """A request's first token came: learn from it."""
+        """Updates the rate of a replica, as a request's first token came."""
         index, num_tokens, sent_s = self._awaited.pop(request.request_id)
         if now > sent_s:
             measured = num_tokens / (now - sent_s)
@@ -54,12 +57,12 @@ class TtftEstimates:
             self._tokens_per_s[index] = known + SMOOTHING * (measured - known)
 
     def ended(self, request: Request) -> None:
-        """A request is awaited no more, perhaps without a token."""
+        """Forgets a request that has ended, perhaps without a token."""
         self._awaited.pop(request.request_id, None)
 
 
 def check_target(ttft_s: float, initial_tokens_per_s: float) -> None:
-    """Raise ValueError for settings that mean nothing."""
+    """Raises ValueError for targets or rates that are not finite and > 0."""
     if not 0 < ttft_s < inf:
         raise ValueError(f"ttft_s={ttft_s}: must be a finite number > 0 s")
     if not 0 < initial_tokens_per_s < inf:

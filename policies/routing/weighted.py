@@ -1,7 +1,7 @@
 """Weighted round robin: each replica gets a share of the requests in proportion to a fixed weight.
 
-As earliest-deadline-first queues do it (Envoy's weighted round robin): a replica of weight w is due every 1/w
-of a virtual time, and whoever is due first gets the request. Weights 2, 1 give 0, 0, 1, 0, 0, 1 ...
+As in earliest-deadline-first queues (Envoy's weighted round robin): a replica of weight w is due every 1/w of
+a virtual time, and the replica that is due first gets the request. Weights 2, 1 give 0, 0, 1, 0, 0, 1 ...
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from policies.routing import ReplicaView, check_by_replica, check_positive
 
 @dataclass(kw_only=True, slots=True)
 class Weighted:
-    """Reads no replica; costs the logarithm of their number."""
+    """Fixed shares by weight. Reads no replica; costs the logarithm of their number."""
 
     weights: tuple[float, ...] = ()
-    """By replica's index; none: all alike. One that comes later has the weight 1."""
+    """Weight of each replica, by its index; empty: all equal.
+
+    A replica that is added later has the weight 1.
+    """
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
-    """When each is due, and its place."""
+    """Heap of (virtual time at which a replica is due, its position)."""
 
     def __post_init__(self) -> None:
         check_positive("weights", self.weights)
 
     def check(self, num_replicas: int) -> None:
-        """Raise ValueError unless there is a weight for each replica."""
+        """Raises ValueError unless there is one weight per replica, or none at all."""
         check_by_replica("weights", self.weights, num_replicas)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
@@ -40,7 +43,10 @@ class Weighted:
         return place
 
     def _line_up(self, replicas: Sequence[ReplicaView]) -> None:
-        """Who was there keeps its turn; who is new is due as if it had just been served."""
+        """Rebuilds the heap.
+
+        Known replicas keep their turn, new ones are due as if they had just been served.
+        """
         known = {self._replicas[place].index: due for due, place in self._due}
         served = self._due[0][0] if self._due else 0.0
         self._due = [

@@ -1,14 +1,14 @@
-"""A weighted sum of scores, cache against load, as production gateways compose it.
+"""A weighted sum of scores, cache against load, as production gateways compute it.
 
-As the endpoint pickers of the Gateway API Inference Extension and of llm-d do it: each replica gets scores of
-0 to 1, the highest sum of weight times score wins.
+As in the endpoint pickers of the Gateway API Inference Extension and of llm-d: each replica gets scores from
+0 to 1, and the highest sum of weight times score wins.
 
     prefix   share of the prompt that is cached there
     queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
     kv       share of its KV memory that is free
 
 Weights are 3, 2, 2 as in the extension's default configuration. Queue and KV memory are as old as the
-service's signals are, with what was sent since; the cache is looked up exactly, as by llm-d's precise prefix
+service's signals are, plus what was sent since; the cache is looked up exactly, as by llm-d's precise prefix
 scorer.
 """
 
@@ -25,7 +25,7 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedScore:
-    """Ties go to the fewest outstanding requests, then to the smallest index. Reads all replicas."""
+    """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas."""
 
     prefix_weight: float = 3.0
     queue_weight: float = 2.0
