@@ -1,4 +1,4 @@
-"""No admission control: whoever comes is let in, and waits as long as it takes."""
+"""No admission control: every request is admitted, and waits as long as it takes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmitAll:
-    """Reads nothing."""
+    """Admits every request; reads nothing."""
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Never one."""
+        """Always None."""
         return None

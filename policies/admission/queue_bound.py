@@ -1,7 +1,7 @@
-"""Queue bound: what is outstanding is limited, and what comes beyond is shed at once.
+"""Queue bound: the outstanding load is limited, and requests beyond the limit are shed at once.
 
-A queue without a bound grows under overload until every answer is too late. A bounded queue keeps the wait
-below bound / throughput and rejects the other requests immediately. Triton's max_queue_size bounds each
+A queue without a bound grows under overload until every answer is too late. A bounded one keeps the wait
+below bound / throughput, and other requests are refused immediately. Triton's max_queue_size bounds each
 server, Ray Serve's max_queued_requests what waits at each router.
 """
 
@@ -20,27 +20,29 @@ COUNTS = {
     "tokens": ("num_tokens", "num_outstanding_tokens"),
     "queued_tokens": ("num_queued_tokens", "num_queued_tokens"),
 }
-"""What may be bounded: the attribute of `Outstanding`, and that of `ReplicaView`."""
+"""Quantities that may be bounded: the attribute of `Outstanding`, and that of `ReplicaView`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class QueueBound:
-    """The bound is reached, not kept below: tokens exceed it by one prompt at most, and alone any is let in.
+    """Refuses requests while the bound is reached.
 
-    Per replica, one with room is enough; they are looked at from the one that had room last, so all of them
-    only while none has.
+    Tokens may exceed the bound by one prompt at most; a request that is alone is always admitted.
+
+    Per replica, one replica with room is enough. Replicas are checked from the one that had room last, so all
+    of them are checked only while none has room.
     """
 
     max_outstanding: int = 256
-    """From which on requests are refused."""
+    """Load at which requests are refused."""
     count: str = "requests"
-    """Of what; or tokens of their prompts, or queued_tokens: of prompts without a first token yet."""
+    """What is counted: requests, tokens of their prompts, or queued_tokens: prompts without a first token."""
     per: str = "replica"
-    """Or fleet: of all replicas together."""
+    """Scope of the bound: replica, or fleet (all replicas together)."""
     retry_after_s: float | None = None
-    """Retry-After that refused clients receive, in seconds; null: none."""
+    """Retry-After in seconds that clients get; null: none."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
-    _place: int = field(init=False, default=0, repr=False, compare=False)  # of a replica that had room
+    _place: int = field(init=False, default=0, repr=False, compare=False)  # that had room
 
     def __post_init__(self) -> None:
         if self.max_outstanding < 1:
@@ -51,18 +53,18 @@ class QueueBound:
         check_retry_after(self.retry_after_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refused while the bound is reached."""
+        """Refuses a request while the bound is reached."""
         if not (self._replica_has_room(replicas) if self.per == "replica" else self._fleet_has_room()):
             return Refusal(f"queue bound of the {self.per}", self.retry_after_s)
         self._outstanding.admit(request)
         return None
 
     def on_first_token(self, request: Request, now: float) -> None:
-        """Count it no longer as queued."""
+        """Counts the request as no longer queued."""
         self._outstanding.first_token(request)
 
     def on_end(self, request: Request, now: float) -> None:
-        """Count it no more."""
+        """Removes the request from the counts."""
         self._outstanding.end(request)
 
     def _fleet_has_room(self) -> bool:

@@ -1,17 +1,17 @@
-"""Tenant quotas: fair shares of what may be outstanding (DRF; Ghodsi et al., NSDI 2011).
+"""Tenant quotas: fair shares of the outstanding load (DRF; Ghodsi et al., NSDI 2011).
 
-What may be outstanding is limited in requests and in prompt tokens. While there is room, everybody is let in.
-Beyond, tenants are filled like vessels, each up to what it has outstanding: its dominant share (the larger of
-its shares of the two limits) over its weight rises alike in all, until one limit is reached. A request is let
-in if its tenant would be filled with it. With one limit that is weighted max-min fairness:
+The outstanding load is limited in requests and in prompt tokens. While there is room, every request is
+admitted. Beyond, tenants are filled like vessels, each up to what it has outstanding: its dominant share (the
+larger of its shares of the two limits) over its weight rises equally in all, until one limit is reached. A
+request is admitted if its tenant would be filled with it. With one limit that is weighted max-min fairness:
 
-    limit 12, equal weights    A has 9, B 3           A is refused; B is let in until it has 6
+    limit 12, equal weights    A has 9, B 3           A is refused; B is admitted until it has 6
                                A has 6, B 6           both are refused
-                               A has 9, B 2, C 1      B leaves 10: A is refused, C is let in until it has 5
+                               A has 9, B 2, C 1      B leaves 10: A is refused, C is admitted until it has 5
 
-So a tenant within its share, weight over the weights of all who have something outstanding, is never refused
-because of others, and what they leave is lent. What was lent is not taken back but waited for: meanwhile more
-is outstanding than the limits say.
+So a tenant within its share, weight over the weights of all tenants with outstanding requests, is never
+refused because of others, and what they leave is lent. What was lent is not taken back but returns as
+requests end: meanwhile more is outstanding than the limits say.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from policies.core.request import Request
 from policies.routing import ReplicaView
 
 ROUNDING = 1 + 1e-9
-"""Sums of shares of whole numbers are rounded; who has just its share is within it."""
+"""Tolerance for the rounding of sums of shares: a tenant with exactly its share is within it."""
 
 
 class Use(NamedTuple):
@@ -36,22 +36,22 @@ class Use(NamedTuple):
     num_tokens: int = 0
 
     def plus(self, other: Use, sign: int = 1) -> Use:
-        """The sum, or the difference."""
+        """The sum, or the difference for sign=-1."""
         return Use(self.num_requests + sign * other.num_requests, self.num_tokens + sign * other.num_tokens)
 
 
 @dataclass(kw_only=True, slots=True)
 class TenantQuotas:
-    """Reads how many replicas there are. Where there is no room, looks at each tenant with requests."""
+    """Fair quotas. Reads the number of replicas. Without room, looks at each tenant with requests."""
 
     max_outstanding: int = 256
-    """Requests, times the replicas."""
+    """Maximum number of outstanding requests per replica."""
     max_outstanding_tokens: int | None = None
-    """Tokens of their prompts, likewise; null: no limit."""
+    """Maximum number of tokens of their prompts per replica; null: no limit."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
-    """Shares of the tenants relative to each other; 1 for those not named."""
+    """Shares of the tenants relative to each other; 1 for tenants not named."""
     retry_after_s: float | None = None
-    """Retry-After that refused clients receive, in seconds; null: none."""
+    """Retry-After in seconds that clients get; null: none."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
 
@@ -66,7 +66,7 @@ class TenantQuotas:
         check_retry_after(self.retry_after_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
-        """Refused where there is no room and its tenant has its share; alone any request is let in."""
+        """Refuses if there is no room and the tenant has its share; a request that is alone is admitted."""
         limits = self._limits(len(replicas))
         own = Use(1, request.prompt.num_tokens)
         total = self._total.plus(own)
@@ -81,7 +81,7 @@ class TenantQuotas:
         return None
 
     def on_end(self, request: Request, now: float) -> None:
-        """Give back what it had."""
+        """Removes the request from the counts of its tenant."""
         own = Use(1, request.prompt.num_tokens)
         self._total = self._total.plus(own, -1)
         use = self._uses[request.tenant].plus(own, -1)
@@ -91,7 +91,7 @@ class TenantQuotas:
             del self._uses[request.tenant]
 
     def _limits(self, num_replicas: int) -> tuple[float, float]:
-        """Of requests and of tokens."""
+        """Limits of (requests, tokens) for all replicas together."""
         num_tokens = inf if self.max_outstanding_tokens is None else self.max_outstanding_tokens
         return self.max_outstanding * num_replicas, num_tokens * num_replicas
 
@@ -106,7 +106,7 @@ class TenantQuotas:
         return _fits(filled, [limit * ROUNDING for limit in limits])
 
     def _level(self, tenant: str, use: Use, limits: Sequence[float]) -> float:
-        """Dominant share over weight."""
+        """Dominant share of a tenant, divided by its weight."""
         share = max(have / limit for have, limit in zip(use, limits, strict=True))
         return share / self.tenant_weights.get(tenant, 1.0)
 

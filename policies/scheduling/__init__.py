@@ -1,4 +1,4 @@
-"""Who goes first, who is preempted, and how. One policy a file."""
+"""Scheduling policies: which sequence goes first, which is preempted, and how. One policy per file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PREEMPTION_MODES = ("recompute", "swap")
 class Scheduling:
     """An order of sequences: the smallest rank is admitted first, the largest rank is preempted first.
 
-    A policy gives `rank`; the other methods are for those whose order depends on what has been served. What
-    such a policy remembers lies in fields with init=False, by request id or tenant, and goes when `on_end`
-    says so.
+    A policy defines `rank`; the other methods are for policies whose order depends on what has been served.
+    Such a policy keeps its memory in fields with init=False, by request id or tenant, and deletes it in
+    `on_end`.
     """
 
     needs_predictor: ClassVar[bool] = False
-    """Whether it asks for `Sequence.num_predicted_tokens`."""
+    """Whether the policy reads `Sequence.num_predicted_tokens`."""
     starvation_bound: ClassVar[int | None] = None
-    """So many requests that came later may be admitted before one that waits; None: nothing is claimed."""
+    """Number of later requests that may be admitted before a waiting one; None: nothing is promised."""
 
     preemption_mode: str = "recompute"
-    """What becomes of a victim's KV: recompute frees it, swap moves it to host memory while there is room."""
+    """What happens to a victim's KV: recompute frees it, swap moves it to host memory while there is room."""
 
     def __post_init__(self) -> None:
         if self.preemption_mode not in PREEMPTION_MODES:
@@ -37,40 +37,40 @@ class Scheduling:
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """Who waits is overtaken only by requests that came within this time of it; None: nothing is claimed.
+        """A waiting request is overtaken only by requests that arrive within this time; None: no promise.
 
         Like starvation_bound, counted to the first admission, with a batching policy that keeps the order.
         """
         return None
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key of a sequence, asked at its intake, after a preemption, and by `StepBuilder.rerank`.
+        """Sort key of a sequence; called when it is added, after a preemption, and by `StepBuilder.rerank`.
 
-        Ties go by request id.
+        Ties are broken by request id.
         """
         raise NotImplementedError
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """Sort key of a begun prefill in `StepView.prefilling`; not overridden, they come by admission.
+        """Sort key of a prefill under way in `StepView.prefilling`; without it, they come by admission.
 
-        It must order them the same way after each has got its next chunk, or `before_step` must hold(1).
+        It must order them the same way after each has got its next chunk, or `before_step` must call hold(1).
         """
         raise NotImplementedError
 
     def queue(self) -> WaitingQueue:
-        """An empty queue for the waiting."""
+        """Returns an empty waiting queue."""
         return WaitingQueue()
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Act before the batching policy does: preempt, pause, resume, rerank, bound the horizon."""
+        """Acts before the batching policy does: preempts, pauses, resumes, reranks, or bounds the horizon."""
 
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        """A plan was run num_iterations times; its sequences have not advanced yet."""
+        """Called when a plan was run num_iterations times; its sequences have not advanced yet."""
 
     def on_end(self, seq: SequenceView) -> None:
-        """A sequence has ended, or was aborted."""
+        """Called when a sequence has ended or was aborted."""
 
 
 def overrides(scheduling: Scheduling, name: str) -> bool:
-    """Whether a policy has an optional method of its own."""
+    """Whether a policy overrides an optional method."""
     return getattr(type(scheduling), name) is not getattr(Scheduling, name)

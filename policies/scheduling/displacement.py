@@ -1,9 +1,9 @@
-"""How a waiting sequence takes the place of running ones, for the policies that want this.
+"""How a waiting sequence displaces running ones, for policies with preemptive order.
 
-A step that preempts admits nobody: the one who waits comes in with the next step.
-Horizon: free blocks and what the victims hold only shrink together while a plan repeats. So whether room
-could be made never turns from no to yes, but room that is there and not used yet may go: until the head of
-the queue is in, every step is decided anew.
+A step that preempts admits no sequence: the waiting one is admitted in the next step.
+Horizon: free blocks and the blocks of the victims only shrink together while a plan repeats. So the answer
+whether room could be made never turns from no to yes, but room that is there and not used yet may vanish:
+until the head of the queue is admitted, every step is decided anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.core.view import StepView
 
 
 def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
-    """Those of the running that can be preempted, largest rank first: not whose KV is on its way."""
+    """Running sequences that can be preempted, largest rank first; excludes those whose KV is being moved."""
     able = [seq for seq in seqs if seq.state in AT_WORK]
     return sorted(able, key=lambda seq: (seq.rank, seq.request_id), reverse=True)
 
@@ -26,7 +26,7 @@ def displaceable(seqs: Iterable[SequenceView]) -> list[SequenceView]:
 def displace(
     view: StepView, step: StepBuilder, head: SequenceView, victims: SequenceOf[SequenceView]
 ) -> None:
-    """Preempt victims, the first first, until `head`, which waits, has room; nobody if all are not enough."""
+    """Preempts victims in order until the waiting sequence `head` has room; none if all are not enough."""
     if not victims:
         return
     if view.has_room(head):

@@ -1,6 +1,6 @@
-"""First come, first served; the last come is preempted first (vLLM's default, `--scheduling-policy fcfs`).
+"""First come, first served; the last arrival is preempted first (vLLM's `--scheduling-policy fcfs`, default).
 
-Memory pressure: the last come goes. Horizon: the order never changes by itself.
+Memory pressure: the last arrival is preempted. Horizon: the order never changes by itself.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from policies.scheduling import Scheduling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fcfs(Scheduling):
-    """Order of arrival. A preempted request keeps its place: ahead of all that came later."""
+    """Order of arrival. A preempted request keeps its place: ahead of all later arrivals."""
 
     starvation_bound: ClassVar[int | None] = 0
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(arrival,)."""
+        """Sort key (arrival,)."""
         return (seq.request.arrival_s,)

@@ -3,14 +3,14 @@
 The next token of a sequence is due at arrival + ttft_s + tpot_s x tokens produced. Its slack is the time from
 now until then, less the time to compute what its next token needs: its uncomputed tokens at
 prefill_tokens_per_s, an estimate that the user gives, as a policy knows no durations. `now` is the same for
-all, so the order is that of the latest start, due - time to compute: it stands still for who waits, and moves
-away by tpot_s with every token of a running one.
-A running answer that is far ahead of its reader has much slack: when the slack of the first of the waiting is
-gone and it finds no room, decodes whose latest start is more than margin_s behind its own are preempted for
-it, the largest slack first. Begun prefills are not. Nobody starves: what waits keeps its latest start, and
-those that come after it have later ones, but for the range of ttft_s and of prompt lengths.
-Memory pressure: the largest slack goes. Horizon: until the slack of the first of the waiting is gone; from
-then on, until a running one has got margin_s ahead of it.
+all, so the order is that of the latest start, due - time to compute: it is fixed for a waiting sequence, and
+moves away by tpot_s with every token of a running one.
+A running answer that is far ahead of its reader has much slack: when the slack of the first waiting sequence
+is used up and it finds no room, decodes whose latest start is more than margin_s behind its own are preempted
+for it, the largest slack first. Prefills under way are not. No request starves: a waiting sequence keeps its
+latest start, and later arrivals have later ones, within the range of ttft_s and of prompt lengths.
+Memory pressure: the largest slack is preempted. Horizon: until the slack of the first waiting sequence is
+used up; from then on, until a running one has got margin_s ahead of it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class LeastSlack(Scheduling):
     """The earliest latest start is admitted first, the latest is preempted first."""
 
     ttft_s: tuple[float, ...] = (1.0,)
-    """Time to the first token wanted for priority 0, 1, ...; the last holds for all beyond."""
+    """TTFT targets in seconds for priority 0, 1, ...; the last holds for all beyond."""
     tpot_s: tuple[float, ...] = (0.1,)
-    """Time for each token after the first, likewise."""
+    """TPOT targets in seconds, likewise."""
     prefill_tokens_per_s: float = 10_000.0
-    """Tokens that the engine computes in a second of prefill, roughly."""
+    """Estimated prefill rate of the engine in tokens per second."""
     margin_s: float = 1.0
-    """A decode gives way only if it has more than this slack more."""
+    """Minimum slack in seconds that a decode must have above the waiting sequence to be preempted for it."""
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
@@ -49,7 +49,7 @@ class LeastSlack(Scheduling):
             raise ValueError(f"margin_s={self.margin_s}: must be >= 0 s")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(latest start, arrival)."""
+        """Sort key (latest start, arrival)."""
         request = seq.request
         due_s = request.arrival_s + by_priority(self.ttft_s, request)
         due_s += seq.num_output_tokens * by_priority(self.tpot_s, request)
@@ -57,7 +57,10 @@ class LeastSlack(Scheduling):
         return (due_s - num_tokens / self.prefill_tokens_per_s, request.arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Reckon the slack of the running again; make room for one that waits and has none left."""
+        """Updates the slack of the running sequences.
+
+        Makes room for a waiting sequence that has none left.
+        """
         for seq in view.running:
             step.rerank(seq)
         head = next(iter(view.waiting), None)

@@ -1,14 +1,14 @@
 """Length-aware order of prefills: by the tokens that are left to compute, short first or long first.
 
-Prompt lengths are known, so no predictor is asked. Short first: the fewest uncomputed tokens go first, among
-the waiting and among begun prefills, which a chunked batching policy serves in this order too (by
-`StepView.prefilling`): a short prompt that comes while a long one is under way is not held up behind its
-chunks, as far as the batching policy begins it at all. Long first: the reverse, so that long prompts start
+Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens go first, among
+the waiting sequences and among prefills under way, which a chunked batching policy serves in this order too
+(by `StepView.prefilling`). A short prompt that arrives while a long one is under way does not wait for its
+chunks, as far as the batching policy starts it at all. Long first: the reverse, so that long prompts start
 early and short ones fill what is left of the budget.
 Assumes that prefill time grows with tokens. Prompts of the other kind starve while the preferred keep coming;
-max_wait_s bounds that for those that wait, as in shortest_job_first; with null they may starve.
-Memory pressure: the last in this order by prompt length goes. Horizon: with several begun prefills, short
-first stands, as the first only gets shorter; long first is decided step by step.
+max_wait_s bounds that for waiting requests, as in shortest_job_first; with null they may starve.
+Memory pressure: the last in this order by prompt length is preempted. Horizon: with several prefills under
+way, short first does not change, as the first only gets shorter; long first is decided step by step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthAware(Scheduling):
-    """Prompts in the order of what is left of them."""
+    """Orders prompts by their uncomputed tokens."""
 
     long_first: bool = False
-    """The most uncomputed tokens first; else the fewest."""
+    """Whether the most uncomputed tokens go first; else the fewest."""
     max_wait_s: float | None = None
     """Time since its arrival after which a waiting request goes before all others; null: never."""
 
@@ -43,20 +43,20 @@ class LengthAware(Scheduling):
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(0, arrival) if it is overdue, else (1, known tokens up or down, arrival)."""
+        """Sort key (0, arrival) if it is overdue, else (1, known tokens up or down, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -seq.num_known if self.long_first else seq.num_known)
 
     def chunk_rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(uncomputed tokens up or down, arrival)."""
+        """Sort key (uncomputed tokens up or down, arrival)."""
         num_left = seq.num_uncomputed
         return (-num_left if self.long_first else num_left, seq.request.arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Bring the overdue to the front."""
+        """Moves overdue requests to the front."""
         self._overdue.bring_forward(view, step, now)
         if self.long_first and len(view.prefilling) > 1:
             step.hold(1)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._overdue.forget(seq)

@@ -1,11 +1,11 @@
-"""Longest prefix first: who finds the most of its prompt in the cache goes first (SGLang's `lpm`).
+"""Longest prefix first: the request with the longest prefix hit goes first (SGLang's `lpm`).
 
-Assumes a cache that finds prefixes. Sharing requests run behind each other while their prefix is still there,
-which approximates a depth-first walk of the radix tree; a request that shares nothing may starve, unless
-max_wait_s bounds that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting it falls
-back to the order of arrival, as SGLang does, since looking all of them up costs too much.
-Memory pressure: who had found least when it was admitted goes first. Horizon: one iteration while somebody
-waits, since evictions change what is found.
+Assumes a cache that finds prefixes. Requests that share a prefix run one after the other while it is still
+cached, which approximates a depth-first walk of the radix tree. A request that shares nothing may starve,
+unless max_wait_s bounds that, as in shortest_job_first (not in SGLang). With more than max_sorted waiting
+requests the order is that of arrival, as in SGLang, since looking all of them up costs too much.
+Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
+while a request waits, since evictions change the hits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
-    """The longest hit first, ties by arrival."""
+    """The longest prefix hit first, ties by arrival."""
 
     max_sorted: int = 128
-    """Beyond so many waiting, first come, first served."""
+    """Number of waiting requests above which the order is first come, first served."""
     max_wait_s: float | None = None
     """Time since its arrival after which a waiting request goes before all others; null: never."""
 
@@ -43,11 +43,11 @@ class LongestPrefix(Scheduling):
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(0, arrival) if it is overdue, else (1, tokens found, negative; arrival)."""
+        """Sort key (0, arrival) if it is overdue, else (1, -tokens found, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, -self._num_found.get(seq.request_id, 0))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Bring the overdue to the front, and look everybody up who waits."""
+        """Moves overdue requests to the front, and looks up the prefix hits of all waiting requests."""
         self._overdue.bring_forward(view, step, now)
         if not view.num_waiting:
             return
@@ -60,6 +60,6 @@ class LongestPrefix(Scheduling):
                 step.rerank(seq)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._num_found.pop(seq.request_id, None)
         self._overdue.forget(seq)

@@ -3,18 +3,18 @@
 A sequence may use quantum_tokens x 2^i tokens of service in level i (0 is the first), then it moves one level
 down. A new request skips the levels whose quantum its prefill alone would use up. The paper measures service
 in time; a policy knows no durations, so here a prompt token and an output token are one token of service
-each, and tokens computed again after a preemption none. In a level: order of arrival.
-Of those in the engine and those that wait, the max_active first run; decodes that are not among them are
-paused and keep their KV. A waiting sequence of a better level that finds no slot or no memory preempts
-those of worse levels, the worst first, but no begun prefill, and nobody who has got no token since its KV was
-loaded: promotions could undo each other's for ever.
+each, and tokens computed again after a preemption none. Within a level the order is that of arrival.
+Of the running and waiting sequences, the first max_active run; other decodes are paused and keep their KV. A
+waiting sequence of a better level that finds no slot or no memory preempts those of worse levels, the worst
+first. It preempts no prefill under way, and no sequence that has got no token since its KV was loaded:
+promotions could undo each other's work for ever.
 With preemption_mode=swap, paused KV moves to host memory, worst first, as soon as free blocks fall below
-min_free_share (the paper's proactive swapping; loading it back ahead of time is not done). Who stands still
-for starvation_s goes to the first level.
-Assumes nothing about lengths; long answers give way to short ones soon.
+min_free_share (the paper's proactive swapping; loading it back ahead of time is not modelled). A sequence
+without service for starvation_s goes to the first level.
+Assumes nothing about lengths; long answers soon give way to short ones.
 An admitted sequence shares its first iteration with the decode that it displaces, beyond max_active.
-Memory pressure: the worst level goes. Horizon: while somebody waits or is paused, until the first quantum in
-use ends, the next promotion, or, with swapping, before free blocks could fall below the share.
+Memory pressure: the worst level is preempted. Horizon: while a sequence waits or is paused, until the first
+quantum in use ends, the next promotion, or, with swapping, before free blocks could fall below the share.
 """
 
 from __future__ import annotations
@@ -48,28 +48,31 @@ _Key = tuple[tuple[float, ...], int]  # rank, request id
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where a sequence stands: its level, the service at which it leaves it, since when it stands still."""
+    """State of a sequence.
+
+    Its level, the service at which it leaves the level, and when its service stopped.
+    """
 
     seq: SequenceView
     level: int
     ends_at: int
     still_since_s: float
     num_preemptions: int = 0  # as of still_since_s
-    key: _Key | None = None  # under which it is among the movable
-    look: int = 0  # number of the entry among the looks that counts
+    key: _Key | None = None  # its key in `movable`
+    look: int = 0  # number of its valid entry in `looks`
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What the policy remembers. A step costs what has changed, not a walk over all that run."""
+    """The memory of the policy. The cost of a step depends on what has changed, not on all that run."""
 
     places: dict[int, _Place] = field(default_factory=dict)  # by request id
-    movable: list[tuple[tuple[float, ...], int, _Place]] = field(default_factory=list)  # decodes and paused
-    looks: list[tuple[int, int, _Place]] = field(default_factory=list)  # a heap: iteration, number
+    movable: list[tuple[tuple[float, ...], int, _Place]] = field(default_factory=list)  # decoding and paused
+    looks: list[tuple[int, int, _Place]] = field(default_factory=list)  # heap: iteration, number, place
     num_looks: int = 0
     alarms: Alarms = field(default_factory=Alarms)  # promotions
-    num_places: int = 0  # of the movable, the first so many run ...
-    others: list[_Key] = field(default_factory=list)  # ... beside these: prefills, and who is being loaded
+    num_places: int = 0  # number of movable sequences that run ...
+    others: list[_Key] = field(default_factory=list)  # ... beside these: prefills and loads
     num_admitted: int = 0  # by this step
     queue: LevelQueue | None = None
     step: StepBuilder | None = None
@@ -78,18 +81,18 @@ class _Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mlfq(Scheduling):
-    """The best level first; who has used up its quantum goes down a level."""
+    """The best level first; a sequence that has used up its quantum goes down a level."""
 
     quantum_tokens: int = 64
-    """Tokens of service in the first level; each further level has twice as many."""
+    """Quantum of the first level in tokens of service; each further level has twice as many."""
     num_levels: int = 8
-    """Levels; the last has no end."""
+    """Number of levels; the last has no end."""
     starvation_s: float = 30.0
-    """Time without service after which a sequence goes to the first level."""
+    """Time without service in seconds after which a sequence goes to the first level."""
     max_active: int | None = None
-    """Sequences that run at once, of those that hold KV; null: all of them."""
+    """Maximum number of sequences that run at once, of those that hold KV; null: all of them."""
     min_free_share: float = 0.05
-    """Share of the KV blocks below which paused KV moves to host memory (preemption_mode=swap)."""
+    """Share of free KV blocks below which paused KV moves to host memory (preemption_mode=swap)."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
@@ -107,16 +110,16 @@ class Mlfq(Scheduling):
 
     @property
     def starvation_bound_s(self) -> float | None:
-        """starvation_s: in the first level, those that come later are behind."""
+        """starvation_s: a sequence in the first level goes before later arrivals."""
         return self.starvation_s
 
     def level_of(self, num_tokens: int) -> int:
-        """The first level whose quantum covers so many tokens, or the last."""
+        """The first level whose quantum covers num_tokens tokens, or the last."""
         quanta = -(-num_tokens // self.quantum_tokens)
         return min((quanta - 1).bit_length(), self.num_levels - 1)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(level, arrival)."""
+        """Sort key (level, arrival)."""
         memory, arrival_s = self._memory, seq.request.arrival_s
         place = memory.places.get(seq.request_id)
         if place is None:
@@ -132,12 +135,12 @@ class Mlfq(Scheduling):
         return (place.level, arrival_s)
 
     def queue(self) -> WaitingQueue:
-        """A queue that offers only who is among the max_active first."""
+        """Returns a queue that offers only sequences that are among the first max_active."""
         self._memory.queue = LevelQueue(self)
         return self._memory.queue
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Levels, then who may come in, who runs, and whose KV leaves."""
+        """Updates levels; decides which sequences may be admitted, which run, and whose KV is swapped out."""
         memory = self._memory
         memory.step, memory.now = step, now
         for seq in memory.alarms.ring(now):
@@ -154,7 +157,7 @@ class Mlfq(Scheduling):
         memory.num_admitted = 0
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._leave(self._memory.places.pop(seq.request_id))
 
     def is_next(self, seq: SequenceView) -> bool:
@@ -168,7 +171,7 @@ class Mlfq(Scheduling):
         return num_ahead + memory.num_admitted < self.max_active
 
     def note_admission(self) -> None:
-        """If a step is being made, somebody was admitted by it, and the next one is decided anew."""
+        """Counts an admission if a step is being made; the next step is then decided anew."""
         memory = self._memory
         if memory.step is not None and memory.step.is_open:
             memory.num_admitted += 1
@@ -178,7 +181,7 @@ class Mlfq(Scheduling):
         return self.quantum_tokens << level if level < self.num_levels - 1 else FOREVER
 
     def _settle(self, place: _Place) -> bool:
-        """Move a sequence down for the service that it got; whether that changed its level."""
+        """Moves a sequence down for the service that it got; returns whether that changed its level."""
         service = _service(place.seq)
         if service < place.ends_at:
             return False
@@ -188,9 +191,9 @@ class Mlfq(Scheduling):
         return True
 
     def _look(self, view: StepView, step: StepBuilder) -> None:
-        """Settle who may have used up its quantum, and find who has begun to decode.
+        """Updates sequences that may have used up their quantum, and finds those that began to decode.
 
-        A decoding sequence gets a token an iteration at most: it need not be looked at before so many
+        A decoding sequence gets at most one token per iteration: it need not be checked before as many
         iterations have passed as its quantum has tokens left.
         """
         memory, prefilling = self._memory, view.prefilling
@@ -213,7 +216,7 @@ class Mlfq(Scheduling):
                     self._look_later(place, num_iterations)
 
     def _look_later(self, place: _Place, num_iterations: int) -> None:
-        """Look at a sequence when its quantum can be used up at the earliest."""
+        """Schedules the next check of a sequence for the earliest iteration in which its quantum can end."""
         memory = self._memory
         memory.num_looks += 1
         place.look = memory.num_looks
@@ -223,7 +226,7 @@ class Mlfq(Scheduling):
         heappush(memory.looks, (due, place.look, place))
 
     def _demote(self, place: _Place, step: StepBuilder) -> None:
-        """Settle a sequence, and give it its new rank."""
+        """Updates the level of a sequence, and its rank if the level has changed."""
         if self._settle(place):
             self._rerank(place, step)
 
@@ -235,12 +238,12 @@ class Mlfq(Scheduling):
             self._enter(place)
 
     def _enter(self, place: _Place) -> None:
-        """It is movable from now on."""
+        """Adds a sequence to the movable ones."""
         place.key = (place.seq.rank, place.seq.request_id)
         insort(self._memory.movable, (*place.key, place))
 
     def _leave(self, place: _Place) -> None:
-        """It is movable no more, if it was."""
+        """Removes a sequence from the movable ones, if it is among them."""
         if place.key is not None:
             del self._memory.movable[bisect_left(self._memory.movable, place.key)]
             place.key = None
@@ -251,7 +254,7 @@ class Mlfq(Scheduling):
         self._memory.alarms.set(self._memory.now + self.starvation_s, place.seq)
 
     def _promote(self, seq: SequenceView, step: StepBuilder) -> None:
-        """To the first level, if it still stands still since starvation_s."""
+        """Moves a sequence to the first level if it still has had no service for starvation_s."""
         memory = self._memory
         place = memory.places[seq.request_id]
         if seq.state in _STANDING and place.still_since_s + self.starvation_s <= memory.now:
@@ -260,14 +263,14 @@ class Mlfq(Scheduling):
             self._rerank(place, step)
 
     def _make_way(self, view: StepView, step: StepBuilder, limit: int) -> None:
-        """Preempt worse levels for the first of the waiting, if it may run."""
+        """Preempts worse levels for the first waiting sequence, if it may run."""
         memory = self._memory
         assert memory.queue is not None
         head = memory.queue.first
         if head is None:
             return
         movable, (level, _) = memory.movable, head.rank
-        first = bisect_left(movable, ((level + 1,),))  # of the worse levels
+        first = bisect_left(movable, ((level + 1,),))  # first of the worse levels
         if first == len(movable):
             return
         if view.num_running - len(view.paused) >= limit:
@@ -282,7 +285,7 @@ class Mlfq(Scheduling):
         displace(view, step, head, served)
 
     def _pause_all_but(self, view: StepView, step: StepBuilder, limit: int) -> None:
-        """Let the first decodes run and the others stand still; a begun prefill goes on."""
+        """Lets the first decodes run and pauses the others; prefills under way go on."""
         memory, movable = self._memory, self._memory.movable
         memory.num_places = num_places = max(0, limit - len(view.prefilling))
         for _, _, place in movable[:num_places]:
@@ -299,7 +302,7 @@ class Mlfq(Scheduling):
             memory.others = [(seq.rank, seq.request_id) for seq in others]
 
     def _swap_out(self, view: StepView, step: StepBuilder) -> None:
-        """Move paused KV to the host while blocks are short."""
+        """Moves paused KV to host memory while free blocks are short."""
         floor = self.min_free_share * view.num_blocks
         if view.num_free_blocks < floor:
             paused = [p.seq for _, _, p in self._memory.movable if p.seq.state is SequenceState.paused]
@@ -317,7 +320,7 @@ class Mlfq(Scheduling):
             step.hold(max(1, num_blocks_each * view.block_size))
 
     def _hold(self, view: StepView, step: StepBuilder) -> None:
-        """Until the first quantum in use ends, or a promotion is due."""
+        """Bounds the horizon by the end of the first quantum in use and the next promotion."""
         memory, num_iterations = self._memory, FOREVER
         looks = memory.looks
         while looks and not self._counts(*looks[0][1:]):
@@ -335,7 +338,7 @@ class Mlfq(Scheduling):
 
 
 class LevelQueue(WaitingQueue):
-    """By rank; offers only who may run."""
+    """A queue by rank that offers only sequences that may run."""
 
     def __init__(self, policy: Mlfq) -> None:
         super().__init__()
@@ -343,11 +346,11 @@ class LevelQueue(WaitingQueue):
 
     @property
     def first(self) -> SequenceView | None:
-        """The first of the waiting, whether it may run or not."""
+        """The first waiting sequence, whether it may run or not."""
         return self._heap[0][3] if self._heap else None
 
     def remove(self, seq: SequenceView) -> None:
-        """Take a sequence out. KeyError if it is not here."""
+        """Removes a sequence. Raises KeyError if it is not here."""
         super().remove(seq)
         self._policy.note_admission()
 

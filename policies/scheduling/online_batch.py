@@ -1,13 +1,15 @@
-"""Online requests and a batch API on one engine: batch work takes what online work leaves.
+"""Online requests and a batch API on one engine: batch requests use what online requests leave.
 
-Batch: a priority of at least batch_priority, or a deadline_s (a completion window of hours). Online requests
-go first, first come, first served; batch requests by deadline and arrival. An online request that finds no
-slot or no memory preempts batch sequences, the latest deadline first (as ConServe, Qiao et al., 2024, and
-HyGen, Sun et al., 2025, do at the level of the engine; their latency models are not part of this policy). A
-batch request that still waits promote_before_s before its deadline counts as online from then on.
-Batch requests without a deadline may starve: online work goes before them for ever.
-Memory pressure: batch goes first, the latest deadline first, then the last come. Horizon: until the next
-promotion, while somebody waits; step by step while an online request has room but no budget.
+A batch request has a priority of at least batch_priority, or a deadline_s (a completion window of hours).
+Online requests go first, first come, first served; batch requests follow by deadline and arrival. An online
+request that finds no slot or no memory preempts batch sequences, the latest deadline first (as ConServe, Qiao
+et al., 2024, and HyGen, Sun et al., 2025, do at the level of the engine; their latency models are not part of
+this policy). A batch request that still waits promote_before_s before its deadline counts as online from then
+on.
+Batch requests without a deadline may starve behind online requests.
+Memory pressure: batch sequences are preempted first, the latest deadline first, then the last arrivals.
+Horizon: until the next promotion, while a request waits; step by step while an online request has room but no
+budget.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _ONLINE, _BATCH = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineBatch(Scheduling):
-    """Online before batch; batch is evicted first."""
+    """Online requests before batch requests; batch sequences are preempted first."""
 
     batch_priority: int = 1
     """Requests of this priority and beyond are batch requests; so are those with a deadline."""
     promote_before_s: float = 600.0
-    """Time before its deadline at which a batch request is served as an online one."""
+    """Time before its deadline, in seconds, at which a batch request is served as an online one."""
     preempts: bool = True
     """Whether a waiting online request preempts batch sequences; else it waits until one ends."""
 
@@ -47,7 +49,7 @@ class OnlineBatch(Scheduling):
             raise ValueError(f"promote_before_s={self.promote_before_s}: must be >= 0 s")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(0, arrival) for online and promoted requests, (1, deadline, arrival) for batch."""
+        """Sort key (0, arrival) for online and promoted requests, (1, deadline, arrival) for batch."""
         request = seq.request
         if not self._is_batch(request) or seq.request_id in self._promoted:
             return (_ONLINE, request.arrival_s)
@@ -59,7 +61,7 @@ class OnlineBatch(Scheduling):
         return (_BATCH, request.deadline_s, request.arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Promote those whose deadline nears, and let batch give way to online."""
+        """Promotes requests whose deadline is near, and lets batch sequences give way to online requests."""
         for seq in self._alarms.ring(now):
             self._promoted.add(seq.request_id)
             step.rerank(seq)
@@ -71,7 +73,7 @@ class OnlineBatch(Scheduling):
             displace(view, step, head, displaceable(seq for seq in view.running if seq.rank[0] == _BATCH))
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._promoted.discard(seq.request_id)
         self._noted.discard(seq.request_id)
 

@@ -1,4 +1,4 @@
-"""Who has waited for too long goes before all others: a bound in orders that would let it starve."""
+"""Requests that waited too long go before all others: a bound for orders that would let them starve."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from policies.scheduling.alarms import Alarms
 
 
 def check_max_wait_s(max_wait_s: float | None) -> None:
-    """Raise ValueError if it is no time to wait at most."""
+    """Raises ValueError unless max_wait_s is None or >= 0."""
     if max_wait_s is not None and not max_wait_s >= 0:
         raise ValueError(f"max_wait_s={max_wait_s}: must be >= 0 s; null for no limit")
 
 
 class Overdue:
-    """Requests that still waited max_wait_s after their arrival; each stays one of them until it ends.
+    """Requests that still waited max_wait_s after their arrival; a request stays overdue until it ends.
 
-    A policy asks `rank` for its ranks, and calls `bring_forward` in `before_step` and `forget` in `on_end`.
-    Nobody who came later goes before an overdue request that waits, so it is overtaken only by requests that
-    came within max_wait_s of it.
+    A policy calls `rank` for its ranks, `bring_forward` in `before_step`, and `forget` in `on_end`.
+    No later request goes before an overdue one that waits, so it is overtaken only by requests that arrived
+    within max_wait_s of it.
     """
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
         self._alarms = Alarms()
-        self._watched: set[int] = set()  # those with an alarm to come
+        self._watched: set[int] = set()  # ids with a pending alarm
 
     def rank(self, seq: SequenceView, max_wait_s: float | None, *key: float) -> tuple[float, ...]:
-        """(0, arrival) of the overdue; (1, *key, arrival) of others, who are watched while they wait."""
+        """Sort key (0, arrival) if overdue, else (1, *key, arrival); others are watched while they wait."""
         arrival_s, request_id = seq.request.arrival_s, seq.request_id
         if request_id in self._ids:
             return (0, arrival_s)
@@ -39,16 +39,19 @@ class Overdue:
         return (1, *key, arrival_s)
 
     def bring_forward(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Rank those first that are overdue by now; the step holds until the next may be."""
+        """Moves requests that are overdue by now to the front.
+
+        The step holds until the next may be overdue.
+        """
         for seq in self._alarms.ring(now):
             self._watched.discard(seq.request_id)
-            if seq.state is SequenceState.waiting:  # else it is asked for its rank when it waits again
+            if seq.state is SequenceState.waiting:  # else it is ranked again when it waits again
                 self._ids.add(seq.request_id)
                 step.rerank(seq)
         if view.num_waiting:
             step.hold(until_s=self._alarms.next_s)
 
     def forget(self, seq: SequenceView) -> None:
-        """A sequence has ended."""
+        """Forgets a sequence that has ended."""
         self._ids.discard(seq.request_id)
         self._watched.discard(seq.request_id)

@@ -1,10 +1,11 @@
 """Priority classes (vLLM's `--scheduling-policy priority`), strict or with aging.
 
-Strict: first come, first served within a class; those behind a class that keeps the engine busy may starve.
-With aging a request rises by one class for every aging_s that it waits, as in operating systems' schedulers.
-All rise at the same pace, so who goes before whom never changes and the order is that of
-priority x aging_s + arrival: nobody waits for requests that come more than aging_s a class after it.
-Memory pressure: among the running, the largest rank goes. Horizon: the order never changes by itself.
+Strict: first come, first served within a class; requests behind a class that keeps the engine busy may
+starve. With aging a request rises by one class for every aging_s that it waits, as in operating systems'
+schedulers. All rise at the same pace, so the relative order of two requests never changes and is that of
+priority x aging_s + arrival: no request waits for requests that arrive more than aging_s per class after it.
+Memory pressure: the largest rank of the running sequences is preempted. Horizon: the order never changes by
+itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Priority(Scheduling):
     """A smaller `Request.priority` is admitted first; among the running, the largest is preempted first."""
 
     aging_s: float | None = None
-    """Waiting time that makes up for one class; null: none does."""
+    """Waiting time in seconds that makes up for one class; null: no aging."""
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
@@ -28,7 +29,7 @@ class Priority(Scheduling):
             raise ValueError(f"aging_s={self.aging_s}: must be > 0 s; null for strict classes")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(priority, arrival), or their weighted sum."""
+        """Sort key (priority, arrival), or their weighted sum."""
         request = seq.request
         if self.aging_s is None:
             return (request.priority, request.arrival_s)

@@ -1,16 +1,17 @@
-"""S3: pack the batch by predicted lengths (Jin et al., NeurIPS 2023).
+"""S3: packs the batch by predicted lengths (Jin et al., NeurIPS 2023).
 
 A classifier puts each request into a bucket of output lengths (`prediction=buckets`). Every request is
-allotted memory for its prompt and its bucket's upper bound, and the batch is filled as a bin is packed: of
-those that wait, the largest need that fits in what is not allotted yet goes first, then the next (decreasing
-first fit). An answer that outgrows its allotment has it doubled.
-What the memory does about the allotment is up to the cache. One that reserves it preempts whoever outgrows
-it, as in the paper; a paged one grows on, and the doubled allotment counts when the next are packed.
-Assumes predictions that are mostly right: then nobody is preempted although memory is full. Small requests
-may starve while large ones keep coming: only the `window` oldest are packed, which bounds the work, not the
-wait.
-Memory pressure: the last come goes. Horizon: what is allotted changes when an answer outgrows it, so until
-then, while somebody waits; one iteration after an admission.
+allotted memory for its prompt and its bucket's upper bound, and the batch is filled like a bin: of the
+waiting sequences, the largest need that fits into the memory not allotted yet goes first, then the next
+(decreasing first fit). The allotment of an answer that outgrows it is doubled.
+The cache decides what an exceeded allotment means. A cache that reserves it preempts a sequence that outgrows
+it, as in the paper; a paged cache grows on, and the doubled allotment counts when the next sequences are
+packed.
+Assumes predictions that are mostly right: then no sequence is preempted although memory is full. Small
+requests may starve while large ones keep coming: only the `window` oldest are packed, which bounds the work,
+not the wait.
+Memory pressure: the last arrival is preempted. Horizon: allotments change when an answer outgrows its own, so
+until then, while a request waits; one iteration after an admission.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from policies.scheduling.expectation import expected_output_tokens
 
 @dataclass(slots=True)
 class _Memory:
-    """The KV memory as of the last look, in blocks."""
+    """The state of KV memory at the last step, in blocks."""
 
     num_blocks: int = 0
     num_unallotted: int = 0
@@ -41,16 +42,16 @@ class _Memory:
     step: StepBuilder | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks for so many tokens, never more than there are."""
+        """Number of blocks for num_tokens tokens, at most all blocks."""
         return min(-(-num_tokens // self.block_size), self.num_blocks)
 
     def tokens_in(self, num_blocks: int) -> float:
-        """The most tokens for which so many blocks are enough; infinite if all blocks are meant."""
+        """Largest number of tokens that fit into num_blocks blocks; infinite if that is all blocks."""
         return inf if num_blocks >= self.num_blocks else num_blocks * self.block_size
 
 
 def _allotted(seq: SequenceView, num_expected: int) -> int:
-    """Tokens that memory is allotted for, if so many output tokens are expected."""
+    """Tokens for which memory is allotted, if num_expected output tokens are expected."""
     return min(seq.num_prompt_tokens + num_expected, seq.max_num_tokens)
 
 
@@ -59,9 +60,9 @@ _Entry = tuple[tuple[float, ...], int, _Need]  # rank, id: the oldest first
 
 
 class PackingQueue(WaitingQueue):
-    """Offers the oldest `window` sequences that fit together, the largest need first.
+    """A queue that offers those of the oldest `window` sequences that fit together, the largest need first.
 
-    What a sequence is allotted stands while it waits.
+    The allotment of a sequence does not change while it waits.
     """
 
     def __init__(self, memory: _Memory, window: int) -> None:
@@ -69,7 +70,7 @@ class PackingQueue(WaitingQueue):
         self._memory = memory
         self._window = window
         self._oldest: list[_Entry] = []
-        self._largest: list[_Need] = []  # of the window; replaced, not changed: somebody may go through it
+        self._largest: list[_Need] = []  # of the window; replaced, not changed, as an iterator may use it
 
     def __len__(self) -> int:
         return len(self._oldest)
@@ -78,7 +79,7 @@ class PackingQueue(WaitingQueue):
         return isinstance(seq, Sequence) and self._place(seq) is not None
 
     def push(self, seq: SequenceView) -> None:
-        """Queue a sequence."""
+        """Queues a sequence."""
         rank, request_id = seq.rank, seq.request_id
         num_tokens = _allotted(seq, expected_output_tokens(seq))
         entry = (rank, request_id, (-num_tokens, rank, request_id, seq))
@@ -88,7 +89,7 @@ class PackingQueue(WaitingQueue):
             self._move_window([entry], self._oldest[self._window : self._window + 1])
 
     def remove(self, seq: SequenceView) -> None:
-        """Take a sequence out. KeyError if it is not here."""
+        """Removes a sequence. Raises KeyError if it is not here."""
         place = self._place(seq)
         if place is None:
             raise KeyError(seq.request_id)
@@ -102,7 +103,7 @@ class PackingQueue(WaitingQueue):
     def __iter__(self) -> Iterator[SequenceView]:
         memory = self._memory
         largest, room, place = self._largest, memory.num_unallotted, 0
-        while True:  # on to the next whose need is in the room
+        while True:  # go to the next whose need fits
             place = bisect_left(largest, (-memory.tokens_in(room),), place)
             if place == len(largest):
                 return
@@ -129,12 +130,12 @@ class PackingQueue(WaitingQueue):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3(Scheduling):
-    """The largest predicted need that fits is admitted first; the last come is preempted first."""
+    """The largest predicted need that fits is admitted first; the last arrival is preempted first."""
 
     needs_predictor: ClassVar[bool] = True
 
     window: int = 256
-    """How many of the waiting are considered, the oldest."""
+    """Number of waiting sequences that are considered, the oldest ones."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
 
@@ -144,15 +145,15 @@ class S3(Scheduling):
             raise ValueError(f"window={self.window}: must be >= 1")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(arrival,): who is in the window, and who is preempted; the packing is the queue's."""
+        """Sort key (arrival,): the order of the window and of preemption; the queue does the packing."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
-        """A queue that packs."""
+        """Returns a queue that packs."""
         return PackingQueue(self._memory, self.window)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Count what is allotted to the running."""
+        """Sums up what is allotted to the running sequences."""
         memory, running = self._memory, view.running
         memory.step = step
         if not view.num_waiting:

@@ -1,11 +1,11 @@
 """Shortest job first by the predicted number of output tokens, not preemptive.
 
-The order that minimises mean waiting time if predictions are right (Smith, 1956); among others SSJF (Qiu et
-al., 2024) serves LLMs this way. Long answers starve while shorter ones keep coming; max_wait_s bounds that: a
-request that has waited for so long goes before all that have not, in order of arrival, and keeps that place.
-Assumes that an answer's length says how long it is under way: prompts are not looked at.
-Memory pressure: the longest predicted goes. Horizon: among those in time the order never changes; until the
-first of the waiting is overdue.
+This order minimises mean waiting time if predictions are right (Smith, 1956); among others SSJF (Qiu et al.,
+2024) serves LLMs this way. Long answers starve while shorter ones keep coming; max_wait_s bounds that: a
+request that has waited that long goes before all that have not, in order of arrival, and keeps that place.
+Assumes that the service time depends on the answer's length: prompts are not considered.
+Memory pressure: the longest predicted answer is preempted. Horizon: the order of requests that are not
+overdue never changes; until the first waiting request is overdue.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ShortestJobFirst(Scheduling):
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(0, arrival) if it is overdue, else (1, predicted output tokens, arrival)."""
+        """Sort key (0, arrival) if it is overdue, else (1, predicted output tokens, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, seq.num_predicted_tokens)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Bring the overdue to the front."""
+        """Moves overdue requests to the front."""
         self._overdue.bring_forward(view, step, now)
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._overdue.forget(seq)

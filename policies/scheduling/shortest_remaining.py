@@ -1,16 +1,17 @@
 """Shortest remaining processing time first (SRPT; Schrage, 1968) by predicted output tokens, preemptive.
 
-Remaining: predicted minus produced tokens. A prediction that is outgrown is doubled: an answer predicted at
-10 tokens counts as one of 20 from its 10th token on, and may then have to give way (S3's correction; the
-estimate never runs down to nothing, which would make a long answer unpreemptable, the known weakness of SRPT
-under wrong sizes).
-A waiting sequence that finds no slot or no memory preempts running ones that have over min_gain_tokens
-more to go, the longest first, if that makes enough room. What it costs to bring the preempted back is not
+Remaining tokens are the predicted minus the produced ones. A prediction that is exceeded is doubled: an
+answer predicted at 10 tokens counts as one of 20 from its 10th token on, and may then have to give way (S3's
+correction; the estimate never goes down to zero, which would make a long answer unpreemptable, the known
+weakness of SRPT under wrong sizes).
+A waiting sequence that finds no slot or no memory preempts running ones that have more than min_gain_tokens
+more to go, the longest first, if that makes enough room. The cost of resuming the preempted sequences is not
 weighed; min_gain_tokens stands for it. Long answers starve while shorter ones keep coming; max_wait_s bounds
-that: who waits for so long after its arrival goes before all others, displaces nobody, and gives way to
-nobody, nor does who already runs then.
-Memory pressure: the longest remaining goes. Horizon: until the first running answer outgrows its prediction,
-while somebody waits; step by step while a sequence that may displace others has room but no budget.
+that: a request that waits that long after its arrival goes before all others, preempts none, and is not
+preempted; nor is a sequence of that age that already runs.
+Memory pressure: the longest remaining answer is preempted. Horizon: until the first running answer exceeds
+its prediction, while a request waits; step by step while a sequence that may displace others has room but no
+budget.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from policies.scheduling.overdue import Overdue, check_max_wait_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestRemaining(Scheduling):
-    """The fewest tokens to go are admitted first; the most are preempted first, also for one who waits."""
+    """The fewest remaining tokens are admitted first.
+
+    The most are preempted first, also for a waiting one.
+    """
 
     needs_predictor: ClassVar[bool] = True
 
     min_gain_tokens: int = 64
-    """A running sequence gives way only to one that has more than so many tokens less to go."""
+    """Minimum difference of remaining tokens above which a running sequence gives way to a waiting one."""
     max_wait_s: float | None = None
     """Time since its arrival after which a waiting request goes before all others; null: never."""
 
@@ -52,11 +56,11 @@ class ShortestRemaining(Scheduling):
         return self.max_wait_s
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(0, arrival) if it is overdue, else (1, output tokens still expected, arrival)."""
+        """Sort key (0, arrival) if it is overdue, else (1, output tokens still expected, arrival)."""
         return self._overdue.rank(seq, self.max_wait_s, remaining_output_tokens(seq))
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Count again what the running have to go, and let those give way that have too much."""
+        """Updates the remaining tokens of running sequences, and preempts those that have too many."""
         self._overdue.bring_forward(view, step, now)
         running = view.running
         for seq in running:
@@ -72,9 +76,12 @@ class ShortestRemaining(Scheduling):
         displace(view, step, head, displaceable(seq for seq in able if seq.rank[1] > limit))
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget it."""
+        """Forgets a sequence that has ended."""
         self._overdue.forget(seq)
 
     def _is_kept(self, seq: SequenceView, now: float) -> bool:
-        """Whether a running sequence would be overdue as soon as it waits: it does not give way."""
+        """Whether a running sequence would be overdue as soon as it waits.
+
+        Such a sequence is not preempted.
+        """
         return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now

@@ -1,17 +1,18 @@
 """Fair shares per tenant by virtual token counters (VTC; Sheng et al., OSDI 2024).
 
-Every tenant has a counter of the service it got: input_weight a prompt token, counted at admission, and
-output_weight an output token, counted as it is produced; divided by the tenant's weight. Of the tenants that
-have requests waiting, the one with the smallest counter is next (its requests in order of arrival). A tenant
-that had nothing waiting and comes back has its counter lifted to the smallest among those that wait, or, if
-nobody waits, to that of the tenant whose request left the queue last: time without requests earns no credit.
+Every tenant has a counter of the service it got: input_weight per prompt token, counted at admission, and
+output_weight per output token, counted as it is produced; divided by the tenant's weight. Of the tenants that
+have requests waiting, the one with the smallest counter is next (its requests in order of arrival). When a
+tenant without waiting requests comes back, its counter is lifted to the smallest among the waiting tenants,
+or, if none waits, to that of the tenant whose request left the queue last: time without requests earns no
+credit.
 Two tenants that both have requests waiting all the time differ in service by at most
 2 max(input_weight L, output_weight M): L tokens in the longest prompt, M tokens in the largest running batch
 (the paper's bound, for equal weights and without preemptions). Of a fixed set of tenants none starves; one of
 many may, while new tenants keep coming: each is lifted to the smallest counter and may go first from there.
 Tokens that are computed again after a preemption are not counted again.
-Memory pressure: the last come goes, whose tenant it may be. Horizon: while several tenants wait, until the
-output being produced changes their order; one iteration after an admission.
+Memory pressure: the last arrival is preempted, of whichever tenant. Horizon: while several tenants wait,
+until the output being produced changes their order; one iteration after an admission.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Account:
 class _Ledger:
     accounts: dict[str, _Account] = field(default_factory=dict)  # by tenant
     charged: set[int] = field(default_factory=set)  # ids of the requests whose prompt was counted
-    last_tenant: str | None = None  # whose request left the queue last
+    last_tenant: str | None = None  # the tenant whose request left the queue last
     queue: FairQueue | None = None
     step: StepBuilder | None = None
 
@@ -52,14 +53,14 @@ class _Ledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VirtualTokenCounter(Scheduling):
-    """The tenant that was served least is next."""
+    """The tenant with the least service is next."""
 
     input_weight: float = 1.0
-    """Of a prompt token."""
+    """Weight of a prompt token."""
     output_weight: float = 2.0
-    """Of an output token."""
+    """Weight of an output token."""
     tenant_weights: dict[str, float] = field(default_factory=dict)
-    """Shares of the tenants relative to each other; 1 for those not named."""
+    """Shares of the tenants relative to each other; 1 for tenants not named."""
 
     _ledger: _Ledger = field(init=False, default_factory=_Ledger, repr=False, compare=False)
 
@@ -81,16 +82,16 @@ class VirtualTokenCounter(Scheduling):
         return account.lifted_to + served / self.tenant_weights.get(tenant, 1.0)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
-        """(arrival,): the order among a tenant's requests, and of victims."""
+        """Sort key (arrival,): the order among a tenant's requests, and of victims."""
         return (seq.request.arrival_s,)
 
     def queue(self) -> WaitingQueue:
-        """A queue of queues, one a tenant."""
+        """Returns a queue of queues, one per tenant."""
         self._ledger.queue = FairQueue(self)
         return self._ledger.queue
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Take in who came; the order of the waiting tenants stands until one counter overtakes another."""
+        """Adds new requests; the order of the waiting tenants holds until one counter overtakes another."""
         ledger = self._ledger
         ledger.step = step
         assert ledger.queue is not None
@@ -108,7 +109,7 @@ class VirtualTokenCounter(Scheduling):
                 step.hold(max(1, int(min((next_value - value) / pace, 2**31))))
 
     def on_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        """Count the output."""
+        """Counts the output tokens."""
         account = self._ledger.account
         if plan.num_decodes:
             idle = set(plan.idle)
@@ -119,28 +120,31 @@ class VirtualTokenCounter(Scheduling):
             account(chunk.seq.request.tenant).num_output += chunk.completes
 
     def on_end(self, seq: SequenceView) -> None:
-        """Forget the request; the tenant's counter stays."""
+        """Forgets the request; the tenant's counter stays."""
         self._ledger.charged.discard(seq.request_id)
 
     def charge(self, seq: SequenceView) -> None:
-        """A sequence is admitted: count its prompt, once."""
+        """Counts the prompt of an admitted sequence, once."""
         ledger = self._ledger
         if seq.request_id not in ledger.charged:
             ledger.charged.add(seq.request_id)
             ledger.account(seq.request.tenant).num_input += seq.num_prompt_tokens
 
     def lift(self, tenant: str, value: float) -> None:
-        """Raise a tenant's counter to a value, if it is below."""
+        """Raises a tenant's counter to a value, if it is below."""
         if self.counter(tenant) < value:
             self._ledger.accounts[tenant] = _Account(value)
 
     def _pace(self, tenant: str, num_decodes: dict[str, int]) -> float:
-        """By how much a tenant's counter grows in an iteration of decodes."""
+        """Increase of a tenant's counter per iteration of decodes."""
         return self.output_weight * num_decodes.get(tenant, 0) / self.tenant_weights.get(tenant, 1.0)
 
 
 class FairQueue(WaitingQueue):
-    """The waiting by tenant. Who was pushed takes part from the next step on: till then counters may lag."""
+    """The waiting sequences by tenant.
+
+    A pushed sequence takes part from the next step on, as counters may lag.
+    """
 
     def __init__(self, policy: VirtualTokenCounter) -> None:
         super().__init__()
@@ -150,13 +154,13 @@ class FairQueue(WaitingQueue):
         self._new: list[SequenceView] = []
 
     def push(self, seq: SequenceView) -> None:
-        """Queue a sequence."""
+        """Queues a sequence."""
         self._num_pushes += 1
         self._push_of[seq.request_id] = self._num_pushes
         self._new.append(seq)
 
     def remove(self, seq: SequenceView) -> None:
-        """Take a sequence out: admitted if a step is being made, else aborted. KeyError if it is not here."""
+        """Removes a sequence: admitted if a step is being made, else aborted. KeyError if it is not here."""
         del self._push_of[seq.request_id]
         tenant, ledger = seq.request.tenant, self._ledger
         if seq in self._new:
@@ -169,7 +173,7 @@ class FairQueue(WaitingQueue):
             ledger.step.hold(1)
 
     def take_in(self) -> None:
-        """Let those take part that were pushed since the last step; lift tenants that had nothing waiting."""
+        """Adds the sequences pushed since the last step; lifts tenants that had no waiting requests."""
         policy, ledger, heaps = self._policy, self._ledger, self._heaps
         for seq in self._new:
             tenant = seq.request.tenant
@@ -183,7 +187,7 @@ class FairQueue(WaitingQueue):
         self._new.clear()
 
     def tenants_in_order(self) -> list[tuple[float, str]]:
-        """(counter, tenant) of the tenants that wait, the next to be served first."""
+        """(counter, tenant) of the waiting tenants, the next to be served first."""
         return sorted((self._policy.counter(tenant), tenant) for tenant in self._heaps)
 
     def __iter__(self) -> Iterator[SequenceView]:
@@ -192,7 +196,7 @@ class FairQueue(WaitingQueue):
             _, tenant = min((counter(tenant), tenant) for tenant in self._heaps)
             first = self._heaps[tenant][0]
             yield first[3]
-            if self._push_of.get(first[1]) == first[2]:  # not taken: the caller looks behind it
+            if self._push_of.get(first[1]) == first[2]:  # not removed: the caller looks further
                 for _, other in self.tenants_in_order():
                     for entry in sorted(self._heaps.get(other, ())):
                         if self._push_of.get(entry[1]) == entry[2] and entry is not first:
@@ -200,7 +204,7 @@ class FairQueue(WaitingQueue):
                 return
 
     def _drop_void_of(self, tenant: str) -> None:
-        """Keep a live entry at the top of a tenant's heap; without any, the tenant does not wait."""
+        """Keeps a valid entry at the top of a tenant's heap; without one, the tenant does not wait."""
         heap, push_of = self._heaps[tenant], self._push_of
         while heap and push_of.get(heap[0][1]) != heap[0][2]:
             heappop(heap)
