@@ -1,7 +1,4 @@
-"""Admission policies: whether a request is admitted at all, before a replica is chosen.
-
-One policy per file.
-"""
+"""Admission policies: whether a request is admitted, before a replica is chosen. One policy per file."""
 
 from __future__ import annotations
 
