@@ -1,4 +1,4 @@
-"""LoRA adapters: which of them an engine has on its GPU. One policy a file."""
+"""LoRA adapter policies: which adapters an engine has on its GPU. One policy per file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ EVICTIONS = ("lru", "lfu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterServing:
-    """Settings of a way to serve adapters: a policy gives `residents`, and says what is unusual about it.
+    """Settings of a way to serve adapters. A policy overrides `residents` and what else differs.
 
     All adapters lie on disk. Host memory keeps those that were loaded last.
     """
 
     simulation_only: ClassVar[bool] = False
-    """Whether the GPU engine cannot do it."""
+    """Whether the GPU engine does not support it."""
 
     eviction: str = "lru"
-    """Which adapter that nobody uses makes room: lru (least recently used) or lfu (with the fewest uses)."""
+    """Which unused adapter is evicted: lru (least recently used) or lfu (fewest uses)."""
     max_cpu_loras: int | None = None
-    """Adapters in host memory; None: all that are served."""
+    """Maximum number of adapters in host memory; None: all that are served."""
     prefetch: int = 0
-    """Adapters of waiting requests that are loaded before their turn, as far as there is room."""
+    """Number of adapters of waiting requests that are loaded before their turn, as far as there is room."""
 
     def __post_init__(self) -> None:
         if self.eviction not in EVICTIONS:
@@ -40,15 +40,15 @@ class AdapterServing:
 
     @property
     def slots(self) -> tuple[int, int]:
-        """How many slots are set aside for adapters, and of which rank."""
+        """Number and rank of the slots that are reserved for adapters."""
         return 0, 0
 
     def residents(self, registry: Registry, pool: BlockPool) -> Residents:
-        """Of one engine. Raises ValueError where settings and adapters do not go together."""
+        """Returns the `Residents` of one engine. Raises ValueError if settings and adapters do not fit."""
         raise NotImplementedError
 
 
 def check_time(name: str, time_s: float) -> None:
-    """Raise ValueError unless a setting is a finite time > 0."""
+    """Raises ValueError unless a setting is a finite time > 0."""
     if not 0 < time_s < inf:
         raise ValueError(f"{name}={time_s}: must be a finite time > 0 s")

@@ -1,9 +1,10 @@
-"""Adapter exchange: so many adapters are served for a while, then others have their turn, as in LoRAX.
+"""Adapter exchange: a limited number of adapters is served for a while, then others, as in LoRAX.
 
-Predibase's LoRAX (2023), its adapter exchange scheduling. Requests are batched over the active adapters only.
-The next in turn is loaded while the others are served; an adapter that has been active for `cycle_time_s`
-stops taking new requests as soon as others wait, and goes behind them. Its running ones go on, and keep its
-slot: with fewer active adapters than slots, the next need not wait for them.
+After Predibase's LoRAX (2023), its adapter exchange scheduling. Requests are batched over the active adapters
+only. The next adapter in turn is loaded while the others are served. An adapter that has been active for
+`cycle_time_s` stops taking new requests as soon as others wait, and goes behind them in the queue of
+adapters. Its running requests go on, and keep its slot: with fewer active adapters than slots, the next
+adapter need not wait for them.
 
     a b c d e wait; 2 active, 3 slots:    a b | a leaves, c comes: b c (a drains) | c d (b drains) | ...
 
@@ -28,12 +29,12 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange(FixedSlots):
-    """Settings; slots are vLLM's."""
+    """Settings of adapter exchange; the slots are those of vLLM."""
 
     max_active_adapters: int = 6
-    """Adapters that take new requests at a time; slots beyond them are for those that leave."""
+    """Number of adapters that take new requests at a time; further slots are for adapters that drain."""
     cycle_time_s: float = 2.0
-    """For how long, once others wait."""
+    """Time in seconds for which an adapter stays active once others wait."""
 
     def __post_init__(self) -> None:
         FixedSlots.__post_init__(self)
@@ -49,7 +50,7 @@ class Exchange(FixedSlots):
             )
 
     def residents(self, registry: Registry, pool: BlockPool) -> ExchangeResidents:
-        """An engine's slots, and whose turn it is."""
+        """Returns the slots of an engine, in which adapters take turns."""
         self.check(registry)
         return ExchangeResidents(
             registry,
@@ -69,8 +70,8 @@ class ExchangeResidents(SlotResidents):
         super().__init__(registry, **slots)
         self._max_active = max_active
         self._cycle_time_s = cycle_time_s
-        self._active: dict[str, float] = {}  # until when it may stay if others wait; the longest active first
-        self._pending: dict[str, None] = {}  # with requests that wait for its turn, in order
+        self._active: dict[str, float] = {}  # end of its turn in seconds; the longest active first
+        self._pending: dict[str, None] = {}  # adapters with waiting requests, in order
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ class ExchangeResidents(SlotResidents):
             self._pending.pop(name, None)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Let adapters leave whose time is over, and the next ones come."""
+        """Ends the turns that are over, and starts the next ones."""
         for name in [name for name in self._active if name not in self._waiting and not self._users[name]]:
             del self._active[name]
         num_waiting = len(self._pending)

@@ -1,10 +1,10 @@
 """Fixed slots for adapters, as in vLLM: `max_loras` at a time, each as large as the largest rank.
 
-Chen et al., "Punica: Multi-Tenant LoRA Serving", MLSys 2024, for the kernels. A batch mixes the adapters that
-are in the slots. Slots are set aside when the engine starts, and what a smaller rank leaves of one is wasted:
-the kernels read and compute the padding, too. Who waits for a slot is passed over, as in vLLM: others whose
-adapter is there, or that need none, go first.
-Memory pressure: none, slots are no KV memory. Horizon: event.
+For the kernels see Chen et al., "Punica: Multi-Tenant LoRA Serving", MLSys 2024. A batch mixes the adapters
+that are in the slots. Slots are reserved when the engine starts, and what a smaller rank leaves of one is
+wasted: the kernels read and compute the padding, too. A request that waits for a slot is skipped, as in vLLM:
+others whose adapter is resident, or that need none, go first.
+Memory pressure: none, slots are not part of KV memory. Horizon: event.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedSlots(AdapterServing):
-    """Settings, as vLLM calls them."""
+    """Settings with the names of vLLM."""
 
     max_loras: int = 8
-    """Slots: different adapters in a batch, and on the GPU."""
+    """Number of slots: distinct adapters in a batch, and on the GPU."""
     max_lora_rank: int = 16
-    """Of any adapter; every slot is as large."""
+    """Maximum rank of an adapter; the size of every slot."""
     pinned: tuple[str, ...] = ()
-    """Adapters that are loaded first and stay."""
+    """Adapters that are loaded first and are never evicted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pinned", tuple(self.pinned))
@@ -55,7 +55,7 @@ class FixedSlots(AdapterServing):
         return self.max_loras, self.max_lora_rank
 
     def residents(self, registry: Registry, pool: BlockPool) -> SlotResidents:
-        """An engine's slots."""
+        """Returns the slots of an engine."""
         self.check(registry)
         return SlotResidents(
             registry,
@@ -68,7 +68,7 @@ class FixedSlots(AdapterServing):
         )
 
     def check(self, registry: Registry) -> None:
-        """Raise ValueError where the slots do not do for the adapters."""
+        """Raises ValueError if the slots do not fit the adapters."""
         if registry.max_rank > self.max_lora_rank:
             raise ValueError(
                 f"max_lora_rank={self.max_lora_rank}: must be >= {registry.max_rank}, the largest rank of "

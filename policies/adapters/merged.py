@@ -1,9 +1,10 @@
-"""One adapter at a time, added into the weights: what serving cost before segmented kernels, as a baseline.
+"""One adapter at a time, merged into the weights: the baseline without segmented kernels.
 
-Hu et al., "LoRA", ICLR 2022, section 4: merged weights cost nothing while they serve. But requests of others
-wait until those that run have ended, and a switch reads and writes all weights twice (the old one out, the
-new one in) after its adapter has come. The queue decides who is next: whoever has waited longest, once nobody
-waits for the adapter that is there, or its time is over. Requests without an adapter want the plain weights.
+Hu et al., "LoRA", ICLR 2022, section 4: merged weights cost nothing while they serve. But requests of other
+adapters wait until the running ones have ended, and a switch reads and writes all weights twice (the old
+adapter out, the new one in) after its adapter has been loaded. The queue decides which adapter is next: that
+of the request that has waited longest, once no request waits for the current adapter, or its time is over.
+Requests without an adapter need the base weights.
 Memory pressure: none. Horizon: event, or until its time is over.
 """
 
@@ -24,17 +25,17 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 PLAIN = ""
-"""Weights without an adapter, among the adapters' names."""
+"""Name of the base weights without an adapter, among the adapters' names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged(AdapterServing):
-    """Settings of weights that adapters take turns in."""
+    """Settings of merged adapters."""
 
     simulation_only: ClassVar[bool] = True
 
     max_serve_s: float | None = 10.0
-    """After so long an adapter takes no new requests, if others wait; null: until it has none left."""
+    """Time in seconds after which an adapter takes no new requests, if others wait; null: no limit."""
 
     def __post_init__(self) -> None:
         AdapterServing.__post_init__(self)
@@ -44,7 +45,7 @@ class Merged(AdapterServing):
             raise ValueError(f"prefetch={self.prefetch}: must be 0, as there is one adapter at a time")
 
     def residents(self, registry: Registry, pool: BlockPool) -> MergedResidents:
-        """An engine's weights, plain."""
+        """Returns the state of an engine's weights, without an adapter at first."""
         return MergedResidents(
             registry,
             max_serve_s=inf if self.max_serve_s is None else self.max_serve_s,
@@ -53,7 +54,7 @@ class Merged(AdapterServing):
 
 
 class MergedResidents(Residents):
-    """The adapter that is in the weights."""
+    """The adapter that is merged into the weights."""
 
     merges: ClassVar[bool] = True
 
@@ -61,8 +62,8 @@ class MergedResidents(Residents):
         super().__init__(registry, **books)
         self._max_serve_s = max_serve_s
         self._current = PLAIN
-        self._until_s = inf  # when its time is over
-        self._is_closing = False  # it takes no new requests
+        self._until_s = inf  # end of its time in seconds
+        self._is_closing = False  # whether it takes no new requests
         self._resident.add(PLAIN)
         self._idle[PLAIN] = None
 
@@ -75,14 +76,17 @@ class MergedResidents(Residents):
         self._look()
 
     def _look(self) -> None:
-        """Close the door as soon as only others wait: at that very event, whenever the next step is made."""
+        """Stops admissions for the current adapter as soon as only other adapters have waiting requests.
+
+        This happens at the event itself, whenever the next step is made.
+        """
         if all(name == self._current for name in self._waiting):
             self._is_closing = False
         elif self._current not in self._waiting:
             self._is_closing = True
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Close the door when its time is over, and switch when the last one has left."""
+        """Stops admissions when the time is over, and switches when the last running request has left."""
         others = next((name for name in self._waiting if name != self._current), None)
         if others is None:
             return

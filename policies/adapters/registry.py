@@ -1,4 +1,4 @@
-"""The adapters that an engine serves: their names and ranks, and for which model they are."""
+"""The adapters that an engine serves: their names, ranks and base models."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Adapter:
 
 
 class AdapterMemory(NamedTuple):
-    """What adapters take, over all devices of a replica."""
+    """Memory that adapters take, over all devices of a replica."""
 
-    bytes_per_rank: float = 0.0  # of all matrices, of one rank
-    block_bytes: float = 0.0  # of a KV block
+    bytes_per_rank: float = 0.0  # of all matrices, per rank
+    block_bytes: float = 0.0  # bytes of a KV block
 
 
 class Registry:
     """The adapters that an engine serves, by name.
 
-    Raises ValueError where two have one name, and where one was trained on another model.
+    Raises ValueError if two adapters have one name, or if one was trained on another model.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class Registry:
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """All of them, in the order given."""
+        """All adapters, in the order given."""
         return tuple(self._adapters.values())
 
     @property
     def max_rank(self) -> int:
-        """The largest rank; 0 of no adapters."""
+        """The largest rank; 0 without adapters."""
         return max((adapter.rank for adapter in self._adapters.values()), default=0)
 
     def find(self, name: str) -> Adapter:
-        """Raises RejectedError if there is none of that name."""
+        """Returns the adapter with this name. Raises RejectedError if there is none."""
         adapter = self._adapters.get(name)
         if adapter is None:
             few = ", ".join(list(self._adapters)[:5]) or "none"
@@ -77,5 +77,5 @@ class Registry:
         return adapter
 
     def num_bytes(self, name: str) -> float:
-        """Of an adapter, over all devices."""
+        """Bytes of an adapter, over all devices."""
         return self._adapters[name].rank * self.memory.bytes_per_rank

@@ -1,9 +1,9 @@
-"""Which adapters one engine has on its GPU, who uses them, and which are on their way.
+"""The adapters that one engine has on its GPU, their users, and the adapters being loaded.
 
-    disk -> host -> coming -> in use <-> idle -> gone: the next one overwrites it
+    disk -> host -> coming -> in use <-> idle -> evicted: overwritten by the next one
 
-Adapters do not change while they are served, so evicting one copies nothing: below is what it came from.
-Nobody is thrown out for an adapter: one that is in use stays.
+Adapters do not change while they are served, so evicting one copies nothing: its source still exists.
+No sequence is preempted for an adapter, and an adapter in use is never evicted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from policies.core.view import StepView
 
 
 class AdapterCounts:
-    """What an engine's adapters did, since the beginning."""
+    """Counts of an engine's adapter events since the start."""
 
     __slots__ = ("loaded_bytes", "num_evicted", "num_hits", "num_loads", "num_loads_from_disk", "num_starts")
 
     def __init__(self) -> None:
-        self.num_starts = 0  # sequences that got a slot, those that came back after a preemption included
-        self.num_hits = 0  # of these, whose adapter was resident
+        self.num_starts = 0  # sequences that got a slot, also again after a preemption
+        self.num_hits = 0  # of these, those whose adapter was resident
         self.num_loads = 0
         self.num_loads_from_disk = 0
         self.loaded_bytes = 0.0
@@ -37,14 +37,14 @@ class AdapterCounts:
 
 
 class Residents:
-    """Keeps the books; what takes how much room, and who may start, is a policy's: its subclass.
+    """Tracks adapters and their users; a policy's subclass decides on room and on which sequence may start.
 
-    The life of a sequence here, whatever its adapter:
-        check                   it comes: its adapter must be served
+    The calls for a sequence, whatever its adapter, are in this order:
+        check                   it arrives: its adapter must be served
         wait, unwait            it joins the queue, or leaves it without a slot
         may_start, num_missing  may it have a slot now, and which blocks of KV memory would its adapter take?
-        must_wait, start        it has got a slot, and uses its adapter; is that there?
-        loaded                  an adapter has come: who waited for it goes on
+        must_wait, start        it has got a slot, and uses its adapter; must it wait for the adapter?
+        loaded                  an adapter is loaded: sequences that waited for it go on
         stop                    it has lost its slot
     """
 
@@ -62,16 +62,19 @@ class Residents:
         self.registry = registry
         self.counts = AdapterCounts()
         self.num_blocks = 0
-        """Of KV memory that adapters have."""
+        """Number of KV blocks that adapters hold."""
         self.has_changed = False
-        """Something came or went since the last plan: the next one stands alone."""
+        """Whether adapters were loaded or evicted since the last plan.
+
+        The next plan then holds for one step.
+        """
         self._by_uses = eviction == "lfu"
         self._max_host = len(registry) if max_host is None else max_host
         self._num_prefetched = num_prefetched
         self._users: Counter[str] = Counter()  # sequences with a slot, by adapter
         self._idle: dict[str, None] = {}  # resident and not in use, the least recently used first
         self._resident: set[str] = set()
-        self._coming: dict[str, list[Sequence]] = {}  # and who waits for it with a slot
+        self._coming: dict[str, list[Sequence]] = {}  # being loaded, with the sequences that wait for it
         self._host: dict[str, None] = {}  # in host memory, the least recently loaded first
         self._waiting: dict[str, int] = {}  # sequences in the queue; adapters in the order of the first
         self._uses: Counter[str] = Counter()
@@ -80,24 +83,24 @@ class Residents:
 
     @property
     def is_loading(self) -> bool:
-        """Whether an adapter is on its way."""
+        """Whether an adapter is being loaded."""
         return bool(self._coming)
 
     def is_resident(self, name: str) -> bool:
-        """Whether an adapter is there, or on its way."""
+        """Whether an adapter is on the GPU, or being loaded."""
         return name in self._resident or name in self._coming
 
     @property
     def resident(self) -> frozenset[str]:
-        """Adapters that are there."""
+        """Adapters that are on the GPU."""
         return frozenset(self._resident)
 
     def slot_of(self, name: str) -> int | None:
-        """Where a resident adapter lies, of policies that have slots."""
+        """The slot of a resident adapter, for policies that have slots; else None."""
         return None
 
     def check(self, name: str | None) -> int:
-        """Blocks of KV memory that a request with this adapter takes beside its own.
+        """Number of KV blocks that a request with this adapter takes in addition to its own.
 
         Raises RejectedError for an adapter that is not served.
         """
@@ -107,13 +110,13 @@ class Residents:
         return self._blocks_of(name)
 
     def wait(self, seq: SequenceView) -> None:
-        """A sequence has joined the queue."""
+        """Counts a sequence that has joined the queue."""
         name = self._key(seq)
         if name is not None:
             self._waiting[name] = self._waiting.get(name, 0) + 1
 
     def unwait(self, seq: SequenceView) -> None:
-        """It has left it."""
+        """Counts a sequence that has left the queue."""
         name = self._key(seq)
         if name is not None:
             self._waiting[name] -= 1
@@ -121,22 +124,22 @@ class Residents:
                 del self._waiting[name]
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """A step is about to be made: adapters may come and go."""
+        """Called before a step is made: adapters may be loaded and evicted."""
         if self._num_prefetched and self._waiting:
             self._prefetch(view)
 
     def may_start(self, seq: SequenceView) -> bool:
-        """Whether its adapter lets a waiting sequence start, as far as slots for adapters go."""
+        """Whether the adapter slots allow a waiting sequence to start."""
         name = self._key(seq)
         return name is None or self.is_resident(name) or self._fits_without_idle(name)
 
     def num_missing(self, seq: SequenceView) -> int:
-        """Blocks of KV memory that the adapter of a waiting sequence would take."""
+        """Number of KV blocks that the adapter of a waiting sequence would take."""
         name = self._key(seq)
         return 0 if name is None or self.is_resident(name) else self._blocks_of(name)
 
     def num_idle_blocks(self, but: SequenceView | None = None) -> int:
-        """Blocks of KV memory of adapters that nobody uses, but for that of a waiting sequence."""
+        """Number of KV blocks of unused adapters, except the adapter of the sequence `but`."""
         if not self.num_blocks:
             return 0
         kept = None if but is None else self._key(but)
@@ -148,7 +151,7 @@ class Residents:
         return name is not None and name not in self._resident
 
     def start(self, seq: Sequence) -> None:
-        """A sequence leaves the queue, with a slot; its adapter is loaded, if it must be."""
+        """Counts a sequence that leaves the queue with a slot; its adapter is loaded if necessary."""
         self.unwait(seq)
         name = self._key(seq)
         if name is None:
@@ -165,7 +168,7 @@ class Residents:
         self._coming[name].append(seq)
 
     def stop(self, seq: Sequence) -> None:
-        """A sequence has lost its slot."""
+        """Counts a sequence that has lost its slot."""
         name = self._key(seq)
         if name is None:
             return
@@ -179,11 +182,11 @@ class Residents:
                 self._idle[name] = None
 
     def waiters(self, name: str) -> SequenceOf[Sequence]:
-        """Who waits, with a slot, for an adapter that is on its way."""
+        """Sequences with a slot that wait for an adapter being loaded."""
         return self._coming.get(name, ())
 
     def loaded(self, name: str) -> list[Sequence]:
-        """An adapter has come; returns who has waited for it."""
+        """Marks an adapter as loaded; returns the sequences that waited for it."""
         waiters = self._coming.pop(name)
         self._resident.add(name)
         if not self._users[name] and not self._stays(name):
@@ -191,7 +194,10 @@ class Residents:
         return waiters
 
     def give_way(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool:
-        """Evict adapters that nobody uses from KV memory, one after the other, until there is enough room."""
+        """Evicts unused adapters from KV memory, one after the other, until there is enough room.
+
+        Returns whether there is.
+        """
         while not is_enough():
             victim = self._victim(keep) if self.num_blocks else None
             if victim is None:
@@ -200,17 +206,17 @@ class Residents:
         return True
 
     def take_loads(self) -> list[AdapterLoad]:
-        """Adapters to be loaded, since the last call."""
+        """Returns the adapter loads since the last call."""
         loads, self._loads = self._loads, []
         return loads
 
     def take_puts(self) -> tuple[tuple[str, int | None], ...]:
-        """The same for the plan: which adapter came, into which slot."""
+        """Returns the adapters that were assigned since the last call, with their slots, for the plan."""
         puts, self._puts = tuple(self._puts), []
         return puts
 
     def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None:
-        """What a step computes with adapters; None: nothing."""
+        """The adapter computation of a step; None if there is none."""
         tokens: Counter[str] = Counter()
         for seq in decodes:
             if seq.request.adapter is not None:
@@ -229,7 +235,10 @@ class Residents:
         )
 
     def check_integrity(self, running: Iterable[SequenceView]) -> None:
-        """Assert: every adapter in use is there or coming, nobody's use is forgotten, no block is lost."""
+        """Asserts.
+
+        Every adapter in use is resident or being loaded, all users are counted, no block is lost.
+        """
         users = Counter(name for name in map(self._key, running) if name is not None)
         assert users == self._users, "an adapter's users are counted wrong"
         assert all(self.is_resident(name) for name in users), "an adapter was evicted while it was in use"
@@ -239,22 +248,22 @@ class Residents:
         held = sum(self._blocks_of(name) for name in (*self._resident, *self._coming))
         assert held == self.num_blocks, "blocks of an adapter are lost"
 
-    # What policies decide.
+    # Decisions of policies.
 
     def _key(self, seq: SequenceView) -> str | None:
         """The adapter that a sequence needs; None: it needs none."""
         return seq.request.adapter
 
     def _num_bytes(self, name: str) -> float:
-        """Of an adapter that is to be loaded, over all devices."""
+        """Bytes of an adapter to be loaded, over all devices."""
         return self.registry.num_bytes(name)
 
     def _blocks_of(self, name: str) -> int:
-        """Blocks of KV memory that an adapter takes."""
+        """Number of KV blocks that an adapter takes."""
         return 0
 
     def _stays(self, name: str) -> bool:
-        """Whether an adapter stays although nobody uses it."""
+        """Whether an adapter is kept although it is unused."""
         return False
 
     def _padded_rank(self, name: str) -> int:
@@ -266,26 +275,29 @@ class Residents:
         raise NotImplementedError
 
     def _fits_beside(self, name: str, view: StepView) -> bool:
-        """Whether there is room for an adapter that nobody needs yet."""
+        """Whether there is room for an adapter that is prefetched."""
         return self._fits(name)
 
     def _fits_without_idle(self, name: str) -> bool:
-        """Whether there would be, were it not for adapters that nobody uses."""
+        """Whether there would be room after evicting unused adapters."""
         return bool(self._idle) or self._fits(name)
 
     def _enter(self, name: str) -> int | None:
-        """An adapter gets the room that there is; returns its slot, if it has one."""
+        """Assigns free room to an adapter; returns its slot, if it has one."""
         return None
 
     def _leave(self, name: str) -> None:
-        """An adapter gives up its room."""
+        """Frees the room of an adapter."""
 
     def _victim(self, keep: str | None = None) -> str | None:
-        """Who makes room: nobody uses it, and, if there is such a one, nobody waits for it."""
+        """The adapter to evict: an unused one, if possible without waiting requests.
+
+        None if there is none.
+        """
         idle = [name for name in self._idle if name != keep]
         unwanted = [name for name in idle if name not in self._waiting]
         candidates: Iterator[str] = iter(unwanted or idle)
-        if self._by_uses:  # the first of equals: the least recently used
+        if self._by_uses:  # ties go to the first: the least recently used
             return min(candidates, key=self._uses.__getitem__, default=None)
         return next(candidates, None)
 
@@ -297,7 +309,7 @@ class Residents:
         self.has_changed = True
 
     def _load(self, name: str) -> None:
-        """Begin to bring an adapter; others that nobody uses make room."""
+        """Starts the load of an adapter; evicts unused ones to make room."""
         while not self._fits(name):
             victim = self._victim(name)
             assert victim is not None, "an adapter is to be loaded without room"
@@ -313,7 +325,10 @@ class Residents:
         self.has_changed = True
 
     def _touch_host(self, name: str) -> str:
-        """Where an adapter is read from; then it is in host memory, too, perhaps in another one's place."""
+        """Tier from which an adapter is read.
+
+        Afterwards it is in host memory, too, perhaps in place of another.
+        """
         if name in self._host:
             self._host[name] = self._host.pop(name)
             return "host"
@@ -324,7 +339,7 @@ class Residents:
         return "disk"
 
     def _prefetch(self, view: StepView) -> None:
-        """Load adapters of those who wait, in the order in which they came, into room that nobody wants."""
+        """Loads adapters of waiting requests in order of arrival, into room that no other adapter needs."""
         wanted = islice((name for name in self._waiting if name not in self._resident), self._num_prefetched)
         for name in [name for name in wanted if name not in self._coming]:
             while not self._fits_beside(name, view):

@@ -1,4 +1,4 @@
-"""An engine that serves LoRA adapters: its state, in which adapters share KV memory with sequences."""
+"""The state of an engine that serves LoRA adapters, which share KV memory with sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from policies.core.state import EngineState
 
 
 class AdapterState(EngineState):
-    """A sequence starts only with its adapter there or on its way; unused adapters give way to it."""
+    """An engine state whose sequences start only with an adapter; unused adapters give way to them.
+
+    The adapter must be on the GPU or being loaded.
+    """
 
     def __init__(self, residents: Residents, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -24,24 +27,24 @@ class AdapterState(EngineState):
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that are not in use, with those of unused adapters."""
+        """Number of free KV blocks, with those of unused adapters."""
         return self.pool.num_free + self._residents.num_idle_blocks()
 
     @property
     def is_awaiting(self) -> bool:
-        """Whether KV or an adapter is on its way."""
+        """Whether KV or an adapter is being moved."""
         return super().is_awaiting or self._residents.is_loading
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
-        """At how many known tokens a request would end, beside its adapter."""
+        """Number of known tokens at which a request would end, with its adapter in memory."""
         return self.limits.of(request, stop_after, self._residents.check(request.adapter))
 
     def candidates(self) -> Iterable[SequenceView]:
-        """Sequences that wait and whose adapter finds a slot."""
+        """Waiting sequences whose adapter finds a slot."""
         return (seq for seq in self.waiting if self._residents.may_start(seq))
 
     def refusal(self, seq: Sequence, num_cached: int, is_squeezed: bool) -> Cause | None:
-        """Why a waiting sequence cannot have KV memory now: its adapter finds no slot, or both no room."""
+        """The reason why a waiting sequence cannot start: no slot for its adapter, or no room for both."""
         residents = self._residents
         if not residents.may_start(seq):
             return Cause.adapter
@@ -54,19 +57,19 @@ class AdapterState(EngineState):
         return cause
 
     def waits_unasked_for(self) -> Cause:
-        """The adapter, if the first of the waiting is passed over for it; else a policy."""
+        """The adapter, if the first waiting sequence is skipped because of it; else a policy."""
         first = next(iter(self.waiting), None)  # None: a queue may offer no sequence
         is_passed_over = first is not None and not self._residents.may_start(first)
         return Cause.adapter if is_passed_over else Cause.policy
 
     def make_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks are free, once unused adapters have made room."""
+        """Whether num_blocks are free, after unused adapters were evicted."""
         if self.pool.num_free >= num_blocks:
             return True
         return self._residents.give_way(lambda: self.pool.num_free >= num_blocks)
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
-        """And what the step computes with adapters; where some come or go, the next step looks again."""
+        """Adds the adapter computation to a plan; if adapters changed, the plan holds for one iteration."""
         super().complete(plan, decoded)
         residents = self._residents
         idle = set(plan.idle)
@@ -78,17 +81,17 @@ class AdapterState(EngineState):
             plan.horizon = 1
 
     def enqueue(self, seq: Sequence) -> None:
-        """A sequence waits from now on, for its adapter, too."""
+        """Puts a sequence into the waiting queue, and counts it for its adapter."""
         super().enqueue(seq)
         self._residents.wait(seq)
 
     def withdraw(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence that waits."""
+        """Ends a waiting sequence."""
         self._residents.unwait(seq)
         super().withdraw(seq, reason)
 
     def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
-        """From waiting to running; its adapter is loaded, if it must be, and others give way."""
+        """Moves a waiting sequence to running; loads its adapter if necessary, evicting others."""
         residents = self._residents
         fits = partial(self.pool.can_admit, seq, num_cached, not self.running)
         residents.give_way(fits, keep=seq.request.adapter)
@@ -98,21 +101,21 @@ class AdapterState(EngineState):
         seq.num_transfers += lacks_adapter
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
-        """From running back to waiting; its adapter is used by one sequence less."""
+        """Moves a running sequence back to waiting; its adapter has one user less."""
         self._residents.stop(seq)
         super().stop(seq, num_planned, swap)
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
-        """End a running sequence; its adapter is used by one sequence less."""
+        """Ends a running sequence; its adapter has one user less."""
         self._residents.stop(seq)
         super().finish(seq, reason, num_planned)
 
     def check_integrity(self) -> None:
-        """Assert: no block is lost, and no adapter in use was evicted."""
+        """Asserts: no block is lost, and no adapter in use was evicted."""
         super().check_integrity()
         self._residents.check_integrity(self.running.values())
 
     @property
     def _num_blocks_apart(self) -> int:
-        """KV blocks that adapters have."""
+        """Number of KV blocks that adapters hold."""
         return self._residents.num_blocks

@@ -2,9 +2,9 @@
 
 Sheng et al., "S-LoRA: Serving Thousands of Concurrent LoRA Adapters", MLSys 2024, section 5 (unified paging).
 An adapter of rank r takes as many KV blocks as its weights fill, so a batch may mix any number of adapters,
-of any ranks, and what they leave is for KV. The kernels gather what the batch uses, without padding.
-Memory pressure: adapters that nobody uses give way to KV, and to other adapters. Horizon: event; 1 while
-adapters come or go.
+of any ranks, and the other blocks are for KV. The kernels gather what the batch uses, without padding.
+Memory pressure: unused adapters give way to KV, and to other adapters. Horizon: event; 1 while adapters are
+loaded or evicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UnifiedPaging(AdapterServing):
     simulation_only: ClassVar[bool] = True
 
     def residents(self, registry: Registry, pool: BlockPool) -> PagedResidents:
-        """An engine's, in the pool of its KV."""
+        """Returns the adapters of an engine, in the pool of its KV."""
         if not pool.can_fork:
             raise ValueError(
                 f"caching={type(pool).__name__}: adapters cannot share memory that is reserved by regions; "
@@ -58,7 +58,7 @@ class PagedResidents(Residents):
         }
 
     def may_start(self, seq: SequenceView) -> bool:
-        """Its adapter's blocks are asked for together with those of its KV."""
+        """Always true: the adapter's blocks are requested together with those of the KV."""
         return True
 
     def _blocks_of(self, name: str) -> int:
@@ -68,9 +68,10 @@ class PagedResidents(Residents):
         return self._num_blocks_of[name] <= self._pool.num_free
 
     def _fits_beside(self, name: str, view: StepView) -> bool:
-        """Beside what the running sequences want next: an adapter on its way cannot make room for them.
+        """Whether there is room besides the next tokens of running sequences.
 
-        Who was preempted for it would come back when it is there, and find the next one on its way.
+        An adapter being loaded cannot be evicted for them: a sequence preempted for it would come back when
+        the adapter is loaded, and find the next one being loaded.
         """
         wanted = sum(max(seq.width, view.num_blocks_missing(seq)) for seq in view.running)
         return self._num_blocks_of[name] + wanted <= self._pool.num_free

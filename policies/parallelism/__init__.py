@@ -1,4 +1,4 @@
-"""How a replica's model is cut over devices. One policy a file."""
+"""Layout policies: how a replica's model is split over devices. One policy per file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SHORT_NAMES = ("tensor", "pipeline", "context", "attention data")
 
 
 class Sizes(NamedTuple):
-    """Of one replica, named as everywhere. Devices: the product of the first four."""
+    """Parallel sizes of one replica. The number of devices is the product of the first four."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
-    """Of a stage's devices, groups that hold whole experts."""
+    """Number of groups of a stage's devices that hold whole experts."""
     sequence_parallel: bool = False
 
     @property
@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
         return prod(self[:4])
 
     def __str__(self) -> str:
-        """tensor 4 x pipeline 2; one device: no cut."""
+        """Readable form such as "tensor 4 x pipeline 2"; "no cut" for one device."""
         cuts = [f"{name} {size}" for name, size in zip(SHORT_NAMES, self[:4], strict=True) if size > 1]
         experts = f", expert {self.expert_parallel_size}" if self.expert_parallel_size > 1 else ""
         sequence = ", sequence parallel" if self.sequence_parallel else ""
@@ -34,12 +34,12 @@ class Sizes(NamedTuple):
 
 
 ALONE = Sizes()
-"""One device."""
+"""Sizes of a single device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a policy knows of the model, the machine and the run."""
+    """The model, the machine and the run, as far as a policy knows them."""
 
     model: str
     gpu: str
@@ -47,20 +47,23 @@ class Facts:
     num_kv_heads: int
     num_layers: int
     num_experts: int = 0
-    """Routed ones; 0: the model has none."""
+    """Number of routed experts; 0: the model has none."""
     shares_kv: bool = False
-    """One latent vector a token serves all heads (MLA): tensor parallel ranks keep copies of the KV."""
+    """Whether one latent vector per token serves all heads (MLA).
+
+    Tensor parallel ranks keep copies of the KV.
+    """
     weight_bytes: float
     gpu_memory_bytes: float
     gpus_per_node: int
     given: Sizes = ALONE
-    """What the run's own keys say."""
+    """Sizes given by the run's own settings."""
     limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Of the run's SLO: ttft, tpot, e2e, those that it has."""
+    """SLO limits of the run in seconds: ttft, tpot, e2e, as far as set."""
 
 
 class Load(NamedTuple):
-    """Requests that a layout is judged by, all alike."""
+    """Lengths of the requests by which a layout is judged; all are alike."""
 
     prompt_tokens: int
     output_tokens: int
@@ -68,35 +71,38 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What a layout would cost."""
+    """Estimated performance and cost of a layout."""
 
     max_num_seqs: int
-    """Sequences of that load that memory and slots hold at once."""
+    """Number of sequences of that load that memory and slots hold at once."""
     prefill_s: float
-    """Of one prompt alone."""
+    """Time of one prompt alone, in seconds."""
     prompt_s: float
-    """What a prompt adds where iterations are full of them."""
+    """Time that a prompt adds where iterations are full of prompts, in seconds."""
     decode_s: Callable[[int], float]
-    """An iteration of so many sequences that decode, half-way through their answers."""
+    """Time of a decode iteration of n sequences half-way through their answers, in seconds."""
     bounds: Callable[[int], Mapping[str, float]]
-    """Of that iteration: share of the time by what bounds it, the largest first."""
+    """Share of that iteration's time by bound (such as memory bandwidth), the largest first."""
     usd_per_hour: float
 
 
 Estimate = Callable[[Sizes, Load], Figures]
-"""Raises ValueError for sizes that the model, the memory or the links do not allow, with key, value, rule."""
+"""Estimates a layout.
+
+Raises ValueError with key, value and rule for sizes that the model, the memory or the links do not allow.
+"""
 
 
 class LayoutChoice(NamedTuple):
-    """Sizes, and why: lines for the run's notes."""
+    """The chosen sizes, and the reasons as lines for the run's notes."""
 
     sizes: Sizes
     notes: tuple[str, ...] = ()
 
 
 class LayoutPolicy(Protocol):
-    """Cuts a replica's model."""
+    """Chooses how a replica's model is split."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """Raises ValueError where no layout will do, with the numbers."""
+        """Returns the layout. Raises ValueError with the numbers if no layout fits."""
         ...

@@ -1,4 +1,4 @@
-"""The sizes that are given: tensor_parallel_size=2 and its like, as engines have them."""
+"""The sizes as given: tensor_parallel_size=2 and the like, as engines have them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from policies.parallelism import Estimate, Facts, LayoutChoice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsSet:
-    """Nothing is chosen."""
+    """Takes the sizes that the run sets."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """The run's own keys."""
+        """The sizes of the run's own settings."""
         return LayoutChoice(facts.given)

@@ -1,16 +1,16 @@
-"""All sane layouts of so many GPUs, priced, and the best one for an objective taken.
+"""Automatic layout: estimates all sane layouts on the given GPUs, and takes the best for an objective.
 
 The search of AlpaServe (OSDI 2023), DistServe (OSDI 2024) and Vidur-Search (MLSys 2024), over closed forms
-in place of simulated runs: every request alike, n of them at once.
+in place of simulated runs: all requests alike, n of them at once.
 
     TPOT                decode_s(n) + (n - 1) prompt_s / output      the prompts of the others come between
-    requests a second   n / (n prompt_s + output decode_s(n))
+    requests per second n / (n prompt_s + output decode_s(n))
 
-Sane: tensor parallel inside a node; attention data parallel for mixtures of experts and for latent attention,
-whose KV all tensor parallel ranks keep; context parallel where each device gets MIN_RING_TOKENS of a prompt;
-experts cut with the other matrices or held whole, beside data parallel attention always whole; every tensor
-parallel cut with and without sequence parallelism, whose two messages and smaller norms replace an all-reduce
-(Korthikanti et al., MLSys 2023).
+Sane means: tensor parallel inside a node; attention data parallel for mixtures of experts and for latent
+attention, whose KV all tensor parallel ranks keep; context parallel where each device gets MIN_RING_TOKENS of
+a prompt; experts split like the other matrices or held whole, beside data parallel attention always whole;
+every tensor parallel layout with and without sequence parallelism, whose two messages and smaller norms
+replace an all-reduce (Korthikanti et al., MLSys 2023).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import NamedTuple
 from policies.parallelism import ALONE, Estimate, Facts, Figures, LayoutChoice, Load, Sizes
 
 MIN_RING_TOKENS = 2048
-"""Of a prompt, on each device of a ring; shorter pieces wait for each other's messages."""
+"""Minimum prompt tokens on each device of a ring; shorter pieces wait for each other's messages."""
 
 
 class Objective(Enum):
-    """What the best layout has most, or least, of."""
+    """The quantity that the best layout maximises or minimises."""
 
     latency = "seconds of one request alone"
     throughput = "output tokens/s"
@@ -40,25 +40,25 @@ class Candidate(NamedTuple):
     """A layout that can be served."""
 
     score: float
-    """Less is better."""
+    """Score; less is better."""
     sizes: Sizes
     figures: Figures
     num_seqs: int
-    """At once, where the objective is judged."""
+    """Number of concurrent sequences at which the objective is evaluated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Auto:
-    """Of equal ones the fewest GPUs, then the least pipeline."""
+    """Best layout by objective; of equals the fewest GPUs, then the least pipeline parallelism."""
 
     devices: int = 8
     """GPUs of one replica: all are used for latency and throughput, at most so many for cost and slo."""
     objective: Objective = Objective.latency
     prompt_tokens: int = 1024
-    """Of the request that layouts are judged by."""
+    """Prompt tokens of the request by which layouts are judged."""
     output_tokens: int = 256
     num_seqs: int = 1
-    """At once, at least."""
+    """Minimum number of concurrent sequences."""
 
     def __post_init__(self) -> None:
         for name in ("devices", "prompt_tokens", "output_tokens", "num_seqs"):
@@ -66,7 +66,7 @@ class Auto:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
-        """Price every candidate. Raises ValueError where none fits, or none meets the SLO."""
+        """Estimates every candidate. Raises ValueError where none fits, or none meets the SLO."""
         if facts.given != ALONE:
             alone = ALONE._asdict()
             wrong = next(name for name, size in facts.given._asdict().items() if size != alone[name])
@@ -142,7 +142,7 @@ class Auto:
             case Objective.slo:
                 num_seqs = self._most_within(figures, facts)
                 score = inf if num_seqs < self.num_seqs else float(sizes.num_devices)
-                if score < inf:  # of as many GPUs the one that serves the most
+                if score < inf:  # of equal GPU counts the one that serves the most
                     score -= 1 - 1 / (1 + self._tokens_per_s(figures, num_seqs))
                 return Candidate(score, sizes, figures, max(num_seqs, self.num_seqs))
 
@@ -167,7 +167,7 @@ class Auto:
         return all(values[term] <= limit_s for term, limit_s in facts.limits_s.items())
 
     def _most_within(self, figures: Figures, facts: Facts) -> int:
-        """The largest batch within the SLO, by halving; 0: not even a lone sequence."""
+        """The largest batch within the SLO, by bisection; 0: not even a single sequence."""
         low, high = 0, figures.max_num_seqs
         while low < high:
             middle = (low + high + 1) // 2

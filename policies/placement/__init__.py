@@ -1,4 +1,4 @@
-"""Which models go on which GPUs, and how many replicas of each. One policy a file."""
+"""Placement policies: which models go on which GPUs, and in how many replicas. One policy per file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Objective(Enum):
-    """What a placement is for."""
+    """The objective of a placement."""
 
     value = "the most value served by GPUs that are there"
     cost = "the least rent for a demand that must be met"
@@ -18,17 +18,17 @@ class Objective(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """GPUs of one kind."""
+    """GPUs of one type."""
 
     name: str
     count: int
-    """That there are; for cost: that could be rented."""
+    """Number of GPUs: available ones, or for objective cost the most that could be rented."""
     memory_bytes: float
-    """Of each, for replicas."""
+    """Memory of each GPU for replicas, in bytes."""
     usd_per_hour: float = 0.0
     gpus_per_node: int = 8
     switch_share: float = 0.0
-    """Of a GPU's time, lost where more than one replica is busy on it."""
+    """Share of a GPU's time that is lost to switches while more than one replica is busy on it."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -38,20 +38,20 @@ class Pool:
 
     @property
     def nodes(self) -> list[int]:
-        """GPUs of each node; the last one may be smaller."""
+        """Number of GPUs of each node; the last node may be smaller."""
         whole, left = divmod(self.count, self.gpus_per_node)
         return [self.gpus_per_node] * whole + [left] * (left > 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """Of one model."""
+    """Demand for one model."""
 
     model: str
     rate: float | None = None
-    """Output tokens/s (or whatever rates count) that are asked for; None: all that can be had."""
+    """Requested output tokens/s (or another unit of rates); None: as many as possible."""
     value: float = 1.0
-    """Of each of them."""
+    """Value of one output token (or other unit)."""
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 <= self.rate < inf:
@@ -64,16 +64,16 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosting:
-    """One replica of a model on so many GPUs of a pool."""
+    """A possible replica of a model on num_gpus GPUs of a pool."""
 
     model: str
     pool: str
     num_gpus: int = 1
-    """1, 2, 4, ...: inside one node."""
+    """Number of GPUs: 1, 2, 4, ..., inside one node."""
     bytes_each: float
-    """That it needs at least, on each GPU."""
+    """Minimum memory that it needs on each GPU, in bytes."""
     rate: Callable[[float], float]
-    """Served, given so many bytes on each GPU and all of their time."""
+    """Rate that it serves, given its bytes on each GPU and all of their time."""
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.num_gpus & (self.num_gpus - 1):
@@ -82,16 +82,16 @@ class Hosting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is to be placed, and where."""
+    """A placement problem: GPUs, demands and possible replicas."""
 
     pools: tuple[Pool, ...]
     demands: tuple[Demand, ...]
     hostings: tuple[Hosting, ...]
-    """None for a model on a pool: it cannot be there."""
+    """Possible replicas; a model without a hosting on a pool cannot be placed there."""
     objective: Objective = Objective.value
     max_models_per_gpu: int = 1
     time_shared: bool = True
-    """False: every replica serves its rate whoever shares its GPU, as if memory were all that counts."""
+    """Whether replicas share GPU time; if False, each serves its full rate, as if only memory counted."""
 
     def __post_init__(self) -> None:
         if self.max_models_per_gpu < 1:
@@ -117,20 +117,20 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A GPU, or a group of them, and what it holds."""
+    """A GPU, or a group of them, and the replicas on it."""
 
     pool: str
     num_gpus: int
     models: tuple[str, ...]
-    """By name; one model as often as it has replicas here."""
+    """Models by name; one entry per replica."""
     rates: tuple[float, ...]
-    """Of each, with the GPU to itself."""
+    """Rate of each replica with the GPU to itself."""
     time_share: float = 1.0
-    """Of the GPU's time that replicas get, all together."""
+    """Share of the GPU's time that all replicas get together."""
 
     @property
     def slowdown(self) -> float:
-        """Of each iteration, while all replicas here are busy: the others' slices and the switches."""
+        """Factor on the time of each iteration while all replicas are busy: time slices and switches."""
         return len(self.models) / self.time_share
 
 
@@ -139,18 +139,18 @@ class Plan:
     """A placement and what it serves."""
 
     units: tuple[tuple[Unit, int], ...]
-    """Each with how many such units there are."""
+    """Units, each with its count."""
     served: Mapping[str, float]
-    """By model, no more than is asked for."""
+    """Rate served per model, at most the demand."""
     value: float
     usd_per_hour: float
     met: bool
-    """Whether every demand is."""
+    """Whether every demand is met."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def gpus(self) -> dict[str, int]:
-        """In use, by pool."""
+        """Number of GPUs in use, by pool."""
         used: dict[str, int] = {}
         for unit, count in self.units:
             used[unit.pool] = used.get(unit.pool, 0) + unit.num_gpus * count
@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def replicas(self) -> dict[str, int]:
-        """By model."""
+        """Number of replicas, by model."""
         found: dict[str, int] = {}
         for unit, count in self.units:
             for model in unit.models:
@@ -167,8 +167,8 @@ class Plan:
 
 
 class Placing(Protocol):
-    """Places models."""
+    """A placement policy."""
 
     def place(self, problem: Problem) -> Plan:
-        """Raises ValueError where a demand cannot be met, with the numbers."""
+        """Returns a placement. Raises ValueError with the numbers if a demand cannot be met."""
         ...

@@ -1,4 +1,4 @@
-"""Best fit decreasing (Johnson, 1973): the largest model first, where it leaves the least memory over."""
+"""Best fit decreasing (Johnson, 1973): the largest model first, where it leaves the least memory free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.placement.greedy import by_size, fill
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestFitDecreasing:
-    """Of all pools, on as few GPUs as will do; a replica of each model in turn."""
+    """Best fit over all pools, on as few GPUs as suffice; one replica of each model in turn."""
 
     def place(self, problem: Problem) -> Plan:
         largest = {pool.name: pool.memory_bytes for pool in problem.pools}
@@ -23,5 +23,5 @@ class BestFitDecreasing:
 
 
 def tightest(hosting: Hosting, places: list[list[Slot]]) -> list[Slot]:
-    """Of equal ones the first."""
+    """The places with the least free memory; the first of equals."""
     return min(places, key=lambda slots: sum(slot.left_bytes for slot in slots))

@@ -1,4 +1,4 @@
-"""Densest first: what serves the most value for each byte that it takes (Dantzig, 1957, for knapsacks)."""
+"""Densest first: the model with the most value per byte (Dantzig, 1957, for knapsacks)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from policies.placement.greedy import fill
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DensestFirst:
-    """As many replicas as serve anything, then the next densest. For cost: demand met for each $ of rent."""
+    """Adds replicas of the densest model while they serve more, then of the next densest.
+
+    For objective cost, density is the share of the demand served per $ of rent.
+    """
 
     def place(self, problem: Problem) -> Plan:
         values = {d.model: d.value for d in problem.demands}

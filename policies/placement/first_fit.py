@@ -10,7 +10,7 @@ from policies.placement.greedy import by_size, fill
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstFitDecreasing:
-    """Pools in the order in which they are given; a replica of each model in turn."""
+    """First fit over pools in the order given; one replica of each model in turn."""
 
     def place(self, problem: Problem) -> Plan:
         return fill(problem, by_size(problem), lambda hosting, places: places[0])

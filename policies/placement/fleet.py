@@ -1,4 +1,4 @@
-"""GPU by GPU, what is on it: what greedy policies fill."""
+"""The GPUs of a fleet and the replicas on each, for greedy placements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.placement.units import unit
 
 @dataclass(slots=True)
 class Slot:
-    """One GPU."""
+    """One GPU and its replicas."""
 
     pool: Pool
     node: int
@@ -24,7 +24,7 @@ class Slot:
 
 
 class Fleet:
-    """All GPUs of a problem, in the order of its pools, empty at first."""
+    """All GPUs of a problem, in the order of its pools; empty at first."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -34,10 +34,10 @@ class Fleet:
             for node, size in enumerate(pool.nodes)
             for _ in range(size)
         ]
-        self._groups: list[list[Slot]] = []  # of replicas over several GPUs
+        self._groups: list[list[Slot]] = []  # GPU groups of replicas over several GPUs
 
     def places(self, hosting: Hosting) -> Iterator[list[Slot]]:
-        """Where the replica has room: a GPU, or empty ones of one node, side by side."""
+        """Places with room for the replica: one GPU, or adjacent empty GPUs of one node."""
         mine = [slot for slot in self.slots if slot.pool.name == hosting.pool]
         if hosting.num_gpus == 1:
             for slot in mine:
@@ -58,14 +58,14 @@ class Fleet:
             self._groups.append(slots)
 
     def take(self, hosting: Hosting, slots: list[Slot]) -> None:
-        """Undo `put`."""
+        """Undoes `put`."""
         for slot in slots:
             slot.hostings.remove(hosting)
         if len(slots) > 1:
             self._groups.remove(slots)
 
     def plan(self) -> Plan:
-        """What it serves."""
+        """The placement and what it serves."""
         return plan_of(self.problem, list(self._units()))
 
     def _units(self) -> Iterator[Unit]:

@@ -1,4 +1,4 @@
-"""What greedy placements share: replicas are put one by one, and kept if they serve anything more."""
+"""The common part of greedy placements: replicas are added one by one, and kept if they serve more."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from policies.placement import Hosting, Objective, Plan, Problem
 from policies.placement.fleet import Fleet, Slot
 
 Choose = Callable[[Hosting, list[list[Slot]]], list[Slot]]
-"""One of the places that have room."""
+"""Chooses one of the places that have room."""
 
 
 def fill(problem: Problem, orders: Iterable[Sequence[Hosting]], choose: Choose) -> Plan:
-    """Round after round, one replica a turn: of each order the first that fits and adds something.
+    """Adds one replica per turn, round after round: the first of each order that fits and serves more.
 
-    orders: hostings of one turn, the one tried first in front. Ends with a round that adds nothing.
-    Raises ValueError where that leaves a demand unmet that must be met.
+    orders: the hostings of each turn, in the order in which they are tried. Ends with a round that adds
+    nothing. Raises ValueError if that leaves a demand unmet that must be met.
     """
     fleet, turns = Fleet(problem), [list(order) for order in orders]
     best = fleet.plan()
@@ -62,7 +62,7 @@ def _met_shares(plan: Plan, rates: dict[str, float | None]) -> float:
 
 
 def by_size(problem: Problem) -> list[list[Hosting]]:
-    """A turn a model, the largest first; of each the fewest GPUs first, pools in their order."""
+    """One turn per model, the largest first; within a turn the fewest GPUs first, pools in their order."""
     pools = [pool.name for pool in problem.pools]
     turns = []
     for demand in problem.demands:

@@ -1,8 +1,8 @@
-"""Exact: the best placement there is, by mixed-integer linear programming (HiGHS, through scipy).
+"""Exact placement by mixed-integer linear programming (HiGHS, through scipy).
 
 Every set of models that one GPU can hold is a column, as in the cutting-stock problem (Gilmore and Gomory,
-1961), so that what sharing costs can be anything; placement of models on GPUs by such a program: AlpaServe
-(OSDI 2023) and Helix (ASPLOS 2025) do likewise. Seconds for hundreds of columns and GPUs.
+1961), so that the cost of sharing can be any function. AlpaServe (OSDI 2023) and Helix (ASPLOS 2025) place
+models on GPUs by such programs, too. Takes seconds for hundreds of columns and GPUs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from policies.placement.units import units_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Milp:
-    """Of equal value the cheapest."""
+    """Optimal placement; of equal value the cheapest."""
 
     def place(self, problem: Problem) -> Plan:
-        """Raises ValueError where the demand cannot be met."""
+        """Returns the best placement. Raises ValueError if the demand cannot be met."""
         units = units_of(problem)
         counts = solve(problem, units)
         if counts is None:

@@ -2,11 +2,11 @@
 
     n_u      units of each kind
     t_um     GPU time that models of unit u get, over all n_u of them      sum_m t_um <= time share_u n_u
-    served   s_m = sum_u rate_um t_um, no more than is asked for
+    served   s_m = sum_u rate_um t_um, at most the demand
 
     value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
 
-Time is split as the traffic wants it: time slices go to whoever has work, and a router decides who has.
+Time is split according to the traffic: time slices go to replicas with work, which a router distributes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Program:
-    """Variables: n_u, then t_ur for each replica r of each unit."""
+    """The linear program. Variables: n_u, then t_ur for each replica r of each unit."""
 
     problem: Problem
     units: Sequence[Unit]
@@ -39,7 +39,7 @@ class Program:
 
     @property
     def served(self) -> csr_array:
-        """[models, variables]."""
+        """Rate served per variable [models, variables]."""
         rows = {demand.model: row for row, demand in enumerate(self.problem.demands)}
         entries = [
             (rows[model], len(self.units) + place, rate)
@@ -50,19 +50,22 @@ class Program:
 
     @property
     def usd_per_hour(self) -> Vector:
-        """Of each variable."""
+        """Price of each variable in $/hour."""
         prices = {pool.name: pool.usd_per_hour for pool in self.problem.pools}
         rents = [prices[unit.pool] * unit.num_gpus for unit in self.units]
         return np.array(rents + [0.0] * (self.num_variables - len(rents)))
 
     def constraints(self) -> tuple[csr_array, Vector]:
-        """A x <= b: time of each unit, GPUs of each pool and node, and no more served than is asked for."""
+        """Constraints A x <= b.
+
+        Time of each unit, GPUs of each pool and node, rate served at most the demand.
+        """
         entries: list[tuple[int, int, float]] = []
         limits: list[float] = []
         place = len(self.units)
         for index, unit in enumerate(self.units):
             rows = [len(limits)] * len(unit.models)
-            if not self.problem.time_shared:  # each has all of its time
+            if not self.problem.time_shared:  # each replica has all of the time
                 rows = [len(limits) + i for i in range(len(unit.models))]
             for row in rows:
                 entries.append((row, place, 1.0))
@@ -90,7 +93,7 @@ class Program:
         return self._matrix(entries, len(limits)), np.array(limits)
 
     def _replicas(self) -> list[tuple[int, str, float]]:
-        """Place among the times, model, rate."""
+        """(index among the time variables, model, rate) of all replicas."""
         pairs = (pair for unit in self.units for pair in zip(unit.models, unit.rates, strict=True))
         return [(place, model, rate) for place, (model, rate) in enumerate(pairs)]
 
@@ -100,11 +103,11 @@ class Program:
 
 
 TIE = 1e-7
-"""Of the value: placements this close are equal, and the cheaper one is taken."""
+"""Relative tolerance of the value: placements this close are equal, and the cheaper one is taken."""
 
 
 def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
-    """How many of each unit, exactly; of equal value the cheapest. None: the demand cannot be met."""
+    """Exact number of each unit; of equal value the cheapest. None: the demand cannot be met."""
     if not units:
         return (
             [] if problem.objective is Objective.value or not any(d.rate for d in problem.demands) else None
@@ -113,7 +116,7 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
     matrix, limits = program.constraints()
     rules = [LinearConstraint(matrix, -np.inf, limits)]
     whole = (np.arange(program.num_variables) < len(units)).astype(np.int64)
-    # A GPU that costs nothing is still better left empty.
+    # A GPU without rent should still be left empty if possible.
     rent = program.usd_per_hour
     rent = rent + whole * 1e-9 * max(1.0, float(rent.max(initial=0.0)))
     if problem.objective is Objective.cost:
@@ -130,7 +133,7 @@ def solve(problem: Problem, units: Sequence[Unit]) -> list[int] | None:
 
 
 def _most_value(problem: Problem, units: Sequence[Unit]) -> float:
-    """No placement is worth more: all that is asked for, or all GPUs with what serves the most."""
+    """Upper bound of the value: the whole demand, or all GPUs with the unit that serves the most."""
     values = {demand.model: demand.value for demand in problem.demands}
     asked = sum(inf if d.rate is None and d.value else d.value * (d.rate or 0.0) for d in problem.demands)
     by_gpu = sum(
@@ -146,13 +149,13 @@ def _value_each(unit: Unit, values: Mapping[str, float]) -> float:
 
 
 def _whole_rent(problem: Problem, rent: Vector, units: Sequence[Unit]) -> float:
-    """Of all GPUs."""
+    """Rent of all GPUs in $/hour."""
     each = {unit.pool: float(rent[index]) / unit.num_gpus for index, unit in enumerate(units)}
     return sum(pool.count * each.get(pool.name, 0.0) for pool in problem.pools)
 
 
 def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) -> Plan:
-    """What these units, each as often as it is listed, serve at best. ValueError if a pool is overfull."""
+    """The best result of these units, each as often as it is listed. ValueError if a pool is overfull."""
     counts = Counter(units)
     kinds = list(counts)
     program = Program(problem, kinds)
@@ -173,7 +176,7 @@ def plan_of(problem: Problem, units: Sequence[Unit], notes: Sequence[str] = ()) 
 
 
 def _most_served(program: Program, counts: Sequence[int]) -> Vector:
-    """By model: the most value; for cost the largest part of the demand, then all of it."""
+    """Rates by model: the most value; for cost the largest share of the demand, then all of it."""
     if not program.units:
         return np.zeros(len(program.problem.demands))
     served = program.served
@@ -190,7 +193,7 @@ def _most_served(program: Program, counts: Sequence[int]) -> Vector:
 
 
 def _as_value(problem: Problem) -> Problem:
-    """The same where serving a share of any demand counts alike, however it is valued."""
+    """The problem with equal value for the same share of each demand, whatever its own values are."""
     if problem.objective is Objective.value:
         return problem
     return Problem(

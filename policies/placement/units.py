@@ -1,4 +1,4 @@
-"""Everything that one GPU, or one group of GPUs, can hold."""
+"""All sets of replicas that one GPU, or one group of GPUs, can hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.placement import Hosting, Pool, Problem, Unit
 
 
 def units_of(problem: Problem) -> list[Unit]:
-    """Each once: replicas over several GPUs alone, on one GPU all sets whose needs fit together."""
+    """All units, each once: replicas over several GPUs alone, on one GPU all sets that fit together."""
     found: list[Unit] = []
     for pool in problem.pools:
         found += _of_pool(problem, pool)
@@ -17,7 +17,7 @@ def units_of(problem: Problem) -> list[Unit]:
 
 
 def unit(problem: Problem, pool: Pool, hostings: Sequence[Hosting]) -> Unit | None:
-    """These replicas together; None where they do not fit. What is left over they share alike, for KV."""
+    """The unit of these replicas; None if they do not fit. Spare memory is shared equally, for KV."""
     ordered = sorted(hostings, key=lambda hosting: hosting.model)
     left = pool.memory_bytes - sum(hosting.bytes_each for hosting in ordered)
     if left < 0 or ordered[0].num_gpus > pool.count:

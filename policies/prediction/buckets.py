@@ -1,13 +1,13 @@
-"""A classifier of answers into buckets of length, known by its confusion matrix. For the simulator only.
+"""A classifier of answers into length buckets, given by its confusion matrix. For the simulator only.
 
-S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to name the bucket, ten of equal width up to the longest
-answer, from the prompt, and gives a request the KV memory of the bucket's upper bound: so the upper bound is
-what is predicted here. A true bucket i is taken for j with probability confusion[i][j].
+S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict the bucket, ten of equal width up to the
+longest answer, from the prompt, and gives a request the KV memory of the bucket's upper bound: so the upper
+bound is what is predicted here. A true bucket i is classified as j with probability confusion[i][j].
 
     upper_bounds  100, 200, 400:  bucket 0 holds 1..100 tokens, 1 holds 101..200, 2 all that is longer
 
-An answer longer than the last bound is in the last bucket, and outgrows its prediction.
-Assumes that whether a request is misjudged depends on its bucket only.
+An answer longer than the last bound is in the last bucket, and exceeds its prediction.
+Assumes that whether a request is misclassified depends on its bucket only.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from policies.prediction.draws import uniform
 S3_ACCURACY = 0.7713
 """S3's accuracy on Google's Natural Questions; on the Pile, no questions and answers, it is 0.656."""
 
-_MAX_SUM_ERROR = 1e-6  # of a row: what rounding leaves, not what a forgotten column does
+_MAX_SUM_ERROR = 1e-6  # of a row: allows rounding, not a forgotten column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketClassifier:
-    """Predicts the upper bound of the bucket that it takes the answer for."""
+    """Predicts the upper bound of the bucket into which it classifies the answer."""
 
     upper_bounds: tuple[int, ...] = (205, 410, 614, 819, 1024, 1229, 1434, 1638, 1843, 2048)
     """Longest answer of each bucket, in tokens, ascending."""
     accuracy: float | None = None
-    """Share of each bucket judged right, the rest for its neighbours. None: 0.7713 (S3) or confusion's."""
+    """Share of each bucket classified correctly, the rest as its neighbours. None.
+
+    0.7713 (S3) or confusion's.
+    """
     confusion: tuple[tuple[float, ...], ...] | None = None
-    """Shares of a true bucket (row) taken for each bucket (column), in place of an accuracy."""
+    """Shares of a true bucket (row) classified as each bucket (column), in place of an accuracy."""
     seed: int = 0
-    """Of the mistakes."""
+    """Seed of the mistakes."""
     _cumulative: tuple[tuple[float, ...], ...] = field(init=False, repr=False, compare=False)
 
     needs_truth: ClassVar[bool] = True
@@ -68,11 +71,11 @@ class BucketClassifier:
         return within_limits(request, self.upper_bounds[bisect_right(self._cumulative[true_bucket], draw)])
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Nothing to learn: it was trained before."""
+        """Does nothing: the classifier is not trained during the run."""
 
 
 def _mistaken_for_neighbours(num_buckets: int, accuracy: float) -> tuple[tuple[float, ...], ...]:
-    """The matrix with `accuracy` on the diagonal and the rest beside it, in equal parts on two sides."""
+    """The matrix with `accuracy` on the diagonal and the rest beside it, in equal parts on both sides."""
     rows = []
     for true in range(num_buckets):
         beside = [bucket for bucket in (true - 1, true + 1) if 0 <= bucket < num_buckets]

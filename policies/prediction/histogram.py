@@ -1,12 +1,12 @@
-"""What the tenant's last answers were like: a quantile of their lengths.
+"""Prediction from the tenant's last answers: a quantile of their lengths.
 
 After the Past-Future scheduler of LightLLM (Gong et al., ASPLOS 2025), which takes the lengths of recently
-ended requests for the distribution of those to come; kept here for each tenant, as tenants run different
+ended requests as the distribution of those to come; kept here for each tenant, as tenants run different
 applications. A quantile of 0.5 is for ordering, a high one for reserving memory.
 Assumes that a tenant's answers are alike and drift slowly. Two biases: at the start of a run short answers
 end first, so early predictions are short; an answer cut by max_tokens counts with the length it was cut to.
-A prediction looks one integer up; an observation finds its place by bisection and moves up to `window`
-integers in memory.
+A prediction reads one integer; an observation finds its place by bisection and moves up to `window` integers
+in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policies.prediction import within_limits
 
 @dataclass(slots=True)
 class _Window:
-    """The last lengths, in the order of their coming and in order of size."""
+    """The last lengths, in order of arrival and in order of size."""
 
     recent: deque[int] = field(default_factory=deque)
     by_size: list[int] = field(default_factory=list)
@@ -48,16 +48,16 @@ class _Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningHistogram:
-    """A tenant's quantile over a sliding window; everybody's while the tenant is new."""
+    """A tenant's quantile over a sliding window; that of all tenants while the tenant is new."""
 
     quantile: float = 0.5
     """Share of the answers in the window that the prediction covers."""
     window: int = 1000
-    """Answers remembered of each tenant, and of everybody together."""
+    """Number of answers remembered per tenant, and of all tenants together."""
     min_observations: int = 10
-    """Answers of a tenant before its own are believed; until then everybody's are."""
+    """Number of answers of a tenant before its own are used; until then those of all tenants are."""
     initial_tokens: int = 256
-    """Predicted before any answer has ended."""
+    """Prediction in tokens before any answer has ended."""
     _seen: _Seen = field(default_factory=_Seen, init=False, repr=False)
 
     needs_truth: ClassVar[bool] = False
@@ -75,7 +75,10 @@ class RunningHistogram:
             )
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The quantile of the tenant, of everybody, or initial_tokens: the first of these that there is."""
+        """The quantile of the tenant, of all tenants, or initial_tokens.
+
+        The first of these that is available.
+        """
         window = self._seen.by_tenant.get(request.tenant)
         if window is None or len(window.recent) < self.min_observations:
             window = self._seen.everybody
@@ -83,7 +86,7 @@ class RunningHistogram:
         return within_limits(request, num_tokens)
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Remember it, and forget the oldest where a window is full."""
+        """Adds a length, and forgets the oldest where a window is full."""
         seen = self._seen
         seen.everybody.add(num_output_tokens, self.window)
         seen.by_tenant.setdefault(request.tenant, _Window()).add(num_output_tokens, self.window)

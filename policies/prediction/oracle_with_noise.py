@@ -1,6 +1,7 @@
 """The true length times a lognormal error: how good must a predictor be? For the simulator only.
 
-A usual model of wrong sizes in size-based scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
+This is a usual model of wrong sizes in size-based scheduling (Dell'Amico, "Scheduling With Inexact Job
+Sizes", 2019).
 
     predicted = true * exp(error * z),    z standard normal
 
@@ -25,12 +26,12 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleWithNoise:
-    """Knows the answer, and is wrong by a known amount."""
+    """Knows the true length, and is wrong by a known distribution."""
 
     error: float = 0.5
     """Standard deviation of log(predicted / true); 0: always right."""
     seed: int = 0
-    """Of the errors."""
+    """Seed of the errors."""
 
     needs_truth: ClassVar[bool] = True
 
@@ -42,7 +43,7 @@ class OracleWithNoise:
             )
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The true length, spoilt."""
+        """The true length times the error."""
         truth = require_truth(self, true_num_tokens)
         if not self.error:
             return within_limits(request, truth)
@@ -50,4 +51,4 @@ class OracleWithNoise:
         return within_limits(request, round(truth * exp(self.error * z)))
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """Nothing to learn."""
+        """Does nothing: there is nothing to learn."""

@@ -7,9 +7,9 @@ source (C-NMT, Chen et al., 2022). Logarithms, because lengths spread over decad
 
 Prompts 100 and 400 answered with 50 and 100 tokens: slope log 2 / log 4 = 0.5, prompt 200 -> 71 tokens.
 The prediction is the typical answer (geometric mean), shorter than the mean one where lengths scatter. It is
-held within the lengths seen so far: the line is not known to go on beyond them.
+clamped to the lengths seen so far, as the line need not go on beyond them.
 Assumes that one line holds for all tenants and all the time. Its biases are those of every predictor that
-learns: short answers end first, and those cut by max_tokens count as they were cut.
+learns: short answers end first, and those cut by max_tokens count with the length they were cut to.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Line:
         self.max_y = max(self.max_y, y)
 
     def at(self, x: float) -> float:
-        """y of the line at x, held within the y seen; the mean while all x were the same."""
+        """y of the line at x, clamped to the y seen; the mean while all x were the same."""
         slope = self.s_xy / self.s_xx if self.s_xx > 0 else 0.0
         return min(max(self.mean_y + slope * (x - self.mean_x), self.min_y), self.max_y)
 
@@ -55,9 +55,9 @@ class PromptLengthRegression:
     """One line for all requests, better with every answer."""
 
     min_observations: int = 30
-    """Answers before the line is believed."""
+    """Number of answers before the line is used."""
     initial_tokens: int = 256
-    """Predicted until then."""
+    """Prediction in tokens until then."""
     _line: _Line = field(default_factory=_Line, init=False, repr=False)
 
     needs_truth: ClassVar[bool] = False
@@ -71,13 +71,13 @@ class PromptLengthRegression:
             raise ValueError(f"initial_tokens={self.initial_tokens}: must be >= 1")
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
-        """The line at the prompt's length."""
+        """The value of the line at the prompt's length."""
         if self._line.num_points < self.min_observations:
             return within_limits(request, self.initial_tokens)
         return within_limits(request, round(exp(self._line.at(_log(request.prompt.num_tokens)))))
 
     def observe(self, request: Request, num_output_tokens: int) -> None:
-        """One point more."""
+        """Adds a point to the line."""
         self._line.add(_log(request.prompt.num_tokens), _log(num_output_tokens))
 
 

@@ -1,4 +1,4 @@
-"""Which replicas of a disaggregated service compute prompts, and which decode. One policy a file."""
+"""Role policies: which replicas prefill and which decode, if disaggregated. One policy per file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ ROLES = ("prefill", "decode")
 
 
 class ReplicaLoad(NamedTuple):
-    """What is known of a replica, as fresh as a service's own counts and as old as its signals."""
+    """Load of a replica: the service's own counts are current, the others as old as its signals."""
 
-    name: int  # of the replica
-    role: str  # which it has, or will have once it is empty: one of ROLES
-    is_changing: bool  # it is still being emptied
+    name: int  # number of the replica
+    role: str  # current role, or the next one while it drains: one of ROLES
+    is_changing: bool  # whether it still drains
     num_outstanding: int  # requests sent there that have not left
     num_queued_tokens: int  # prompt tokens of those without a first token
-    kv_use_share: float  # of its KV memory
+    kv_use_share: float  # share of its KV memory in use
 
 
 class Switch(NamedTuple):
-    """A replica that is to take the other role."""
+    """A replica that changes its role, and the new role."""
 
     name: int
     role: str
 
 
 class Roles(Protocol):
-    """Looks at all replicas every interval_s."""
+    """Decides on role changes every interval_s."""
 
     @property
     def interval_s(self) -> float | None:
-        """Seconds between two looks; None: never."""
+        """Seconds between two calls; None: never called."""
         ...
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """The replica to be turned now; None: all stay. One of each role has to be left."""
+        """The replica to change now; None: none. At least one replica of each role has to be left."""
         ...

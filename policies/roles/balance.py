@@ -1,11 +1,11 @@
-"""Replicas change from the pool with little to do to the one with much.
+"""Replicas change from the pool with little load to the pool with much.
 
-After Arrow (2025) and DOPD (2025), which watch what bounds each phase: the queue of prompts, which TTFT waits
-for, and the memory of decodes, which admission waits for. Prompts are behind when a prefill replica has more
-than max_backlog_tokens of them in its queue on average; decodes are, when they use more than max_kv_share of
-their memory. A pool that is behind gets a replica of the other, if that is not behind itself and would not be
-with one fewer. The replica with the fewest outstanding requests goes. Then nothing changes for
-rest_s: what was done must show first.
+After Arrow (2025) and DOPD (2025), which watch what limits each phase: the queue of prompts, which TTFT waits
+for, and the KV memory of decodes, which admission waits for. Prefill is behind when a prefill replica has
+more than max_backlog_tokens in its queue on average; decode is behind when decode replicas use more than
+max_kv_share of their memory. A pool that is behind gets a replica of the other, if that is not behind itself
+and would not be with one fewer. The replica with the fewest outstanding requests changes. Then nothing
+changes for rest_s, so that the change can take effect.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(kw_only=True, slots=True)
 class Balance:
-    """Ties go to the smallest name."""
+    """Balances the two pools. Ties go to the smallest name."""
 
     interval_s: float = 1.0
-    """Seconds between two looks at all replicas."""
+    """Seconds between two decisions."""
     max_backlog_tokens: int = 16_384
-    """Prompt tokens in the queue of a prefill replica, on average, above which prompts are behind."""
+    """Prompt tokens in the queue of a prefill replica, on average, above which prefill is behind."""
     max_kv_share: float = 0.8
-    """KV use of the decode replicas, on average, above which decodes are behind."""
+    """KV use of the decode replicas, on average, above which decode is behind."""
     rest_s: float = 10.0
     """Seconds after a change in which there is no other."""
     _rests_until_s: float = field(init=False, default=-inf, repr=False, compare=False)
@@ -42,7 +42,7 @@ class Balance:
             raise ValueError(f"rest_s={self.rest_s}: must be a finite number >= 0 s")
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """The replica that goes where the load is."""
+        """The replica that changes to the pool that is behind."""
         if now < self._rests_until_s or any(load.is_changing for load in loads):
             return None
         prefill = [load for load in loads if load.role == "prefill"]

@@ -10,13 +10,13 @@ from policies.roles import ReplicaLoad, Switch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """Never looks."""
+    """Fixed roles."""
 
     @property
     def interval_s(self) -> float | None:
-        """Never."""
+        """None: never called."""
         return None
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
-        """Nobody."""
+        """Always None."""
         return None

@@ -1,4 +1,4 @@
-"""What every autoscaler has: how often it is asked, and the fewest and the most replicas."""
+"""Settings of every autoscaler: the interval of decisions, and the minimum and maximum of replicas."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from policies.scaling import PoolView
 
 @dataclass(kw_only=True, slots=True)
 class Bounded:
-    """Settings, and the two things that are done with them."""
+    """The interval and the bounds of an autoscaler."""
 
     interval_s: float = 15.0
     min_replicas: int = 1
-    """0: the last one goes, too, once it has nothing to do; who comes then waits for one to start."""
+    """Minimum; 0: the last replica stops once it is idle, and later requests wait for one to start."""
     max_replicas: int = 8
 
     def __post_init__(self) -> None:
@@ -30,17 +30,17 @@ class Bounded:
             )
 
     def bounded(self, wanted: int) -> int:
-        """The nearest number of replicas that is allowed."""
+        """Clamps a number of replicas to the allowed range."""
         return max(self.min_replicas, min(self.max_replicas, wanted))
 
 
 def num_present(pool: PoolView) -> int:
-    """Replicas that serve or will."""
+    """Number of replicas that serve or start."""
     return pool.num_replicas + pool.num_starting
 
 
 def require_positive(settings: object, *names: str, unit: str = "") -> None:
-    """Raise ValueError for the first named field that is no finite number > 0."""
+    """Raises ValueError for the first named field that is no finite number > 0."""
     for name in names:
         value = getattr(settings, name)
         if not 0 < value < inf:
@@ -48,7 +48,7 @@ def require_positive(settings: object, *names: str, unit: str = "") -> None:
 
 
 def require_not_negative(settings: object, *names: str, unit: str = "") -> None:
-    """Raise ValueError for the first named field that is no finite number >= 0."""
+    """Raises ValueError for the first named field that is no finite number >= 0."""
     for name in names:
         value = getattr(settings, name)
         if not 0 <= value < inf:
@@ -56,7 +56,7 @@ def require_not_negative(settings: object, *names: str, unit: str = "") -> None:
 
 
 def require_share(settings: object, *names: str) -> None:
-    """Raise ValueError for the first named field that is not above 0 and at most 1."""
+    """Raises ValueError for the first named field that is not above 0 and at most 1."""
     for name in names:
         value = getattr(settings, name)
         if not 0 < value <= 1:

@@ -1,10 +1,10 @@
-"""Requests in flight per replica held at a target: Knative's autoscaler, which KServe brings to LLMs.
+"""Requests in flight per replica held at a target: Knative's autoscaler, which KServe applies to LLMs.
 
     wanted = ceil(mean requests in flight / (target_concurrency * target_utilisation))
 
-over a stable window of 60 s, and over a panic window of 6 s: if that wants at least twice the replicas that
-are up, it counts until there was no panic for a stable window, and nothing is taken away meanwhile. Queued
-requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's.
+over a stable window of 60 s, and over a panic window of 6 s: if the latter wants at least twice the replicas
+that serve, it counts until there was no panic for a stable window, and no replica is removed meanwhile.
+Queued requests are in flight. 100 in flight, target 10 at 70 %: 15 replicas. Defaults are Knative's.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class Concurrency(Paced):
-    """Remembers the requests in flight of one stable window. No scale to zero."""
+    """Scales by concurrency. Remembers the requests in flight of one stable window. No scale to zero."""
 
     interval_s: float = 2.0
     target_concurrency: float = 100.0
-    """Requests in flight that a replica is meant for."""
+    """Requests in flight for which one replica is meant."""
     target_utilisation: float = 0.7
-    """Share of these that is aimed at."""
+    """Share of target_concurrency that is aimed at."""
     stable_window_s: float = 60.0
     panic_window_s: float = 6.0
     panic_threshold: float = 2.0
-    """Times the replicas that are up; so many wanted over the panic window are a panic."""
+    """Ratio of replicas wanted over the panic window to serving replicas at which a panic begins."""
     max_scale_up_rate: float = 1000.0
-    """Times the replicas that are up, in one decision."""
+    """Maximum factor on the serving replicas in one decision."""
     max_scale_down_rate: float = 2.0
-    """The replicas that are up, divided by this, are the fewest that one decision leaves."""
+    """Maximum divisor of the serving replicas in one decision."""
     _samples: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _panic_s: float | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -52,7 +52,7 @@ class Concurrency(Paced):
                 raise ValueError(f"{name}={getattr(self, name)}: must be > 1")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """What the stable window wants, or in a panic the most that either has wanted since it began."""
+        """The wish of the stable window, or in a panic the most that either has wanted since it began."""
         self._samples.append((now, pool.num_outstanding))
         while self._samples[0][0] <= now - self.stable_window_s:
             self._samples.popleft()
@@ -69,7 +69,7 @@ class Concurrency(Paced):
         return self.paced(max(stable, panic, self.asked(pool)), pool, now)
 
     def _wanted(self, window_s: float, now: float) -> int:
-        """Replicas for the mean of a window."""
+        """Number of replicas for the mean of a window."""
         counts = [count for time_s, count in self._samples if time_s > now - window_s]
         mean = sum(counts) / len(counts)
         return ceil(mean / (self.target_concurrency * self.target_utilisation) - 1e-9)

@@ -1,8 +1,8 @@
 """Forecasts of a series with a season, value by value: seasonal naive with a trend, and Holt-Winters.
 
 Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3. Both are
-exact for a periodic series with or without a straight trend, once two seasons have been seen. Until one
-season has been seen there is nothing to go by but the last value.
+exact for a periodic series with or without a straight trend, once two seasons have been seen. Before one
+season has been seen, the forecast is the last value.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 
 class Forecaster(Protocol):
-    """Sees values at equal distances."""
+    """A forecaster of values at equal distances."""
 
     def observe(self, value: float) -> None:
-        """The next value."""
+        """Adds the next value."""
         ...
 
     def forecast(self, num_values: int) -> NDArray[np.float64]:
-        """The next so many values; zeros before any has been seen."""
+        """Forecast of the next num_values values; zeros before any has been seen."""
         ...
 
 
 class SeasonalNaive:
-    """What was one season ago, plus what the mean has grown by from one season to the next."""
+    """The value of one season ago, plus the growth of the mean from one season to the next."""
 
     def __init__(self, season: int) -> None:
         self._season = season
@@ -48,11 +48,11 @@ class SeasonalNaive:
 
 
 class HoltWinters:
-    """Additive triple exponential smoothing (Winters, 1960); it begins from the first two seasons.
+    """Additive triple exponential smoothing (Winters, 1960), initialised from the first two seasons.
 
     level_t = alpha (y_t - s_{t-m}) + (1 - alpha) (level_{t-1} + trend_{t-1})
     trend_t = beta (level_t - level_{t-1}) + (1 - beta) trend_{t-1}
-    s_t = gamma (y_t - level_t) + (1 - gamma) s_{t-m},  m values a season
+    s_t = gamma (y_t - level_t) + (1 - gamma) s_{t-m},  m values per season
     """
 
     def __init__(self, season: int, *, alpha: float, beta: float, gamma: float) -> None:
@@ -61,7 +61,7 @@ class HoltWinters:
         self._first: list[float] = []
         self._naive = SeasonalNaive(season)
         self._level = self._trend = 0.0
-        self._seasonal = np.zeros(season)  # ahead of the next value: [0] is its own
+        self._seasonal = np.zeros(season)  # [0] belongs to the next value
         self._num_seen = 0
 
     def observe(self, value: float) -> None:
@@ -89,7 +89,7 @@ class HoltWinters:
         return forecast
 
     def _begin(self) -> None:
-        """Level, trend and season of the first two seasons."""
+        """Initialises level, trend and season from the first two seasons."""
         season, seasons = self._season, np.array(self._first).reshape(2, self._season)
         means = seasons.mean(axis=1)
         self._trend = float(means[1] - means[0]) / season

@@ -1,8 +1,8 @@
-"""How fast an autoscaler may follow what it wants: stabilisation, cooldowns, steps.
+"""Limits on the speed of an autoscaler: stabilisation, cooldowns, steps.
 
-Stabilisation as in Kubernetes' HorizontalPodAutoscaler: replicas go only when none of the wishes of the last
-window asked for them. Cooldowns as in AWS Auto Scaling: a change waits until the last one has shown what it
-does. Where no limit is set a wish is followed at once.
+Stabilisation as in Kubernetes' HorizontalPodAutoscaler: replicas are removed only when no decision of the
+last window wanted them. Cooldowns as in AWS Auto Scaling: a change waits until the last one has taken effect.
+Without limits a wish is followed at once.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from policies.scaling.bounds import Bounded, num_present, require_not_negative
 
 @dataclass(kw_only=True, slots=True)
 class Paced(Bounded):
-    """Settings of the pace, and a memory of what was wished and asked for."""
+    """Settings of the pace, and the memory of what was wished and asked for."""
 
     stabilisation_s: float = 0.0
-    """Before replicas go, this long nobody must have wanted them."""
+    """Time in seconds for which replicas must have been unwanted before they are removed."""
     scale_out_cooldown_s: float = 0.0
-    """From one scale-out to the next."""
+    """Minimum time in seconds from one scale-out to the next."""
     scale_in_cooldown_s: float = 0.0
-    """From any change to the next scale-in."""
+    """Minimum time in seconds from any change to the next scale-in."""
     max_step_out: int | None = None
-    """Replicas that one decision adds at most; None: as many as are wanted."""
+    """Maximum number of replicas that one decision adds; None: as many as are wanted."""
     max_step_in: int | None = None
-    """The same of those that it takes away."""
+    """Maximum number of replicas that one decision removes; None: as many as are unwanted."""
     _asked: int | None = field(default=None, init=False, repr=False, compare=False)
     _wishes: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _out_s: float = field(default=-inf, init=False, repr=False, compare=False)
@@ -43,7 +43,7 @@ class Paced(Bounded):
                 raise ValueError(f"{name}={value}: must be >= 1 replica; null for no limit")
 
     def asked(self, pool: PoolView) -> int:
-        """Replicas that were asked for last; at first, and after none, those that are there.
+        """Number of replicas asked for last; initially, and after a request for none, those present.
 
         A crash does not change it.
         """
@@ -63,9 +63,9 @@ class Paced(Bounded):
         return asked
 
     def _stabilised(self, wanted: int, asked: int, now: float) -> int:
-        """The most that was wished for in the window, if that is fewer than there are.
+        """The maximum wish of the window, if that is below the number of replicas.
 
-        A memory that does not reach back so far yet keeps what there is.
+        While the memory does not yet cover the window, the number of replicas is kept.
         """
         if not self._wishes:
             self._wishes.append((now, max(wanted, asked)))

@@ -1,13 +1,14 @@
-"""Predictive: replicas for the highest rate of arrivals forecast for as long as a replica takes to start.
+"""Predictive: replicas for the highest arrival rate forecast for the time that a replica takes to start.
 
     wanted = ceil(max(rate now, rates forecast until now + lead_s) / (capacity_per_s * target_share))
 
-As AWS's predictive scaling: a seasonal forecast says what comes, the rate of this moment is a floor below it,
-so that the first day, of which no forecast knows, is scaled by what is there. Forecasts: `forecast.py`.
+As AWS's predictive scaling: a seasonal forecast gives the expected rate, and the current rate is its lower
+bound, so that the first day, for which there is no forecast, is scaled by the current rate. Forecasts:
+`forecast.py`.
 
-What a replica can do is given, or learnt: with learn, capacity_per_s rises to the highest rate at which a
-replica was seen to end requests within their SLO in each of three askings in a row. It never falls, and what
-was sustained by chance is among it: target_share is the room for that.
+The capacity of a replica is given, or learnt: with learn, capacity_per_s rises to the highest rate at which a
+replica was seen to end requests within their SLO in each of three calls in a row. It never falls, and it may
+include what was sustained by chance: target_share is the margin for that.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ SUSTAINED = 3
 
 @dataclass(kw_only=True, slots=True)
 class Predictive(Paced):
-    """Counts arrivals from one asking to the next; that is the step of the forecast."""
+    """Predictive scaling; arrivals are counted from one call to the next, the step of the forecast."""
 
     interval_s: float = 60.0
     season_s: float = 86_400.0
-    """After which traffic repeats; a whole number of intervals."""
+    """Period in seconds after which traffic repeats; a whole number of intervals."""
     lead_s: float | None = None
-    """How far ahead it looks; None: for as long as a replica of the pool takes to start."""
+    """Forecast horizon in seconds; None: the time that a replica of the pool takes to start."""
     method: str = "seasonal_naive"
     alpha: float = 0.1
     beta: float = 0.01
     gamma: float = 0.3
-    """Of holt_winters: how fast level, trend and season follow what is seen."""
+    """Smoothing of holt_winters: how fast level, trend and season follow the observations."""
     count: str = "requests"
-    """What a rate is of: requests, or tokens of their prompts."""
+    """Unit of the rate: requests, or tokens of their prompts."""
     capacity_per_s: float = 1.0
-    """Requests (or prompt tokens) that a replica serves in a second within the SLO."""
+    """Requests (or prompt tokens) per second that a replica serves within the SLO."""
     learn: bool = True
-    """Whether what was sustained raises capacity_per_s."""
+    """Whether the sustained rate raises capacity_per_s."""
     target_share: float = 0.8
-    """Of the capacity that is made use of."""
+    """Share of the capacity that is used."""
     stabilisation_s: float = 300.0
     _forecaster: Forecaster = field(init=False, repr=False, compare=False)
     _num_counted: int = field(default=0, init=False, repr=False, compare=False)
@@ -87,7 +88,7 @@ class Predictive(Paced):
         )
 
     def target(self, pool: PoolView, now: float) -> int:
-        """Replicas for the highest rate that is, or is forecast until a replica could be there."""
+        """Number of replicas for the highest rate now or in the forecast until a replica could serve."""
         elapsed_s = now - self._asked_s
         if elapsed_s <= 0:
             return self.paced(self.asked(pool), pool, now)
@@ -105,7 +106,7 @@ class Predictive(Paced):
         return self.paced(wanted, pool, now)
 
     def _note_sustained(self, pool: PoolView, elapsed_s: float) -> None:
-        """The rate per replica of requests that ended within the SLO; of replicas, the most at either end."""
+        """Records the rate per replica of requests that met the SLO; counts the larger number of replicas."""
         num_up = max(pool.num_replicas, self._num_up, 1)
         self._sustained.append((pool.num_met - self._num_met) / elapsed_s / num_up)
         self._num_met, self._num_up = pool.num_met, pool.num_replicas

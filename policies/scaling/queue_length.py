@@ -1,9 +1,9 @@
-"""Queue length: more replicas while requests wait, one fewer when the rest would have room for everybody.
+"""Queue length: more replicas while requests wait, one fewer when the others have room for all requests.
 
-vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue says nothing of how much
-room there is, so a rule that scales in on it alone goes back and forth under constant load. Here a replica
-goes only after nobody has waited for calm_s, and if what runs would fill the others to max_fill_share at
-most, in slots and in KV memory.
+vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not tell how much
+room there is, so a rule that scales in on it alone oscillates under constant load. Here a replica is removed
+only after no request has waited for calm_s, and if the running requests would fill the others to at most
+max_fill_share, in slots and in KV memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class QueueLength(Paced):
-    """Counts replicas that start as if they were there: their share of the queue is theirs."""
+    """Scales by queue length; starting replicas count as present, as they will take their share."""
 
     max_waiting: float = 5.0
-    """Requests in the queue for each replica; more ask for more replicas."""
+    """Waiting requests per replica above which replicas are added."""
     calm_s: float = 300.0
-    """Without a queue, before a replica goes, and between one that goes and the next."""
+    """Time in seconds without a queue before a replica is removed, and between two removals."""
     max_fill_share: float = 0.7
-    """Of the slots and the KV memory of those that would remain."""
+    """Maximum share of the slots and the KV memory of the remaining replicas after a removal."""
     max_step_out: int | None = 4
     _waited_s: float | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -36,7 +36,7 @@ class QueueLength(Paced):
         require_share(self, "max_fill_share")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """More for the queue, one fewer after a calm, else as many as before."""
+        """More replicas for the queue, one fewer after a calm period, else as many as before."""
         asked = self.asked(pool)
         if pool.num_waiting or self._waited_s is None:
             self._waited_s = now

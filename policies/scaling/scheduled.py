@@ -1,7 +1,8 @@
-"""Scheduled: so many replicas from each time of the day, as KEDA's cron scaler and AWS's scheduled actions.
+"""Scheduled.
 
+A number of replicas for each time of the day, as KEDA's cron scaler and AWS's scheduled actions.
 Times are those of a day of day_s seconds, so that a compressed day keeps its clock: with day_s=2400, 06:00 is
-600 s after the day began. lead_s earlier the replicas are asked for, so that they are there in time.
+600 s after the day began. Replicas are requested lead_s earlier, so that they serve in time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _MINUTES = 24 * 60
 
 @dataclass(kw_only=True, slots=True)
 class Scheduled(Bounded):
-    """Looks at nothing but the clock. The last entry of a day holds until the first of the next."""
+    """A daily schedule. The last entry of a day holds until the first of the next."""
 
     entries: tuple[dict[str, str | int], ...] = ({"at": "00:00", "replicas": 1},)
-    """{at: HH:MM, replicas: n}, in order of time."""
+    """Entries {at: HH:MM, replicas: n}, in order of time."""
     day_s: float = 86_400.0
     lead_s: float | None = 0.0
-    """How much earlier more replicas are asked for; None: by the time that one of the pool takes to start."""
+    """Time in seconds by which replicas are requested earlier; None: the pool's cold start time."""
     offset_s: float = 0.0
     """Time of day at which the run begins, in seconds of this day."""
     _starts_s: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -45,7 +46,7 @@ class Scheduled(Bounded):
             self._add(f"entries[{index}]", entry)
 
     def target(self, pool: PoolView, now: float) -> int:
-        """The most that the schedule wants from now until lead_s later."""
+        """The maximum of the schedule from now until lead_s later."""
         first = now + self.offset_s
         lead_s = pool.cold_start_s if self.lead_s is None else self.lead_s
         upcoming = [
@@ -56,7 +57,7 @@ class Scheduled(Bounded):
         return self.bounded(max([self._at(first), *upcoming]))
 
     def _at(self, time_s: float) -> int:
-        """Replicas of the entry that holds then; before the day's first, yesterday's last."""
+        """Replicas of the entry that holds at a time; before the first entry of a day, the last one holds."""
         return self._replicas[bisect_right(self._starts_s, time_s % self.day_s) - 1]
 
     def _add(self, name: str, entry: dict[str, str | int]) -> None:

@@ -1,9 +1,9 @@
-"""SLO attainment: more replicas while too many requests miss the SLO, one fewer after a calm.
+"""SLO attainment: more replicas while too many requests miss the SLO, one fewer after a calm period.
 
-Needs no figure of what a replica can do: it learns by trying. Trying alone would go back and forth under
-constant load, so what failed is remembered: the rate of arrivals per replica at which the SLO began to be
-missed. A replica goes only if the others would stay below margin times that rate. After forget_s it may be
-tried again, as requests and models change.
+It needs no capacity of a replica: it learns by trying. Trying alone would oscillate under constant load, so
+failures are remembered: the arrival rate per replica at which the SLO began to be missed. A replica is
+removed only if the others would stay below margin times that rate. After forget_s that rate may be tried
+again, as requests and models change.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from policies.scaling.pace import Paced
 
 @dataclass(kw_only=True, slots=True)
 class SloAttainment(Paced):
-    """Looks at the requests that ended since it was last asked; none: nothing is known, nothing changes."""
+    """Scales by the requests that ended since the last call; if there are none, nothing changes."""
 
     interval_s: float = 30.0
     target_share: float = 0.95
-    """Of the requests that end, those that meet the SLO."""
+    """Share of ended requests that must meet the SLO."""
     calm_s: float = 600.0
-    """With the target met, before a replica goes, and between one that goes and the next."""
+    """Time in seconds with the target met before a replica is removed, and between two removals."""
     margin: float = 0.9
-    """Of the rate per replica that was too much: the most that is tried again."""
+    """Maximum rate per replica that is tried again, as a share of the rate that was too high."""
     forget_s: float = 86_400.0
-    """After which a rate that was too much may be tried again."""
+    """Time in seconds after which a rate that was too high may be tried again."""
     _num_ended: int = field(default=0, init=False, repr=False, compare=False)
     _num_met: int = field(default=0, init=False, repr=False, compare=False)
     _num_arrivals: int = field(default=0, init=False, repr=False, compare=False)
@@ -45,7 +45,7 @@ class SloAttainment(Paced):
         require_positive(self, "forget_s", unit="s")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """More in proportion to what is missed, one fewer after a calm, else as many as before."""
+        """More replicas in proportion to the missed share, one fewer after a calm period, else no change."""
         asked = self.asked(pool)
         num_ended, num_met = pool.num_ended - self._num_ended, pool.num_met - self._num_met
         elapsed_s, num_arrived = now - self._asked_s, pool.num_arrivals - self._num_arrivals
@@ -59,7 +59,7 @@ class SloAttainment(Paced):
         wanted = asked
         attained = num_met / num_ended if num_ended else 1.0
         if attained < self.target_share:
-            if not self._is_missing:  # what follows is the backlog of this, at whatever rate
+            if not self._is_missing:  # later misses are due to the backlog, whatever the rate
                 self._learn(rate_per_s / max(pool.num_replicas, 1), now)
             self._is_missing, self._missed_s = True, now
             if not pool.num_starting:

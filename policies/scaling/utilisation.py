@@ -2,13 +2,13 @@
 
     wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
 
-4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: asked every 15 s, tolerance
-0.1, a window of 300 s before replicas go. Replicas that start count as idle while the others are overloaded,
-as there, so that one wave of load is not answered twice.
+4 replicas at 90 % with a target of 60 %: 6. Defaults are those of Kubernetes: a call every 15 s, tolerance
+0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count as idle while
+the others are overloaded, so that one wave of load is not answered twice.
 
 `busy` is what nvidia-smi calls utilisation, and a poor signal for LLMs: one sequence keeps a replica as busy
-as a hundred. `kv` and `running` rise with the load until the queue begins. With `running`, replicas whose
-limit is unknown are judged by their KV usage.
+as a hundred. `kv` and `running` rise with the load until the queue begins. With `running`, replicas without a
+known limit are judged by their KV.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SIGNALS = ("busy", "kv", "running")
 
 @dataclass(kw_only=True, slots=True)
 class Utilisation(Paced):
-    """Reads the mean over the replicas that serve."""
+    """Scales by the mean utilisation of the serving replicas."""
 
     signal: str = "running"
-    """busy: share of time with an iteration running; kv: of KV memory; running: of the slots."""
+    """busy: share of time with an iteration running; kv: share of KV memory; running: share of slots."""
     target_share: float = 0.6
     tolerance: float = 0.1
-    """Of the ratio of utilisation and target, around 1."""
+    """Tolerance of the ratio of utilisation and target, around 1."""
     stabilisation_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Utilisation(Paced):
         require_not_negative(self, "tolerance")
 
     def target(self, pool: PoolView, now: float) -> int:
-        """As many as bring the utilisation to its target."""
+        """The number of replicas that brings the utilisation to its target."""
         asked = self.asked(pool)
         num_up = max(pool.num_replicas, 1)
         ratio = self._utilisation(pool) / self.target_share
