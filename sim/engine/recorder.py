@@ -121,7 +121,7 @@ class Recorder:
                 self.requests.note(seq, self._tokens.last_s(seq))
             self.events.leave(seq, now)
         for entry in pending:
-            self.events.never_met(entry.request, now, sent_s=entry.sent_s)
+            self.events.left_unseen(entry.request, now, sent_s=entry.sent_s)
 
     def crashed(self, lost: list[Sequence], pending: list[Pending], core: EngineCore, now: float) -> None:
         """The engine has lost those sequences, and requests on their way to it; `core` takes its place."""
@@ -131,7 +131,7 @@ class Recorder:
                 self.requests.lose_kv(seq.request_id, seq.num_computed)
             self.events.leave(seq, now, is_lost=True)
         for entry in pending:
-            self.events.never_met(entry.request, now, is_lost=True, sent_s=entry.sent_s)
+            self.events.left_unseen(entry.request, now, is_lost=True, sent_s=entry.sent_s)
         self.lost_engines.append(EngineRecord.of(self._core, now))
         self.events = EventLog(self._frontend_s, after=self.events)
         self._follow(core)

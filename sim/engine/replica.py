@@ -62,7 +62,7 @@ class Replica(LoadCounts):
         self._timer: int | None = None  # the one event that counts; a cut leaves its predecessor void
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
-        self._life = 0  # how often it has crashed: what was to happen in an earlier life does not
+        self._num_crashes = 0  # `later` drops what was scheduled before a crash
         self._aborts: dict[int, Callable[[], None] | None] = {}  # at the next boundary, and what follows
         self._departures: dict[int, Callable[[Sequence], None]] = {}  # the same of those that go on elsewhere
         self._tell = Listeners()
@@ -188,10 +188,10 @@ class Replica(LoadCounts):
 
     def later(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
         """Do something then, unless the engine crashes before."""
-        life = self._life
+        num_crashes = self._num_crashes
 
         def act(event: int) -> None:
-            if self._life == life:
+            if self._num_crashes == num_crashes:
                 action()
 
         self._clock.at(time_s, phase, act)
@@ -351,7 +351,7 @@ class Replica(LoadCounts):
         self.core.num_iterations = self.core.pool.num_iterations = before.num_iterations
         self._take_transfers = self.core.transfers.take
         self.recorder.crashed(lost, pending, self.core, now)
-        self._life += 1
+        self._num_crashes += 1
         self.step = self._timer = None
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()

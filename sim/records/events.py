@@ -1,4 +1,4 @@
-"""What happened to each sequence, and why it had to wait: a compact log for each replica.
+"""The events of each sequence, with the causes of its waits: a compact log of each replica.
 
 A wait begins on arrival or with a preemption and ends with work on the sequence, or with its end. It is split
 by cause, in seconds:
@@ -7,9 +7,10 @@ by cause, in seconds:
        |-- frontend --|----- iteration -----|-- slot, ..., adapter --|--- load ---|
                                    preempted |-- slot, ..., adapter --|--- load ---|
 
-Between two plans everybody in the queue waits for the cause that the first of the two plans names (`Cause`).
-So one clock a cause is enough: a wait is the difference of two readings, whatever the length of the queue. A
-stretch of one cause is added up once, however many plans it had: leaping and stepping give the same bits.
+Between two plans all sequences in the queue wait for the cause that the first of the two plans names
+(`Cause`). So one clock per cause is enough: a wait is the difference of two readings, whatever the length of
+the queue. A stretch of one cause is added up once, however many plans it had: leaping and stepping give the
+same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sim.records.event_rows import NO_WAIT, TIERS, Event, EventRows
 
 
 class EventLog:
-    """The events of one replica, told by what drives it.
+    """The events of one replica, logged as they happen.
 
     frontend_s: from a request's arrival until the engine knows it. after: of the engine that crashed before.
     """
@@ -43,7 +44,7 @@ class EventLog:
         self._since_s = 0.0
 
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
-        """The engine knows a request from now on. sent_s: when another replica has handed it over."""
+        """The engine knows a request from now on. sent_s: when another replica sent it, if one did."""
         self.new.append(seq)
         if sent_s is not None:
             self._adopted_s[seq.request_id] = sent_s
@@ -57,7 +58,7 @@ class EventLog:
         cause = core.waits_for if plan is None else plan.waits_for
         preempted = core.lost if plan is None else plan.preempted
         if self.new:
-            self._meet(now, not preempted)
+            self._begin_waits(now, not preempted)
         if self._waits or preempted or self._num_lost:
             self._admit_and_preempt(plan, preempted, now)
         for transfer in transfers:
@@ -102,7 +103,7 @@ class EventLog:
             self._log(Event.lost if is_lost else Event.unserved, seq, now, self._split(wait, now))
         elif seq.state is WAITING:  # no plan has seen it
             sent_s = self._adopted_s.get(seq.request_id)
-            self.never_met(seq.request, now, is_lost=is_lost, sent_s=sent_s)
+            self.left_unseen(seq.request, now, is_lost=is_lost, sent_s=sent_s)
         elif is_lost:
             self._log_lost(Event.lost, seq, now)
 
@@ -114,12 +115,12 @@ class EventLog:
         """A row with the tokens that were answered in vain."""
         self.rows.add(event, now, seq.request_id, seq.num_emitted_tokens, seq.num_known)
 
-    def never_met(
+    def left_unseen(
         self, request: Request, now: float, *, is_lost: bool = False, sent_s: float | None = None
     ) -> None:
-        """A request leaves that no plan has seen, or that has not even reached the engine.
+        """Logs the end of a request that no plan has seen, or that has not reached the engine.
 
-        sent_s: when another replica handed it over, if one did.
+        sent_s: when another replica sent it, if one did.
         """
         if sent_s is None:
             frontend_s = min(now - request.arrival_s, self._frontend_s)
@@ -130,10 +131,10 @@ class EventLog:
         waited_s = (frontend_s, iteration_s, *NO_WAIT[2:])
         self.rows.add(event, now, request.request_id, 0, request.prompt.num_tokens, waited_s)
 
-    def _meet(self, now: float, at_once: bool) -> None:
-        """A plan sees for the first time those who came since the last one.
+    def _begin_waits(self, now: float, at_once: bool) -> None:
+        """Begins the waits of the sequences that came since the last plan; those admitted at once have none.
 
-        at_once: those that hold KV were admitted by it, and nobody was preempted.
+        at_once: those that hold KV were admitted by this plan, which preempted no sequence.
         """
         reading = None
         for seq in self.new:
@@ -188,7 +189,7 @@ class EventLog:
         self.rows.add(event, now, seq.request_id, *tokens, waited_s, by=by)
 
     def _transfer(self, transfer: Transfer, now: float) -> None:
-        """A copy between tiers begins; who waits for it has got slot and blocks."""
+        """A copy between tiers begins; the sequence that waits for it has slot and blocks."""
         seq = transfer.seq
         if seq is None:
             tier = TIERS.index(transfer.target)

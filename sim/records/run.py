@@ -43,7 +43,7 @@ class MissedSlo(NamedTuple):
 
 
 class EngineRecord(NamedTuple):
-    """What is told of one engine, of one of a replica's lives."""
+    """Figures of one engine; a replica has a new engine after each crash."""
 
     pinned_token_s: float
     num_evicted: int
@@ -53,7 +53,7 @@ class EngineRecord(NamedTuple):
 
     @classmethod
     def of(cls, core: EngineCore, end_s: float) -> EngineRecord:
-        """Its life having ended at end_s."""
+        """The figures of an engine that ended at end_s, in seconds."""
         pool, residents = core.pool, core.residents
         unfilled = None if pool.unfilled is None else np.array(pool.unfilled, np.int64).reshape(-1, 3)
         counts = None if residents is None else residents.counts

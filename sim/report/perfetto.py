@@ -1,7 +1,7 @@
 """timeline.json: a run in the Trace Event Format, for ui.perfetto.dev and chrome://tracing.
 
 One process a replica: its iterations as slices, counters of sequences and KV blocks, and one asynchronous
-slice a request with the phases of its life inside. Times are microseconds, to the nanosecond. A pipeline has
+slice a request with its phases inside. Times are microseconds, to the nanosecond. A pipeline has
 one more track a stage, with its micro-batches as slices: of the first iterations, for these are many.
 10,000 requests of 256 output tokens, on one replica: 40 MB, half of it iterations.
 """
@@ -22,7 +22,7 @@ from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationModel,
 from hwmodels.iterations.pipeline import Pipeline
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 from sim.records.event_table import events_table
-from sim.records.lives import QUEUED, Phase, lives
+from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords
 
 ITERATIONS_TRACK = 1
@@ -82,8 +82,8 @@ def trace_events(
             first = iterations[iterations["replica"] == replica].head(PIPELINE_ITERATIONS)
             yield from _stages(pid, first, model)
     replica_of = dict(zip(records.requests["request_id"], records.requests["replica"], strict=True))
-    for request_id, life in lives(events, records.end_s):
-        yield from _request(int(replica_of[request_id]) + 1, request_id, life)
+    for request_id, phases in phases_by_request(events, records.end_s):
+        yield from _request(int(replica_of[request_id]) + 1, request_id, phases)
 
 
 def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -178,14 +178,14 @@ def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -
                 last = None
 
 
-def _request(pid: int, request_id: int, life: list[Phase]) -> Iterator[dict[str, Any]]:
+def _request(pid: int, request_id: int, phases: list[RequestPhase]) -> Iterator[dict[str, Any]]:
     """An asynchronous slice, and one inside it for each phase."""
     same = {"cat": "request", "id": str(request_id), "pid": pid, "tid": 0}
-    if not life:
+    if not phases:
         return
-    begin, end = _ns(life[0].start_s) / 1e3, _ns(life[-1].end_s) / 1e3
+    begin, end = _ns(phases[0].start_s) / 1e3, _ns(phases[-1].end_s) / 1e3
     yield {"ph": "b", "name": "request", "ts": begin, **same, "args": {"request": request_id}}
-    for phase in life:
+    for phase in phases:
         if phase.end_s == phase.start_s:
             continue
         why = f" ({phase.cause})" if phase.cause and phase.name in QUEUED else ""

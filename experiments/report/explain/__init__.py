@@ -1,1 +1,1 @@
-"""`windtunnel explain`: one request's life in a run."""
+"""`windtunnel explain`: the phases of one request of a run."""

@@ -1,4 +1,4 @@
-"""`windtunnel explain run=DIR request=ID`: one request's life, every wait with its reason."""
+"""`windtunnel explain run=DIR request=ID`: the phases of one request, with the reason of every wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.settings.errors import ConfigError
 USAGE = """\
 usage: windtunnel explain run=DIR request=ID
 
-One request's life: every wait with its reason, what the cache held, preemptions, and what became of the SLO.
+The phases of one request: every wait with its reason, what the cache held, preemptions and SLO attainment.
 
   run=DIR      the folder of a run, which windtunnel simulate prints last (with output.tables=true)
   request=ID   a request_id of its requests.parquet"""

@@ -1,4 +1,4 @@
-"""One request's life in words: a line an event, and what became of the SLO."""
+"""The events of one request in sentences, one line per event, and its SLO attainment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from experiments.report.explain.run_folder import RequestStory
-from sim.records.lives import QUEUED, Phase
+from sim.records.request_phases import QUEUED, RequestPhase
 from sim.report import numbers, wording
 
 DOING = {
@@ -46,7 +46,7 @@ def heading(story: RequestStory) -> str:
 def lines(story: RequestStory) -> list[Line]:
     """Events and phases in the order of time."""
     arrival_s = story.request["arrival_s"]
-    by_start: dict[int, list[Phase]] = {}
+    by_start: dict[int, list[RequestPhase]] = {}
     for phase in story.phases:
         by_start.setdefault(id(phase.began), []).append(phase)
     found = []
@@ -102,7 +102,7 @@ def _dominant(story: RequestStory, term: str) -> str:
     return f"{numbers.percent(spent_s[most] / (end_s - start_s))} of it {most}"
 
 
-def _phase(phase: Phase, story: RequestStory) -> str:
+def _phase(phase: RequestPhase, story: RequestStory) -> str:
     text = DOING[phase.name]
     if phase.began.event == "hand_over" and phase.ended is not None:
         text = f"{text} for replica {phase.ended.replica}"
@@ -123,7 +123,7 @@ def _phase(phase: Phase, story: RequestStory) -> str:
     return text
 
 
-def _sending(phase: Phase, story: RequestStory) -> str:
+def _sending(phase: RequestPhase, story: RequestStory) -> str:
     """KV on its way from the replica that computed it; then it waits for the end of an iteration."""
     there_s = [row.time_s for row in story.rows if row.event == "loaded" and row.time_s >= phase.start_s]
     if not there_s or there_s[0] > phase.end_s:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sim.metrics.slo import TERMS
-from sim.records.lives import Phase, phases
+from sim.records.request_phases import RequestPhase, phases_of
 from sim.settings.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ class RequestStory:
 
     request: dict[str, Any]
     rows: list[Any]
-    phases: list[Phase]
+    phases: list[RequestPhase]
     limits_s: dict[str, float]
     end_s: float
 
@@ -47,7 +47,7 @@ def read_request(folder: Path, request_id: int) -> RequestStory:
     return RequestStory(
         request={str(name): value for name, value in requests[ids == request_id].iloc[0].items()},
         rows=rows,
-        phases=phases(rows, summary["simulated_s"]),
+        phases=phases_of(rows, summary["simulated_s"]),
         limits_s={term: slo[f"{term}_ms"] / 1e3 for term in TERMS if f"{term}_ms" in slo},
         end_s=summary["simulated_s"],
     )

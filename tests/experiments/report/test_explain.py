@@ -1,4 +1,4 @@
-"""`windtunnel explain`: one request's life, and what it says when there is none to tell."""
+"""`windtunnel explain`: the phases of one request, and the message for a request without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine in simulated time: what it tells the router, and odd moments in a request's life."""
+"""One engine in simulated time: what it tells the router, and unusual moments of a request."""
 
 import pytest
 

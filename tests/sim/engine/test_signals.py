@@ -50,7 +50,7 @@ class Spy:
 
 
 def run_world(world, **given):
-    """The diary and the records of a run."""
+    """The log of readings and the records of a run."""
     DIARY.clear()
     leap = given.pop("leap", True)
     records = replace(world, routing=Spy(**given)).simulate(leap=leap).records
@@ -76,9 +76,9 @@ def draw_spied(draw, worlds):
 def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_time(data, worlds):
     """The truth is the table of iterations, written without any thought of signals: one row an iteration."""
     world = data.draw(draw_spied(worlds))
-    diary, records = run_world(world)
+    log, records = run_world(world)
     by_replica = dict(iter(records.iterations.groupby("replica")))
-    for now, index, (running, waiting, used, *_) in diary:
+    for now, index, (running, waiting, used, *_) in log:
         at_s = refreshed_s(world.signal_age_s, now)
         if index not in by_replica:  # nothing was done, or the run ended in the middle of its first iteration
             assert (running, waiting, used) == (0, 0, 0) or world.until_s is not None
@@ -112,11 +112,11 @@ def test_leaping_or_reading_more_changes_no_reading(data, worlds):
     """Any engine; with and without a look into the caches, which cuts leaps."""
     world = replace(data.draw(worlds), num_replicas=data.draw(st.integers(1, 3)))
     looks = data.draw(st.booleans())
-    diary, records = run_world(world, looks=looks)
+    log, records = run_world(world, looks=looks)
     stepped, _ = run_world(world, looks=looks, leap=False)
-    assert diary == stepped
+    assert log == stepped
     few, _ = run_world(world, looks=looks, reads_all=False)
-    everything = set(diary)
+    everything = set(log)
     assert set(few) <= everything
     if not looks:
         _, unread = run_world(world, looks=True)
@@ -164,8 +164,8 @@ def test_by_hand(make_world, ask):
         caching=Paged(block_size=4),
         signal_age_s=2 * TICK_S,
     )
-    diary, _ = run_world(world)
-    assert [(now / TICK_S, reading) for now, _, reading in diary] == [
+    log, _ = run_world(world)
+    assert [(now / TICK_S, reading) for now, _, reading in log] == [
         # running, waiting, tokens in blocks; unseen and their tokens; outstanding, their tokens, queued
         (0, (0, 0, 0, 0, 0, 0, 0, 0, None)),
         (1.5, (0, 0, 0, 1, 4, 1, 4, 0, None)),
@@ -179,14 +179,14 @@ def test_fresh_signals_tell_of_the_iteration_under_way(make_world, ask):
     world = make_world(
         *[ask(ticks * TICK_S, 4, 20) for ticks in (0, 2.5, 3.5)], max_num_seqs=1, signal_age_s=0.0
     )
-    diary, _ = run_world(world)
-    assert [reading[:4] for _, _, reading in diary] == [(0, 0, 0, 0), (1, 0, 8, 0), (1, 1, 8, 0)]
+    log, _ = run_world(world)
+    assert [reading[:4] for _, _, reading in log] == [(0, 0, 0, 0), (1, 0, 8, 0), (1, 1, 8, 0)]
 
 
 def test_a_refused_request_is_not_counted(make_world, ask):
     world = make_world(ask(0.0, 50, 2), ask(TICK_S, 4, 2), max_model_len=40, signal_age_s=0.0)
-    diary, _ = run_world(world)
-    assert diary[1][2] == (0, 0, 0, 0, 0, 0, 0, 0, None)
+    log, _ = run_world(world)
+    assert log[1][2] == (0, 0, 0, 0, 0, 0, 0, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_caches_are_seen_as_of_the_iteration_under_way(make_world, ask, make_cac
         caching=make_cache(),
         num_replicas=2,
     )
-    diary, _ = run_world(world, looks=True)
-    assert [reading[-1] for now, index, reading in diary if now] == [found, 0]
+    log, _ = run_world(world, looks=True)
+    assert [reading[-1] for now, index, reading in log if now] == [found, 0]
 
 
 def test_what_a_leap_has_evicted_is_not_found(make_world, ask):

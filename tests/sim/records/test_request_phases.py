@@ -11,7 +11,7 @@ from sim.cluster.failures import Failures, Scripted
 from sim.records.event_rows import WAIT_COLUMNS
 from sim.records.event_table import events_table
 from sim.records.failure import FailureKind
-from sim.records.lives import lives, phases
+from sim.records.request_phases import phases_by_request, phases_of
 from sim.workload.retries import Retries
 
 TICK_S = 0.125  # one iteration of the flat toy model
@@ -42,7 +42,7 @@ def test_a_life_with_everything_in_it():
         row(11.0, "resume_swapped", 12, 13, load=2.0),
         row(12.0, "end"),
     ]
-    found = phases(rows, 99.0)
+    found = phases_of(rows, 99.0)
     assert names(found) == [
         ("waiting", 0.0, 1.0),
         ("prefill", 1.0, 2.0),
@@ -73,12 +73,12 @@ def test_a_prompt_whose_prefix_was_loaded_still_has_its_prefill():
         row(2.0, "end"),
     ]
     expected = [("waiting", 0.0, 0.0), ("loading", 0.0, 1.0), ("prefill", 1.0, 2.0)]
-    assert names(phases(rows, 9.0)) == expected
+    assert names(phases_of(rows, 9.0)) == expected
 
 
 def test_what_the_end_of_the_run_cuts_off_lasts_until_then():
     rows = [row(0.0, "arrive", 8), row(1.0, "admit", 0, 8, slot=1.0)]
-    assert names(phases(rows, 5.0)) == [("waiting", 0.0, 1.0), ("prefill", 1.0, 5.0)]
+    assert names(phases_of(rows, 5.0)) == [("waiting", 0.0, 1.0), ("prefill", 1.0, 5.0)]
 
 
 @given(data=st.data())
@@ -86,24 +86,24 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
     """Every first token ends a prefill, waits have the length of their causes, and no time is missing."""
     records = data.draw(worlds).simulate().records
     requests = records.requests.set_index("request_id")
-    told = dict(lives(events_table(records), records.end_s))
+    told = dict(phases_by_request(events_table(records), records.end_s))
     assert set(told) == set(requests.index)
-    for request_id, life in told.items():
+    for request_id, phases in told.items():
         request = requests.loc[request_id]
         if request["status"] == "rejected":
-            assert all(phase.start_s == phase.end_s for phase in life)
+            assert all(phase.start_s == phase.end_s for phase in phases)
             continue
-        assert life[0].start_s == request["arrival_s"]
-        for phase, following in pairwise(life):
+        assert phases[0].start_s == request["arrival_s"]
+        for phase, following in pairwise(phases):
             assert phase.end_s == following.start_s
-        assert life[-1].end_s == (
+        assert phases[-1].end_s == (
             records.end_s if request["status"] == "unfinished" else request["finished_s"]
         )
-        for phase in life:
+        for phase in phases:
             if phase.name in ("waiting", "preempted", "loading"):
                 assert sum(phase.waited_s.values()) == pytest.approx(phase.end_s - phase.start_s, abs=1e-9)
         if request["output_tokens"]:
-            assert request["first_token_s"] in [p.end_s for p in life if p.name == "prefill"]
+            assert request["first_token_s"] in [p.end_s for p in phases if p.name == "prefill"]
 
 
 def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
@@ -114,8 +114,8 @@ def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
     records = (
         make_world(ask(0.0, 4, 8), failures=Failures(events=(crash,)), retries=clients).simulate().records
     )
-    [(_, life)] = lives(events_table(records), records.end_s)
-    told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in life]
+    [(_, phases)] = phases_by_request(events_table(records), records.end_s)
+    told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in phases]
     assert told[:3] == [
         ("waiting", 0, 0, ""),
         ("in vain", 0, 3.5, ""),

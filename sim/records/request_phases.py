@@ -1,7 +1,7 @@
-"""A request's life as phases, one behind the other: waiting, loading, prefill, decode, paused, preempted.
+"""The phases of a request, in order: waiting, loading, prefill, decode, paused, preempted.
 
-What a crash or a timeout has undone is one phase, in vain: prefill and decode of an attempt that was lost.
-Read from its rows of `sim.records.event_table`. A phase that took no time is left out, unless it is
+Prefill and decode of an attempt that a crash or a timeout has undone are one phase, "in vain". Phases are
+read from the request's rows of `sim.records.event_table`. A phase that took no time is left out, unless it is
 a wait.
 """
 
@@ -16,9 +16,9 @@ import pandas as pd
 from sim.records.event_rows import WAIT_COLUMNS, WAITS
 
 QUEUED = ("waiting", "preempted")
-"""Phases in which a request stands in the queue."""
+"""Phases in which a request is in the queue."""
 
-# What a request does after an event. Those that are not here change nothing.
+# The phase of a request after an event. Other events do not change it.
 _PHASE_AFTER = {
     "arrive": "waiting",
     "load": "loading",
@@ -42,8 +42,8 @@ _PHASE_AFTER = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """What a request did from start_s to end_s.
+class RequestPhase:
+    """One phase of a request, from start_s to end_s, in seconds.
 
     waited_s: of a phase in the queue or of loading, seconds by cause. began, ended: the events, as rows with
     the columns of `events_table`; ended is None where the run was over first.
@@ -58,13 +58,13 @@ class Phase:
 
     @property
     def cause(self) -> str:
-        """The cause of most of a wait; empty of what is no wait."""
+        """The main cause of a wait; empty for other phases."""
         return max(self.waited_s, key=lambda cause: self.waited_s[cause]) if self.waited_s else ""
 
 
-def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
-    """The phases of one request, from its events in order of time; end_s: when the run was over."""
-    found: list[Phase] = []
+def phases_of(rows: Iterable[Any], end_s: float) -> list[RequestPhase]:
+    """The phases of one request, from its events in order of time; end_s: end of the run, in seconds."""
+    found: list[RequestPhase] = []
     name: str | None = None
     began: Any = None
     num_prompt_tokens = 0
@@ -86,20 +86,20 @@ def phases(rows: Iterable[Any], end_s: float) -> list[Phase]:
     return [phase for phase in found if phase.end_s > phase.start_s or phase.name in QUEUED]
 
 
-def lives(events: pd.DataFrame, end_s: float) -> Iterator[tuple[int, list[Phase]]]:
-    """Every request of an events table and its phases, by request id."""
+def phases_by_request(events: pd.DataFrame, end_s: float) -> Iterator[tuple[int, list[RequestPhase]]]:
+    """Yields the id of every request of an events table and its phases, in order of ids."""
     mine = events[events["request_id"] >= 0].sort_values("request_id", kind="stable")
     rows: list[Any] = []
     for row in mine.itertuples(index=False):
         if rows and row.request_id != rows[0].request_id:
-            yield rows[0].request_id, phases(rows, end_s)
+            yield rows[0].request_id, phases_of(rows, end_s)
             rows = []
         rows.append(row)
     if rows:
-        yield rows[0].request_id, phases(rows, end_s)
+        yield rows[0].request_id, phases_of(rows, end_s)
 
 
-def _phase(name: str, began: Any, ended: Any, end_s: float) -> Phase:
+def _phase(name: str, began: Any, ended: Any, end_s: float) -> RequestPhase:
     waited_s: dict[str, float] = {}
     if ended is not None and (name in QUEUED or name == "loading"):
         parts = zip(WAITS, (getattr(ended, column) for column in WAIT_COLUMNS), strict=True)
@@ -107,4 +107,6 @@ def _phase(name: str, began: Any, ended: Any, end_s: float) -> Phase:
         held_s = end_s - began.time_s - sum(waited_s.values())
         if name == "waiting" and held_s > 1e-9 * max(1.0, end_s):
             waited_s["gateway"] = held_s  # no replica had it
-    return Phase(name=name, start_s=began.time_s, end_s=end_s, waited_s=waited_s, began=began, ended=ended)
+    return RequestPhase(
+        name=name, start_s=began.time_s, end_s=end_s, waited_s=waited_s, began=began, ended=ended
+    )
