@@ -1,1 +1,1 @@
-"""Triton kernels, a family a file, each with its launcher, torch reference and representative launches."""
+"""Triton kernels, one family per file, each with launcher, torch reference and representative launches."""

@@ -1,7 +1,7 @@
-"""The gate of a gated MLP: act(gate) * up, where one projection made both (SwiGLU, GEGLU: Shazeer 2020).
+"""Gated activation of an MLP: act(gate) * up, both from one projection (SwiGLU, GEGLU: Shazeer 2020).
 
-x holds [gate | up] side by side, as one merged GEMM writes them. Elementwise: memory bandwidth bounds it
-(3 elements moved for one result). Shapes: T tokens, N intermediate size.
+x holds [gate | up] side by side, as one merged GEMM writes them. The kernel is elementwise and memory-bound
+(3 elements moved per result). Shapes: T tokens, N intermediate size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tiles(NamedTuple):
-    """Elements of a row that a program makes, and its warps."""
+    """Elements of a row that one program computes, and its number of warps."""
 
     block: int
     num_warps: int
@@ -36,16 +36,16 @@ TILES = {
 
 
 def silu_mul(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(x[:, :N]) * x[:, N:] for x [T, 2 N]: a new [T, N], or into `out`.
+    """Returns silu(x[:, :N]) * x[:, N:] for x [T, 2 N] as a new [T, N], or writes it into `out`.
 
-    fp32, fp16, bf16; computed in fp32, rounded once. Rows may be apart. ValueError on other dtypes and
-    shapes.
+    x: fp32, fp16 or bf16; the result is computed in fp32 and rounded once. Rows may have any stride. Raises
+    ValueError on other dtypes and shapes.
     """
     return _gated(x, out, gelu=False)
 
 
 def gelu_tanh_mul(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The same with GELU in its tanh form (Hendrycks and Gimpel 2016) for the gate."""
+    """Computes `silu_mul` with GELU in its tanh form (Hendrycks and Gimpel 2016) for the gate."""
     return _gated(x, out, gelu=True)
 
 
@@ -65,21 +65,21 @@ def gated_kernel(x_ptr, out_ptr, stride_x, stride_o, n, GELU: tl.constexpr, BLOC
 
 
 def silu_mul_reference(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """What silu_mul must compute."""
+    """Reference of `silu_mul` in torch."""
     gate, up = x.float().chunk(2, dim=-1)
     value = F.silu(gate).mul_(up).to(x.dtype)
     return value if out is None else out.copy_(value)
 
 
 def gelu_tanh_mul_reference(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """What gelu_tanh_mul must compute."""
+    """Reference of `gelu_tanh_mul` in torch."""
     gate, up = x.float().chunk(2, dim=-1)
     value = F.gelu(gate, approximate="tanh").mul_(up).to(x.dtype)
     return value if out is None else out.copy_(value)
 
 
 def cases() -> Iterator[Case]:
-    """Decode and prefill rows of SmolLM2-135M, Qwen3-0.6B and Llama-3.1-8B."""
+    """Yields decode and prefill rows of SmolLM2-135M, Qwen3-0.6B and Llama-3.1-8B."""
     for num_tokens, size in ((1, 1536), (64, 3072), (1, 14336), (64, 14336), (2048, 14336)):
         moved = 6.0 * num_tokens * size
         yield Case(f"silu_mul-{num_tokens}x{size}", _case(silu_mul, num_tokens, size), moved)

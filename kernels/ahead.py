@@ -1,13 +1,13 @@
-"""Compile every kernel's cases for other chips, without one, and hold their resources against limits.
+"""Compiles every kernel's cases for other chips, without one, and checks their resources against limits.
 
     python -m kernels.ahead [--target sm_90] [--freeze] [module ...]
 
-A driver that only names a chip stands in for the real one; each launch of `cases()` is compiled by it with
-its real arguments. One JSON row a compiled kernel goes to stdout, under the first case that launches it; the
-exit status is 1 where a limit is broken or a kernel does not compile. Limits: the chip's shared memory, no
-spills, tensor-core instructions where the kernel has a dot of 8 or 16 bits (warpgroup ones on sm_90, where
-the dot has 64 rows), and the registers that `limits.json` gives a kernel. A case whose launcher refuses a
-chip with ValueError (fp8 on sm_80) is a row that says so.
+A driver that only names a chip stands in for the real one; it compiles each launch of `cases()` with its real
+arguments. One JSON row per compiled kernel goes to stdout, under the first case that launches it; the exit
+status is 1 if a limit is exceeded or a kernel does not compile. Limits: the chip's shared memory, no spills,
+tensor-core instructions if the kernel has a dot of 8 or 16 bits (warpgroup instructions on sm_90, if the dot
+has 64 rows), and the registers that `limits.json` gives a kernel. A case whose launcher refuses a chip with
+ValueError (fp8 on sm_80) becomes a row that says so.
 
 `realengine.ahead` does the same for the launches of whole steps.
 """
@@ -42,17 +42,17 @@ from kernels.launch import Grid, compiling_for
 DOT = re.compile(r"\btt\.dot [^:]*: tensor<(\d+)x\d+x(?:bf16|f16|f8\w+|i8)>")
 LIMITS = Path(__file__).with_name("limits.json")
 SLACK = 16
-"""Registers above what was seen: versions of Triton and ptxas differ by a few."""
+"""Registers allowed above the measured number: versions of Triton and ptxas differ by a few."""
 Limits = Mapping[str, Mapping[str, int]]
-"""Registers by kernel and chip."""
+"""Register limits by kernel and chip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip:
-    """A compilation target and the shared memory that one block may have.
+    """A compilation target and the shared memory that one block may use.
 
-    warpgroup_rows: the least rows of a dot that warpgroup instructions (HGMMA) compute; None: there are none,
-    or they are not asked for.
+    warpgroup_rows: the fewest rows of a dot that warpgroup instructions (HGMMA) compute; None: the chip has
+    no such instructions, or they are not checked.
     """
 
     target: GPUTarget
@@ -73,10 +73,10 @@ DEFAULT_CHIPS = ("sm_80", "sm_90", "gfx942")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One compiled kernel.
+    """Measurements of one compiled kernel.
 
-    spills: to memory: bytes of stack or scratch, and spilling instructions or spilled registers, added.
-    launch: its constexprs, warps and stages. dot_rows: the most of its dots of 8 and 16 bits; 0 without any.
+    spills: bytes of stack or scratch, plus the number of spilling instructions or spilled registers. launch:
+    its constexprs, warps and stages. dot_rows: the most rows of its dots of 8 and 16 bits; 0 without any.
     """
 
     module: str
@@ -96,7 +96,7 @@ class Row:
 
 
 class NamedDriver(DriverBase):
-    """Stands for a chip that is not there: names it, so that Triton compiles for it."""
+    """Driver that names a chip without having it, so that Triton compiles for it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class NamedDriver(DriverBase):
         return CHIPS[self.name].target
 
     def get_current_device(self) -> int:
-        return list(CHIPS).index(self.name)  # kernels are kept by device: each chip has its own
+        return list(CHIPS).index(self.name)  # kernels are cached per device: each chip has its own
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -129,9 +129,9 @@ class NamedDriver(DriverBase):
 
 
 class Compiler:
-    """Compiles what is launched for one chip, and holds it against limits.
+    """Compiles launches for one chip and checks them against limits.
 
-    rows: one a distinct kernel, in the order in which they came.
+    rows: one per distinct kernel, in the order of the launches.
     """
 
     def __init__(self, chip: str, limits: Limits) -> None:
@@ -142,7 +142,10 @@ class Compiler:
 
     @contextmanager
     def compiling(self, module: str, case: str) -> Iterator[None]:
-        """Within, launches are compiled, not run. One that does not compile is a row; the next goes on."""
+        """Compiles launches instead of running them.
+
+        A launch that does not compile becomes a row, and the next one goes on.
+        """
         triton.runtime.driver.set_active(NamedDriver(self.chip))
         try:
             with compiling_for(
@@ -150,11 +153,11 @@ class Compiler:
             ):
                 yield
         finally:
-            with suppress(RuntimeError):  # a machine without a GPU has no driver to go back to
+            with suppress(RuntimeError):  # a machine without a GPU has no driver to restore
                 triton.runtime.driver.reset_active()
 
     def refuse(self, module: str, case: str, reason: str) -> None:
-        """A row that says why something is not for this chip."""
+        """Adds a row that says why something is not supported on this chip."""
         self.rows.append(Row(module=module, case=case, target=self.chip, unsupported=reason))
 
     def _compile(
@@ -187,7 +190,7 @@ class Compiler:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile, print the rows, return the exit status."""
+    """Compiles, prints the rows, and returns the exit status."""
     parser = argument_parser("kernels.ahead", __doc__)
     parser.add_argument("modules", nargs="*", metavar="module", help="kernel modules; default: all")
     parser.add_argument("--case", default="", help="only cases whose name holds this")
@@ -210,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def argument_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """What the programs that compile ahead of time share; an error where kernels are interpreted."""
+    """Returns the parser of programs that compile ahead of time; an error if kernels are interpreted."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}", description=(description or "").split("\n", 1)[0]
     )
@@ -224,18 +227,18 @@ def argument_parser(program: str, description: str | None) -> argparse.ArgumentP
 
 
 def print_row(row: Row) -> None:
-    """As a line of JSON, without what is empty."""
+    """Prints a row as a line of JSON, without empty fields."""
     print(json.dumps({key: value for key, value in asdict(row).items() if value != ""}), flush=True)
 
 
 def read_limits(path: Path) -> dict[str, dict[str, int]]:
-    """Registers by kernel and chip; none where nothing was frozen yet."""
+    """Returns register limits by kernel and chip; empty if no limits were frozen yet."""
     limits: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
     return limits
 
 
 def freeze(rows: Iterable[Row], path: Path) -> None:
-    """Take the rows' registers as the limits of their kernels on their chips; limits of others stay."""
+    """Writes the rows' registers as limits of their kernels on their chips; other limits are kept."""
     limits = read_limits(path)
     most: dict[tuple[str, str], int] = {}
     for row in rows:
@@ -247,13 +250,13 @@ def freeze(rows: Iterable[Row], path: Path) -> None:
 
 
 def kernel_modules() -> list[str]:
-    """The modules of `kernels` that have cases."""
+    """Returns the names of the modules of `kernels` that have cases."""
     names = [module.name for module in pkgutil.iter_modules(kernels.__path__)]
     return [name for name in names if hasattr(importlib.import_module(f"kernels.{name}"), "cases")]
 
 
 def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) -> Iterator[Row]:
-    """Rows as they come, of the cases whose names hold this."""
+    """Yields rows as they are compiled, of the cases whose names contain part_of_name."""
     for module in modules:
         for case in importlib.import_module(f"kernels.{module}").cases():
             if part_of_name not in case.name:
@@ -268,7 +271,7 @@ def _case_rows(modules: Iterable[str], part_of_name: str, compiler: Compiler) ->
 
 
 def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
-    """Which limits a kernel breaks, in words."""
+    """Yields a text per limit that a kernel exceeds."""
     chip = CHIPS[row.target]
     if row.spills:
         yield f"spills {row.spills}, limit 0"
@@ -283,7 +286,7 @@ def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
 
 
 class _Use(NamedTuple):
-    """What a kernel takes, and the matrix instructions in it, as rows have them."""
+    """Resources of a kernel and its matrix instructions, as fields of `Row`."""
 
     registers: int
     spills: int
@@ -292,7 +295,7 @@ class _Use(NamedTuple):
 
 
 def _use_nvidia(binary: Any) -> _Use:
-    """Read back from the machine code; registers are a thread's."""
+    """Reads the resources from the machine code; registers are per thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(binary.asm["cubin"])
         cubin.flush()
@@ -309,10 +312,10 @@ def _use_nvidia(binary: Any) -> _Use:
 
 
 def _use_amd(binary: Any) -> _Use:
-    """The same, from the metadata in the assembly; registers are vector ones.
+    """Reads the resources from the metadata in the assembly; registers are vector registers.
 
-    Scalar registers that do not suffice go to lanes of vector ones, not to memory: no spills. (Where
-    prefill attention has any, up to 26, they are set aside before a loop and fetched after it.)
+    Scalar registers that do not suffice go to lanes of vector registers, not to memory, and so are no spills.
+    (If prefill attention has any, up to 26, they are saved before a loop and restored after it.)
     """
     text = binary.asm["amdgcn"]
     return _Use(

@@ -1,12 +1,12 @@
-"""What the paged attention kernels share: options, checks, and how a context is split among programs.
+"""Parts shared by the paged attention kernels: options, checks, and the split of a context over programs.
 
-The second pass of split-KV is here, too: it adds up the parts of `decode_attention`, `prefill_attention` and
-`mla_decode` by their log-sum-exp.
+The second pass of split-KV is defined here, too: it combines the parts of `decode_attention`,
+`prefill_attention` and `mla_decode` by their log-sum-exp.
 
-The three launchers are longer than other functions, as each hands a kernel its arguments, one a line.
+The three launchers are longer than other functions, as each passes its arguments to a kernel, one per line.
 
-Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M most blocks of
-a sequence, S splits.
+Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M largest number
+of blocks of a sequence, S splits.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ MAX_HEAD_DIM = 256
 MAX_SPLITS = 64
 MIN_SPLIT_TOKENS = 256
 SM_COUNTS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, INTERPRETER: 4}
-# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+# Arguments that change in every step: a kernel compiled for one step must serve the next.
 STEP_ARGS = ["block_tables_ptr", "context_lens_ptr", "stride_tb", "num_splits"]
 NO_FP8 = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_87")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionOptions:
-    """How a layer attends. Scores are scaled, capped, ALiBi is added, then they are masked."""
+    """Options of a layer's attention. Scores are scaled, capped, ALiBi is added, then they are masked."""
 
     scale: float | None = None
-    """Of the scores; None: 1 / sqrt(head_dim)."""
+    """Factor of the scores; None: 1 / sqrt(head_dim)."""
     window: int | None = None
-    """Keys that a token sees, its own counted; None: all."""
+    """Number of keys that a token attends to, its own included; None: all."""
     softcap: float | None = None
-    """Scores become softcap * tanh(score / softcap) (Gemma 2)."""
+    """Soft cap: scores become softcap * tanh(score / softcap) (Gemma 2)."""
     sinks_H: torch.Tensor | None = None
-    """float32: a logit a head that only adds to the softmax's denominator (gpt-oss)."""
+    """One float32 logit per head that only adds to the softmax's denominator (gpt-oss)."""
     alibi_slopes_H: torch.Tensor | None = None
-    """float32 (Press et al., 2022)."""
+    """ALiBi slope per head, float32 (Press et al., 2022)."""
 
     def scale_of(self, head_dim: int) -> float:
-        """The factor of the scores."""
+        """Returns the factor of the scores."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
 
 PLAIN = AttentionOptions()
-"""Causal attention without any option."""
+"""Options of causal attention without any extras."""
 
 
 class Contexts(NamedTuple):
-    """The sequences of a step, and where their KV lies. int32, on the device."""
+    """Sequences of a step and their KV blocks; int32 tensors on the device."""
 
     block_tables_BM: torch.Tensor
     lens_B: torch.Tensor
-    """Tokens that each attends to, its newest ones included; 0 gives zeros."""
+    """Tokens that each sequence attends to, its newest ones included; 0 gives zeros."""
     max_len: int
-    """Known to the host: the longest context or its bucket, from which the number of splits is chosen."""
+    """Longest context, or its bucket, known to the host; it determines the number of splits."""
 
 
 def choose_num_splits(num_programs: int, num_tokens: int, num_resident: int) -> int:
-    """Parts to cut contexts of up to num_tokens into, where num_programs would read them whole.
+    """Returns into how many parts contexts of up to num_tokens are split over programs.
 
-    The fewest that fill waves of num_resident programs almost as well as any number does; none of them so
-    short that adding up the parts costs more.
+    num_programs read them without splits. It is the smallest number that fills waves of num_resident programs
+    almost as well as any number does, and that keeps parts long enough to be worth combining.
     """
     limit = max(1, min(MAX_SPLITS, triton.cdiv(num_tokens, MIN_SPLIT_TOKENS)))
     filled = []
@@ -85,7 +85,7 @@ def choose_num_splits(num_programs: int, num_tokens: int, num_resident: int) -> 
 
 
 def sm_count(device: torch.device) -> int:
-    """Multiprocessors (compute units) of the device, or of the chip that is compiled for."""
+    """Number of multiprocessors (compute units) of the device, or of the compilation target."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return SM_COUNTS[nearest(target(), SM_COUNTS)]
@@ -101,7 +101,7 @@ def _nearest(name: str, names: tuple[str, ...]) -> str:
 
 
 def nearest(name: str, table: Mapping[str, object]) -> str:
-    """The key of a table by target that chip `name` uses: its own, or that of the chip most like it."""
+    """Returns the key that chip `name` uses in a table by target: its own, or the most similar chip's."""
     return _nearest(name, tuple(table))
 
 
@@ -112,7 +112,10 @@ def padded(head_dim: int) -> int:
 def make_partials(
     q_THD: torch.Tensor, value_dim: int, num_splits: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Where splits leave their outputs [T, H, S, value_dim] and log2-sum-exps [T, H, S]; None without."""
+    """Returns buffers for the splits' outputs [T, H, S, value_dim] and log2-sum-exps [T, H, S], or None.
+
+    Both are None for one split.
+    """
     if num_splits == 1:
         return None, None
     num_tokens, num_heads = q_THD.shape[:2]
@@ -127,7 +130,7 @@ def combine_splits(
     partial_lse_THS: torch.Tensor,
     sinks_H: torch.Tensor | None = None,
 ) -> None:
-    """Second pass: the splits' outputs into out, each by its share of the softmax; sinks take theirs."""
+    """Combines the splits' outputs into out_THD by their softmax shares; sinks take theirs."""
     num_tokens, num_heads, num_splits, value_dim = partial_THSD.shape
     block_d = min(128 if num_splits <= 16 else 64, padded(value_dim))
     launch(
@@ -149,12 +152,12 @@ def combine_splits(
 
 
 def min_tiles_of_a_split(block_n: int) -> int:
-    """Tiles of keys that a split has at least: adding up shorter parts would cost more."""
+    """Smallest number of key tiles of a split: combining shorter parts would cost more."""
     return max(1, MIN_SPLIT_TOKENS // block_n) if target() != INTERPRETER else 1
 
 
 def check_caches(q_THD: torch.Tensor, kv: PagedKv) -> None:
-    """ValueError unless the kernels can read these caches for these queries."""
+    """Raises ValueError unless the kernels can read these caches for these queries."""
     keys, values, *scales = kv
     num_heads, head_dim = q_THD.shape[-2:]
     if q_THD.dim() != 3 or q_THD.stride(-1) != 1:
@@ -201,7 +204,7 @@ def _check_cache_dtype(dtype: torch.dtype, key_cache: torch.Tensor, value_cache:
 
 
 def check_sequences(block_tables_BM: torch.Tensor, *lens_B: torch.Tensor) -> None:
-    """ValueError unless these are int32 block tables and lengths."""
+    """Raises ValueError unless these are int32 block tables and lengths."""
     if block_tables_BM.dim() != 2 or any(lens.dim() != 1 for lens in lens_B):
         raise ValueError("block tables: [num_seqs, max_blocks] is supported; lengths: one dimension")
     if block_tables_BM.stride(1) != 1 or any(t.dtype != torch.int32 for t in (block_tables_BM, *lens_B)):
@@ -209,7 +212,7 @@ def check_sequences(block_tables_BM: torch.Tensor, *lens_B: torch.Tensor) -> Non
 
 
 def check_options(q_THD: torch.Tensor, options: AttentionOptions) -> None:
-    """ValueError unless window and softcap are positive and there is one sink and one slope a head."""
+    """Raises ValueError unless window and softcap are positive, and sinks and slopes one per head."""
     window, softcap = options.window, options.softcap
     if window is not None and window < 1:
         raise ValueError(f"window of {window}: at least 1, the token's own, or None is supported")
@@ -229,13 +232,13 @@ def check_num_splits(num_splits: int) -> None:
 
 @triton.jit
 def capped(scores, softcap):
-    """softcap * tanh(scores / softcap), in base-2 logits."""
+    """Returns softcap * tanh(scores / softcap), in base-2 logits."""
     return (2.0 * LOG2E) * softcap * (tl.sigmoid(scores * (2.0 / softcap)) - 0.5)
 
 
 @triton.jit
 def widened(tile, dtype: tl.constexpr):
-    """Cached keys or values as an operand of the queries' dtype."""
+    """Returns cached keys or values as an operand in the queries' dtype."""
     if tile.dtype == tl.int8:
         return tile.to(tl.float32).to(dtype)
     return tile.to(dtype)
@@ -255,7 +258,10 @@ def combine_splits_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Grid: tokens, query heads, tiles of VALUE_DIM. A split whose log-sum-exp is -inf has no output."""
+    """Combines splits; grid: tokens, query heads, tiles of VALUE_DIM.
+
+    A split whose log-sum-exp is -inf has no output.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)

@@ -1,4 +1,4 @@
-"""Real models' attention, at whose sizes the attention kernels are compiled ahead of time and timed."""
+"""Attention sizes of real models, at which the kernels are compiled ahead of time and timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.paged_kv import QUANTISED, PagedKv
 
 
 class Dimensions(NamedTuple):
-    """A model's attention, and the options that its layers use, for `cases()`."""
+    """Attention sizes of a model, and the options of its layers, for `cases()`."""
 
     num_heads: int
     num_kv_heads: int
@@ -23,7 +23,7 @@ class Dimensions(NamedTuple):
     alibi: bool = False
 
     def options(self, device: torch.device) -> AttentionOptions:
-        """Those of its layers, all sinks and slopes alike."""
+        """Returns the options of the layers, with equal sinks and slopes."""
         return AttentionOptions(
             window=self.window,
             softcap=self.softcap,
@@ -46,7 +46,7 @@ MODELS = {
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Random numbers on a GPU; on the CPU, where cases are only compiled, memory that is never touched."""
+    """Returns random numbers on a GPU; uninitialised memory on the CPU, where cases are only compiled."""
     if device.type == "cpu":
         return torch.empty(shape, dtype=dtype)
     if dtype in QUANTISED:
@@ -57,7 +57,7 @@ def made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 def made_cache(
     num_seqs: int, context_len: int, model: Dimensions, dtype: torch.dtype, device: torch.device
 ) -> tuple[PagedKv, Contexts]:
-    """A cache with the scales that its dtype takes, and sequences of one length over shuffled blocks."""
+    """Returns a cache with the scales of its dtype, and sequences of equal length over shuffled blocks."""
     max_blocks = triton.cdiv(context_len, 16)
     num_blocks = num_seqs * max_blocks + 1
     shape = num_blocks, 16, model.num_kv_heads, model.head_dim

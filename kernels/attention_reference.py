@@ -1,7 +1,7 @@
-"""Attention in torch over a paged cache, out of which the kernels' references are made.
+"""Attention in torch over a paged cache, from which the kernels' references are built.
 
 Shapes: T tokens, L tokens of one context, B sequences, H query heads, K KV heads, D head_dim, N blocks,
-P block_size, M most blocks of a sequence.
+P block_size, M largest number of blocks of a sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernels.attention import AttentionOptions
 
 
 def slots_of(tables_BM: torch.Tensor, tokens_BL: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Where the cache holds tokens [B, L], or [1, L] of every sequence: block * block_size + place in it."""
+    """Returns the slots of tokens [B, L], or [1, L] of every sequence: block * block_size + offset."""
     places_BL = (tokens_BL // block_size).expand(len(tables_BM), -1)
     return tables_BM.gather(1, places_BL) * block_size + tokens_BL % block_size
 
@@ -21,7 +21,7 @@ def slots_of(tables_BM: torch.Tensor, tokens_BL: torch.Tensor, block_size: int) 
 def gather_slots(
     cache_NPKD: torch.Tensor, scales_NPK: torch.Tensor | None, slots: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Slots [...] of the cache, multiplied by their scales: [..., K, D]."""
+    """Returns the slots [...] of the cache, multiplied by their scales: [..., K, D]."""
 
     def rows(stored: torch.Tensor) -> torch.Tensor:
         return stored.flatten(0, 1).index_select(0, slots.flatten()).view(*slots.shape, *stored.shape[2:])
@@ -40,7 +40,7 @@ def gather_tokens(
     end: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Tokens start to end of one sequence out of the cache, [L, K, D], multiplied by their scales."""
+    """Returns tokens start to end of one sequence from the cache, [L, K, D], multiplied by their scales."""
     tokens_L = torch.arange(start, end, device=table_M.device)
     slots_L = slots_of(table_M[None], tokens_L[None], cache_NPKD.shape[1])[0]
     return gather_slots(cache_NPKD, scales_NPK, slots_L, dtype)
@@ -54,9 +54,9 @@ def attend(
     mask_TL: torch.Tensor | None = None,
     distance_TL: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one sequence, or of several in a dimension before all others (torch's fused way wants it).
+    """Returns the attention of one sequence, or of several in a leading dimension (for torch's fused op).
 
-    mask: True where seen; it takes the window's place. distance: the key's position less the query's.
+    mask: True for visible keys; it replaces the window. distance: the key's position minus the query's.
     """
     scale, softcap = options.scale_of(q_THD.shape[-1]), options.softcap
     sinks_H, alibi_slopes_H = options.sinks_H, options.alibi_slopes_H
@@ -64,13 +64,13 @@ def attend(
     num_kv_heads, group = k_LKD.shape[-2], num_heads // k_LKD.shape[-2]
 
     def rows(of_tokens: torch.Tensor) -> torch.Tensor:
-        """What holds for tokens [..., T, L] for the rows of every KV head; one token's is broadcast."""
+        """Repeats values of tokens [..., T, L] for the rows of every KV head; one token's are broadcast."""
         return (of_tokens if num_tokens == 1 else of_tokens.repeat_interleave(group, -2)).unsqueeze(-3)
 
     def rows_of_heads(of_heads: torch.Tensor) -> torch.Tensor:
         return of_heads.view(num_kv_heads, group).repeat(1, num_tokens)[..., None]
 
-    # The heads of a KV head are rows, as in the kernels: row t * group + g.
+    # The query heads of a KV head are rows, as in the kernels: row t * group + g.
     q = q_THD.reshape(*seqs, num_tokens, num_kv_heads, group, head_dim).transpose(-4, -3).flatten(-3, -2)
     k, v = k_LKD.transpose(-3, -2), v_LKD.transpose(-3, -2)
     mask = None if mask_TL is None else rows(mask_TL)

@@ -1,9 +1,8 @@
-"""KV blocks copied in all layers at once: within the cache (copy-on-write), or by a staging buffer (swap).
+"""Copies KV blocks of all layers at once: within the cache (copy-on-write), or by a staging buffer (swap).
 
-One launch moves a list of blocks of every layer's key and value tensors; a block of a layer lies together, so
-it is a plain copy, bounded by memory bandwidth (each byte read once and written once). Swapping goes through
-a staging buffer on the device, so that one large transfer crosses the bus instead of a small one a layer and
-block.
+One launch moves a list of blocks of every layer's key and value tensors. A block of a layer is contiguous, so
+it is a plain, memory-bound copy (each byte is read once and written once). Swapping uses a staging buffer on
+the device, so that one large transfer crosses the bus instead of a small one per layer and block.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WORD = 4  # bytes: blocks are moved as int32
 
 
 class Tiles(NamedTuple):
-    """Words that a program moves, and its warps."""
+    """Words that one program moves, and its number of warps."""
 
     words: int
     num_warps: int
@@ -39,10 +38,10 @@ TILES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSet:
-    """The tensors of all layers whose blocks move together, and where each begins: units from the first.
+    """Tensors of all layers whose blocks move together, with their offsets from the first, in units.
 
-    Made once by `CacheSet.of`; the tensors must outlive it. Key and value caches make one set; scales, whose
-    blocks have another size, make another.
+    It is built once by `CacheSet.of`; the tensors must outlive it. Key and value caches make one set; scales,
+    whose blocks have another size, make another.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -52,7 +51,10 @@ class CacheSet:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> CacheSet:
-        """tensors: contiguous [num_blocks, ...] of one shape, dtype and device. Raises ValueError else."""
+        """Builds a set of contiguous [num_blocks, ...] tensors of one shape, dtype and device.
+
+        Raises ValueError if they are not.
+        """
         if not tensors:
             raise ValueError("no cache tensors")
         first = tensors[0]
@@ -74,16 +76,16 @@ class CacheSet:
         return cls(tensors=tuple(tensors), offsets=offsets, block_bytes=block_bytes, unit_bytes=unit)
 
     def staging(self, num_blocks: int) -> torch.Tensor:
-        """A buffer for that many blocks: [num_blocks, num_tensors, ...] on the device."""
+        """Returns a buffer for that many blocks: [num_blocks, num_tensors, ...] on the device."""
         first = self.tensors[0]
         return first.new_empty((num_blocks, len(self.tensors), *first.shape[1:]))
 
 
 def copy_blocks(caches: CacheSet, pairs: torch.Tensor) -> None:
-    """Copy block pairs[n, 0] to block pairs[n, 1] in every tensor of the set.
+    """Copies block pairs[n, 0] to block pairs[n, 1] in every tensor of the set.
 
     pairs: contiguous [N, 2] int32 or int64 on the device. No destination may be a source or a destination of
-    another pair: the order of copies is not defined. Raises ValueError on other shapes and dtypes.
+    another pair, because the order of copies is undefined. Raises ValueError on other shapes and dtypes.
     """
     _check_indices("pairs", pairs, (len(pairs), 2))
     first = caches.tensors[0]
@@ -104,9 +106,9 @@ def copy_blocks(caches: CacheSet, pairs: torch.Tensor) -> None:
 
 
 def gather_blocks(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor) -> None:
-    """staging[n, t] = tensor t's block blocks[n].
+    """Copies block blocks[n] of every tensor t to staging[n, t].
 
-    blocks [N] int32 or int64; staging of `CacheSet.staging`, for N or more. Raises ValueError on others.
+    blocks: [N] int32 or int64; staging: from `CacheSet.staging`, for N or more. Raises ValueError otherwise.
     """
     _check_indices("blocks", blocks, (len(blocks),))
     _check_staging(caches, staging, len(blocks))
@@ -128,7 +130,10 @@ def gather_blocks(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor)
 
 
 def scatter_blocks(staging: torch.Tensor, blocks: torch.Tensor, caches: CacheSet) -> None:
-    """Tensor t's block blocks[n] = staging[n, t]: what gather_blocks did, back; blocks must differ."""
+    """Copies staging[n, t] to block blocks[n] of every tensor t, the inverse of gather_blocks.
+
+    The blocks must differ.
+    """
     _check_indices("blocks", blocks, (len(blocks),))
     _check_staging(caches, staging, len(blocks))
     block, row = _strides(caches)
@@ -171,32 +176,32 @@ def move_blocks_kernel(
     destination += tl.load(to_offsets_ptr + which)
     offs = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < words
-    # Units times UNIT words: the compiler sees the alignment, and moves 16 bytes at once.
+    # Offsets are units times UNIT words, so the compiler sees the alignment and moves 16 bytes at once.
     moved = tl.load(from_ptr + source * UNIT + offs, mask=mask)
     tl.store(to_ptr + destination * UNIT + offs, moved, mask=mask)
 
 
 def copy_blocks_reference(caches: CacheSet, pairs: torch.Tensor) -> None:
-    """What copy_blocks must do."""
+    """Reference of `copy_blocks` in torch."""
     source, destination = pairs.long().unbind(1)
     for x in caches.tensors:
         _bytes(x)[destination] = _bytes(x)[source]
 
 
 def gather_blocks_reference(caches: CacheSet, blocks: torch.Tensor, staging: torch.Tensor) -> None:
-    """What gather_blocks must do."""
+    """Reference of `gather_blocks` in torch."""
     for t, x in enumerate(caches.tensors):
         _bytes(staging)[: len(blocks), t] = _bytes(x)[blocks.long()]
 
 
 def scatter_blocks_reference(staging: torch.Tensor, blocks: torch.Tensor, caches: CacheSet) -> None:
-    """What scatter_blocks must do."""
+    """Reference of `scatter_blocks` in torch."""
     for t, x in enumerate(caches.tensors):
         _bytes(x)[blocks.long()] = _bytes(staging)[: len(blocks), t]
 
 
 def cases() -> Iterator[Case]:
-    """Blocks of 16 tokens: Llama-3.1-8B with 32 layers, SmolLM2-135M with 30, and scales of 3 KV heads."""
+    """Yields blocks of 16 tokens: Llama-3.1-8B with 32 layers, SmolLM2-135M with 30, scales of 3 KV heads."""
     for num_blocks, layers, shape, dtype in (
         (1, 32, (16, 8, 128), torch.bfloat16),
         (64, 32, (16, 8, 128), torch.bfloat16),
@@ -246,23 +251,23 @@ def _move(
 
 
 def _words(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, as int32."""
+    """Returns the memory of a contiguous tensor as int32."""
     return x.reshape(-1).view(torch.int32)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """The memory as bytes, leading dimensions kept: indexed assignment exists for it whatever the dtype."""
+    """Returns the memory as bytes, leading dimensions kept; any dtype supports indexed assignment then."""
     return x.view(torch.uint8)
 
 
 def _strides(caches: CacheSet) -> tuple[int, int]:
-    """Units from block to block in a cache tensor, and from row to row of a staging buffer."""
+    """Returns the units from block to block in a cache tensor, and from row to row of a staging buffer."""
     block = caches.block_bytes // caches.unit_bytes
     return block, block * len(caches.tensors)
 
 
 def _staging_places(caches: CacheSet, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Rows of the staging buffer, each tensor's offset in a row)."""
+    """Returns rows of the staging buffer, and each tensor's offset in a row."""
     device = caches.offsets.device
     block = caches.block_bytes // caches.unit_bytes
     places = torch.arange(count, dtype=torch.int32, device=device)

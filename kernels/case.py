@@ -1,4 +1,4 @@
-"""A representative launch of a kernel, at a real model's sizes: compiled ahead of time, and benchmarked."""
+"""Representative launch of a kernel at a real model's sizes, compiled ahead of time and benchmarked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 class Case(NamedTuple):
     """One launch: `make` builds its tensors on a device and returns the call that launches it.
 
-    bytes_moved and flops: what one call must read plus write, and compute, at least; 0 where it does not
-    count.
+    bytes_moved and flops: lower bounds of what one call reads plus writes, and computes; 0 if not counted.
     """
 
     name: str

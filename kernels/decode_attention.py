@@ -1,17 +1,17 @@
-"""Paged decode attention: one query token a sequence against its blocks of KV cache.
+"""Paged decode attention: one query token per sequence against its blocks of KV cache.
 
 Split-KV after Flash-Decoding (Dao et al., 2023): the programs of one sequence and KV head share its
-context, each with a running softmax, and a second kernel adds the parts up by their log-sum-exp. The query
+context, each with a running softmax, and a second kernel combines the parts by their log-sum-exp. The query
 heads of a KV head are the rows of one tile (GQA), padded to 16 for the tensor cores, so that each key and
-value is read once. Bound by the memory's bandwidth: 4 * head_dim bytes a token and KV head in bf16, for
+value is read once. The kernel is memory-bound: 4 * head_dim bytes per token and KV head in bf16, for
 4 * head_dim * group flops.
 
-With a sliding window, attention sinks, ALiBi and soft-capped scores (`kernels.attention.AttentionOptions`).
-Which tokens meet in one program depends on num_splits, thus the last bits of a sequence's output on the size
-of its batch, unless num_splits is given.
+It supports sliding windows, attention sinks, ALiBi and soft-capped scores
+(`kernels.attention.AttentionOptions`). num_splits determines which tokens one program computes, and the last
+bits of the output with it; unless num_splits is given, they depend on the size of the batch.
 
-Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M most blocks of
-a sequence, L tokens of one context, S splits.
+Shapes: B sequences, T tokens, H query heads, K KV heads, D head_dim, N blocks, P block_size, M largest number
+of blocks of a sequence, L tokens of one context, S splits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_GATHERED = 8192  # tokens that the reference copies together, padding includ
 
 
 class Tile(NamedTuple):
-    """Keys a step of the loop, how a program runs it, and how many programs a multiprocessor holds.
+    """Keys per step of the loop, launch parameters of a program, and programs per multiprocessor.
 
     The keys' addresses are loaded themselves, which takes two of num_stages: with 5 there are two tiles of
     keys and of values in flight, with 3 there is one.
@@ -83,7 +83,7 @@ def decode_attention(
     num_splits: int | None = None,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each sequence's newest token over its context, that token's own KV included.
+    """Returns attention of each sequence's newest token over its context, that token's own KV included.
 
     q_BHD: fp32, fp16 or bf16, last dimension contiguous; head_dim a multiple of 16, at most 256. kv: the last
     dimensions are contiguous. num_splits: programs that share a context; None: as many as fill the chip.
@@ -156,12 +156,12 @@ def decode_attention_reference(
     *,
     out_BHD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`decode_attention` in torch: sequences of like lengths together, padded to the longest of them."""
+    """Reference of `decode_attention` in torch: sequences of similar length together, padded."""
     out = torch.zeros_like(q_BHD) if out_BHD is None else out_BHD.zero_()
     tables_BM, lens_B, window = contexts.block_tables_BM, contexts.lens_B, options.window
     seen = [length if window is None else min(length, window) for length in lens_B.tolist()]
     for group in _alike(seen):
-        # All of them: views, as indexing costs as much as a short context does.
+        # All sequences are taken as views, because indexing costs as much as a short context.
         of = slice(None) if len(group) == len(seen) else torch.tensor(group, device=q_BHD.device)
         tokens_BL = torch.arange(seen[group[0]], device=q_BHD.device).unsqueeze(0)
         mask_BTL = distance_BTL = None
@@ -173,7 +173,7 @@ def decode_attention_reference(
             distance_BTL = (tokens_BL - last_B1).unsqueeze(1)
             if is_padded:
                 mask_BTL = distance_BTL <= 0
-                # Padding reads the last token once more: memory that belongs to no token may hold NaN.
+                # Padding reads the last token again, because memory that belongs to no token may hold NaN.
                 tokens_BL = torch.minimum(tokens_BL, last_B1)
         slots_BL = slots_of(tables_BM[of], tokens_BL, kv.keys.shape[1])
         out[of] = attend(
@@ -188,16 +188,16 @@ def decode_attention_reference(
 
 
 def _tile_of(head_dim: int, dtype: torch.dtype) -> Tile:
-    """The launch table's entry for the target and the first head_dim that is large enough."""
+    """Returns the launch table's entry for the target and the first head_dim that is large enough."""
     by_head_dim = TILES[nearest(target(), TILES)]
     tile = by_head_dim[min(key for key in by_head_dim if key >= padded(head_dim))]
-    if dtype == torch.float32:  # no tensor cores on NVIDIA's: products take registers
+    if dtype == torch.float32:  # NVIDIA's tensor cores lack fp32: products take registers
         tile = tile._replace(block_n=32, num_warps=8)
     return tile
 
 
 def _alike(lengths: list[int]) -> list[list[int]]:
-    """Sequences in groups, longest first: none is half as long as its group's first; length 0 is in none."""
+    """Groups sequences, longest first, none below half of its group's first; length 0 is left out."""
     groups: list[list[int]] = []
     longest = 0
     for seq in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -212,7 +212,7 @@ def _alike(lengths: list[int]) -> list[list[int]]:
 
 
 def cases() -> Iterator[Case]:
-    """Decode at the engine's dimensions; block_size 16."""
+    """Yields decode at the engine's sizes; block_size 16."""
     bf16 = torch.bfloat16
     for name, num_seqs, context_len, dtype in (
         ("llama_8b", 64, 1024, bf16),
@@ -290,7 +290,7 @@ def decode_attention_kernel(
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Grid: sequences, KV heads times tiles of their query heads, splits."""
+    """Attention of one split; grid: sequences, KV heads times tiles of their query heads, splits."""
     seq = tl.program_id(0)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)

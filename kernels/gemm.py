@@ -1,8 +1,8 @@
-"""What the GEMMs by quantised weights share: launch tables, the split of K and its sum, and the 8-bit kernel.
+"""Parts shared by the GEMMs with quantised weights: launch tables, split-K and its sum, and the 8-bit kernel.
 
-A decode step multiplies few rows by a whole weight matrix, so memory bounds it, and few tiles of columns do
-not fill a chip: the reduction over K is cut into `num_splits` parts, each writes fp32 partial sums
-[num_splits, M, N], and `sum_splits` adds them in a fixed order. No atomics: the same input gives the same
+A decode step multiplies few rows by a whole weight matrix, so it is memory-bound, and its few tiles of
+columns do not fill a chip: the reduction over K is cut into `num_splits` parts, each writes fp32 partial sums
+[num_splits, M, N], and `sum_splits` adds them in a fixed order. Without atomics the same input gives the same
 bits. While M <= 16 the number of splits does not depend on M, and a row's result not on the rows beside it.
 """
 
@@ -19,19 +19,19 @@ from kernels.launch import INTERPRETER, launch, target
 
 T = TypeVar("T")
 
-# Programs that fill a chip: two on each of its processors.
+# Programs that fill a chip: two per multiprocessor.
 PROGRAMS = {"sm_80": 216, "sm_90": 264, "gfx942": 608, INTERPRETER: 4}
-# K-blocks that a program must at least have, so that its pipeline of loads fills.
+# Smallest number of K-blocks per program, so that its pipeline of loads fills.
 MIN_BLOCKS = {"sm_80": 4, "sm_90": 4, "gfx942": 4, INTERPRETER: 1}
 MAX_SPLITS = 16
-# Arguments that change from step to step: a kernel compiled for one step must serve the next. (One row is a
-# case of its own: there is a graph for it.)
+# Arguments that change in every step: a kernel compiled for one step must serve the next. (One row is a
+# special case: there is a graph for it.)
 STEP_ARGS = ["m", "blocks_per_split"]
 SUM_TILE = 1024
 
 
 class Tile(NamedTuple):
-    """One launch: a program computes [rows, cols] of the output, `depth` of K at a time."""
+    """Launch parameters: a program computes [rows, cols] of the output, `depth` of K at a time."""
 
     rows: int
     cols: int
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 
 def for_target(table: Mapping[str, T], name: str | None = None) -> T:
-    """The table's entry for a chip (default: that of the launches), or for the nearest older of its kind."""
+    """Returns the table's entry for a chip (default: the launches' chip), or for the nearest older one."""
     name = name or target()
     if name in table:
         return table[name]
@@ -51,12 +51,15 @@ def for_target(table: Mapping[str, T], name: str | None = None) -> T:
 
 
 def for_rows(tiles: Mapping[int, Tile], num_rows: int) -> Tile:
-    """The tile for the smallest size key that holds num_rows, else the largest."""
+    """Returns the tile for the smallest size key that holds num_rows, else the largest."""
     return next((tile for limit, tile in tiles.items() if num_rows <= limit), list(tiles.values())[-1])
 
 
 def parts_of_k(num_tiles: int, num_k_blocks: int, num_splits: int | None) -> tuple[int, int]:
-    """(Parts that K is cut into, blocks in each but the last): as asked, or so that they fill the chip."""
+    """Returns the number of parts of K and the blocks in each but the last.
+
+    None: as many as fill the chip.
+    """
     if num_splits is None:
         num_splits = splits_of_k(num_tiles, num_k_blocks)
     blocks_per_split = triton.cdiv(num_k_blocks, max(num_splits, 1))
@@ -64,15 +67,15 @@ def parts_of_k(num_tiles: int, num_k_blocks: int, num_splits: int | None) -> tup
 
 
 def splits_of_k(num_tiles: int, num_k_blocks: int) -> int:
-    """Into how many parts K is cut, so that the output's tiles times the parts fill the chip."""
+    """Returns the number of parts of K for which tiles of the output times parts fill the chip."""
     wanted = triton.cdiv(for_target(PROGRAMS), max(num_tiles, 1))
     most = max(num_k_blocks // for_target(MIN_BLOCKS), 1)
     splits = min(wanted, most, MAX_SPLITS)
-    return triton.cdiv(num_k_blocks, triton.cdiv(num_k_blocks, splits))  # none is empty
+    return triton.cdiv(num_k_blocks, triton.cdiv(num_k_blocks, splits))  # no part is empty
 
 
 def sum_splits(partial_SMN: torch.Tensor, bias_N: torch.Tensor | None, out_MN: torch.Tensor) -> None:
-    """out = the sum of fp32 partial_SMN over S, in order, plus the bias; in out's dtype."""
+    """Writes the sum of fp32 partial_SMN over S, in order, plus the bias to out, in out's dtype."""
     num_splits, m, n = partial_SMN.shape
     launch(
         sum_splits_kernel,
@@ -99,10 +102,10 @@ def scaled_gemm(
     tiles: Mapping[int, Tile],
     num_splits: int | None,
 ) -> torch.Tensor:
-    """(x @ weight^T) * row_scales * scales + bias [M, N], by 8-bit weights that become x's dtype on the way.
+    """Returns (x @ weight^T) * row_scales * scales + bias [M, N]; 8-bit weights are converted to x's dtype.
 
-    x is bf16, fp16, or of the weight's own type (the product of int8 by int8 sums in int32). The callers
-    check.
+    x is bf16, fp16, or of the weight's own type (the product of int8 by int8 sums in int32). Callers check
+    the arguments.
     """
     (m, k), n = x_MK.shape, weight_NK.shape[0]
     out_MN = torch.empty(m, n, dtype=out_dtype, device=x_MK.device)
@@ -149,7 +152,7 @@ def check_gemm(
     bias_N: torch.Tensor | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """ValueError unless x is [M, num_in] of one of `dtypes`, its rows contiguous, and bias [num_out]."""
+    """Raises ValueError unless x is [M, num_in] of one of `dtypes` with contiguous rows, bias [num_out]."""
     if x_MK.dtype not in dtypes:
         raise ValueError(f"x is {x_MK.dtype}; supported: {', '.join(map(str, dtypes))}")
     if x_MK.dim() != 2 or x_MK.shape[1] != num_in:
@@ -161,20 +164,20 @@ def check_gemm(
 
 
 def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """For cases: random on a GPU, where they are timed; unwritten on a CPU, where they are only compiled."""
+    """Returns random numbers on a GPU, where cases are timed; uninitialised memory on a CPU."""
     if device.type == "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     if dtype in (torch.int8, torch.uint8, torch.int32):
         info = torch.iinfo(dtype)
         return torch.randint(info.min, info.max, shape, dtype=dtype, device=device)
-    if dtype.itemsize == 1:  # fp8 has no random numbers of its own
+    if dtype.itemsize == 1:  # torch has no random numbers in fp8
         return torch.randn(shape, dtype=torch.bfloat16, device=device).to(dtype)
     return torch.randn(shape, dtype=dtype, device=device)
 
 
 @triton.jit
 def swizzled(pid, grid_m, grid_n, GROUP: tl.constexpr):
-    """Program id -> (row tile, column tile), GROUP row tiles at a time, so that both operands stay in L2."""
+    """Maps program id to (row tile, column tile), GROUP row tiles at a time, to keep both operands in L2."""
     per_group = GROUP * grid_n
     first_m = pid // per_group * GROUP
     rows_here = tl.minimum(grid_m - first_m, GROUP)
@@ -218,7 +221,7 @@ def scaled_gemm_kernel(
         at = block * DEPTH + o_k
         b_x = tl.load(p_x + at[None, :], mask=m_m[:, None] & (at < k)[None, :], other=0.0)  # [ROWS, DEPTH]
         b_w = tl.load(p_w + at[:, None], mask=(at < k)[:, None] & m_n[None, :], other=0.0)  # [DEPTH, COLS]
-        if x_ptr.dtype.element_ty == tl.float8e4nv:  # Hopper adds fp8 in 14 bits: into fp32 every DEPTH
+        if x_ptr.dtype.element_ty == tl.float8e4nv:  # Hopper sums fp8 in 14 bits: to fp32 every DEPTH
             b_acc = tl.dot(b_x, b_w, b_acc, max_num_imprecise_acc=DEPTH)
         else:
             b_acc = tl.dot(b_x, b_w.to(b_x.dtype), b_acc, out_dtype=b_acc.dtype)

@@ -1,7 +1,7 @@
-"""4-bit weights in groups with scale and zero point, AWQ's and GPTQ's alike, as `kernels.w4a16` reads them.
+"""4-bit weights in groups with scale and zero point (AWQ and GPTQ), in the layout that `kernels.w4a16` reads.
 
-Lin et al., AWQ (MLSys 2024); Frantar et al., GPTQ (ICLR 2023). Both packings are turned into one when a model
-is loaded. Letters: N outputs, K inputs, B blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
+Lin et al., AWQ (MLSys 2024); Frantar et al., GPTQ (ICLR 2023). Both packings are converted to one when a
+model is loaded. Letters: N outputs, K inputs, B blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
 
 Layout: words int32 [B, N, 16]. Word i of (b, n) holds the inputs 128 * b + 16 * r + i, r = 0..7: run r lies
 at bit 4 * (r // 2) + 16 * (r % 2).
@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 
 GROUP_SIZES = (32, 64, 128)
-BLOCK = 128  # inputs in a block of words
+BLOCK = 128  # inputs per block of words
 RUN = 16  # inputs of a block that share a bit position
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output within eight that lies at each position of an AWQ word
 _BIT_OF_RUN = tuple(4 * (run // 2) + 16 * (run % 2) for run in range(BLOCK // RUN))
 
 
 class Int4Weight(NamedTuple):
-    """A linear layer's weight in our layout.
+    """Weight of a linear layer in the kernels' layout.
 
     words: int32 [B, N, 16]. scales: fp16, bf16 or fp32 [G, N]. zeros: uint8 [G, N], in nibbles, 0 to 16. The
-    groups reach to the end of the last block; those past num_inputs have the scale 0. order: int64 [K], where
+    groups reach to the end of the last block; those past num_inputs have the scale 0. order: int64 [K], if
     GPTQ quantised the inputs in another order: the weight's input i is the layer's order[i].
     """
 
@@ -38,7 +38,7 @@ class Int4Weight(NamedTuple):
 
 
 def quantise_int4(weight_NK: torch.Tensor, group_size: int = 128) -> Int4Weight:
-    """Round a weight [N, K] to 4 bits, each group's range (widened to hold 0) to 0..15; 16 divides K."""
+    """Rounds a weight [N, K] to 4 bits, each group's range (widened to hold 0) to 0..15; 16 divides K."""
     n, k = weight_NK.shape
     grouped = F.pad(weight_NK.float(), (0, -k % group_size)).view(n, -1, group_size)
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
@@ -58,10 +58,10 @@ def from_gptq(
     group_size: int,
     zeros_less_one: bool = True,
 ) -> Int4Weight:
-    """A GPTQ checkpoint's tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], lowest bits first.
+    """Converts a GPTQ checkpoint's tensors: qweight int32 [K/8, N], qzeros int32 [G, N/8], lowest bits first.
 
-    g_idx: the group of each input [K]; None: in order. group_size -1: one group. zeros_less_one: the format
-    "gptq" stores zero points less one, "gptq_v2" does not. Raises ValueError on shapes that disagree.
+    g_idx: group of each input [K]; None: in order. group_size -1: one group. zeros_less_one: the format
+    "gptq" stores zero points minus one, "gptq_v2" does not. Raises ValueError if the shapes disagree.
     """
     k, n = qweight.shape[0] * 8, qweight.shape[1]
     _check_packed(scales_GN, qzeros, k, n, group_size)
@@ -83,10 +83,10 @@ def from_gptq(
 def from_awq(
     qweight: torch.Tensor, qzeros: torch.Tensor, scales_GN: torch.Tensor, *, group_size: int
 ) -> Int4Weight:
-    """An AWQ checkpoint's tensors ("gemm" format): qweight int32 [K, N/8], qzeros int32 [G, N/8].
+    """Converts an AWQ checkpoint's tensors ("gemm" format): qweight int32 [K, N/8], qzeros int32 [G, N/8].
 
-    Eight outputs share a word, in the order 0 2 4 6 1 3 5 7. group_size -1: one group. Raises ValueError on
-    shapes that disagree.
+    Eight outputs share a word, in the order 0 2 4 6 1 3 5 7. group_size -1: one group. Raises ValueError if
+    the shapes disagree.
     """
     k, n = qweight.shape[0], qweight.shape[1] * 8
     _check_packed(scales_GN, qzeros, k, n, group_size)
@@ -97,7 +97,7 @@ def from_awq(
 
 
 def _nibbles(words: torch.Tensor, positions: range | list[int]) -> torch.Tensor:
-    """[..., C] -> [..., C, 8]: the nibbles of each word, the one at positions[0] first."""
+    """Unpacks [..., C] to [..., C, 8]: the nibbles of each word, the one at positions[0] first."""
     shifts = torch.tensor([4 * position for position in positions], dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 0xF).to(torch.uint8)
 
@@ -131,7 +131,7 @@ def _weight(
     group_size: int,
     order_K: torch.Tensor | None = None,
 ) -> Int4Weight:
-    """Our layout of nibbles [N, K]: whole blocks, groups of scale 0 behind the last input."""
+    """Packs nibbles [N, K] into the kernels' layout: whole blocks, groups of scale 0 after the last input."""
     n, k = nibbles_NK.shape
     if group_size not in GROUP_SIZES:
         raise ValueError(f"group size {group_size} is not supported; supported: 32, 64, 128, or one group")
@@ -155,7 +155,7 @@ def _weight(
 
 
 def dense_reference(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [N, K] in any float type, inputs in the weight's own order."""
+    """Returns the weight [N, K] in any float type, inputs in the weight's own order."""
     nibbles_NK = unpack(weight.words_BNI)
     scales_NK, zeros_NK = (
         values.T.float().repeat_interleave(weight.group_size, 1)
@@ -165,14 +165,14 @@ def dense_reference(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unpack(words_BNI: torch.Tensor) -> torch.Tensor:
-    """The nibbles, uint8 [N, B * 128]."""
+    """Returns the nibbles as uint8 [N, B * 128]."""
     bits = torch.tensor(_BIT_OF_RUN, dtype=torch.int32, device=words_BNI.device)
     nibbles_BNRI = ((words_BNI[:, :, None, :] >> bits[:, None]) & 0xF).to(torch.uint8)
     return nibbles_BNRI.transpose(0, 1).reshape(words_BNI.shape[1], -1)
 
 
 def check_layout(weight: Int4Weight) -> None:
-    """ValueError unless the weight is in this layout."""
+    """Raises ValueError unless the weight is in this layout."""
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, _ = weight
     num_blocks, n = -(-num_inputs // BLOCK), words_BNI.shape[1]
     if group_size not in GROUP_SIZES:

@@ -1,8 +1,8 @@
-"""The one way to a kernel: every launch goes through `launch`, which runs it, or compiles it for a chip.
+"""Single entry point of kernels: every launch goes through `launch`, which runs it or compiles it for a chip.
 
-A kernel's tiles are looked up by target, never tuned at run time. What a machine without a GPU can check of a
-launch, it checks here: `compiling_for` turns launches into compilations for any chip, with the arguments'
-real types and alignment (see `kernels.ahead`).
+A kernel's tiles are looked up by target, never tuned at run time. `compiling_for` checks launches on machines
+without a GPU: it turns them into compilations for any chip, with the arguments' real types and alignment (see
+`kernels.ahead`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _compile: tuple[str, Compile] | None = None
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
-    """Run `kernel` on a grid of programs; an empty grid does nothing.
+    """Runs `kernel` on a grid of programs; an empty grid does nothing.
 
     args: tensors and numbers in the order of the kernel's parameters. meta: its constexprs by name,
-    num_warps and num_stages. CPU tensors run in Triton's interpreter, where TRITON_INTERPRET=1 was set before
-    the kernel's module was imported; else RuntimeError.
+    num_warps and num_stages. CPU tensors run in Triton's interpreter if TRITON_INTERPRET=1 was set before the
+    kernel's module was imported; otherwise RuntimeError is raised.
     """
     if _compile is not None:
         _compile[1](kernel, grid, args, meta)
@@ -46,7 +46,7 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
 
 
 def target() -> str:
-    """The chip that launches are for: "sm_80", "sm_90", "gfx942", ...; or "interpreter"."""
+    """Returns the chip that launches are for: "sm_80", "sm_90", "gfx942", ...; or "interpreter"."""
     if _compile is not None:
         return _compile[0]
     return _device_target()
@@ -54,7 +54,7 @@ def target() -> str:
 
 @contextmanager
 def compiling_for(name: str, compile_one: Compile) -> Iterator[None]:
-    """Within, a launch is not run but given to compile_one(kernel, grid, args, meta), as for chip `name`."""
+    """Gives launches to compile_one(kernel, grid, args, meta) instead of running them, as for chip `name`."""
     global _compile
     _compile = (name, compile_one)
     try:

@@ -1,16 +1,16 @@
-"""Low-rank adapters for a batch that mixes them: out += scaling * (x @ A^T) @ B^T, by each token's adapter.
+"""Low-rank adapters for a mixed batch: out += scaling * (x @ A^T) @ B^T, with each token's adapter.
 
-Chen et al., Punica (MLSys 2024): segmented shrink and expand (SGMV; with one token a segment, BGMV). Tokens
+Chen et al., Punica (MLSys 2024): segmented shrink and expand (SGMV; with one token per segment, BGMV). Tokens
 are sorted by adapter; segment s holds the tokens starts[s] .. starts[s + 1] and uses the adapter adapters[s],
--1 for none. Segments may be empty, so a captured graph keeps one number of
-segments. Rows before the first start and from the last start on belong to no segment.
+-1 for none. Segments may be empty, so a captured graph has a fixed number of segments. Rows before the first
+start and from the last start on belong to no segment.
 
-A fused projection (queries, keys and values) has a slice for each: the slices' A are stacked along the ranks
-and their B along the outputs, so that it takes one shrink and one expand too.
+A fused projection (queries, keys and values) has a slice for each part: the slices' A are stacked along the
+ranks and their B along the outputs, so that it also needs one shrink and one expand.
 
-Letters: T tokens, S segments, L resident adapters, R ranks of a slice (padded with zeros to the largest),
-Z ranks of all slices, K inputs, N outputs of all slices, P parts of K. Each adapter that has tokens is read
-once for up to `rows` of them: memory bounds both kernels at decode, with 2 (Z K + R N) bytes an adapter.
+Letters: T tokens, S segments, L resident adapters, R ranks of a slice (padded with zeros to the largest), Z
+ranks of all slices, K inputs, N outputs of all slices, P parts of K. Each adapter that has tokens is read
+once per `rows` of them: both kernels are memory-bound at decode, with 2 (Z K + R N) bytes per adapter.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kernels.launch import INTERPRETER, launch
 from kernels.lora_kernels import lora_expand_kernel, lora_shrink_kernel
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_RANK = 64  # of one slice
+MAX_RANK = 64  # per slice
 MAX_SLICES = 3
 
 
 class LoraTiles(NamedTuple):
-    """rows: tokens of a program. ranks, depth (of K), num_parts (of K): the shrink's. cols: the expand's."""
+    """Launch sizes; rows: tokens per program; ranks, depth and num_parts (of K): shrink; cols: expand."""
 
     rows: int
     ranks: int
@@ -44,7 +44,7 @@ class LoraTiles(NamedTuple):
     num_stages: int
 
 
-# By target, and by the most tokens in a segment.
+# By target, and by the largest number of tokens in a segment.
 TILES = {
     "sm_80": {16: LoraTiles(16, 32, 128, 128, 8, 4, 3), 1 << 30: LoraTiles(64, 32, 64, 128, 2, 4, 3)},
     "sm_90": {16: LoraTiles(16, 32, 256, 128, 8, 4, 3), 1 << 30: LoraTiles(64, 32, 128, 128, 2, 4, 3)},
@@ -54,19 +54,18 @@ TILES = {
 
 
 class Segments(NamedTuple):
-    """Which adapter each run of a step's tokens uses, on the device."""
+    """Runs of a step's tokens with the adapter that each run uses, on the device."""
 
     starts: torch.Tensor
-    """int32 [S + 1]; tokens before the first and from the last on are in no segment, and without adapter."""
+    """int32 [S + 1]; tokens before the first and from the last on are in no segment and have no adapter."""
     adapters: torch.Tensor
-    """int32 [S]; -1: none."""
+    """int32 [S], adapter of each segment; -1: none."""
     max_tokens: int | None = None
-    """No segment has more; None: than there are."""
+    """Upper bound of the tokens of a segment; None: the number of tokens."""
 
 
 def lora_shrink(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """x @ A^T of each token's adapter, as fp32 parts [P, T, Z] whose sum over P it is (lora_expand adds
-    them).
+    """Returns x @ A^T of each token's adapter, as fp32 parts [P, T, Z] that lora_expand sums over P.
 
     x_TK: bf16, fp16 or fp32, any row stride. a_LZK: of x's dtype, each adapter's contiguous, K a multiple of
     16. Tokens without an adapter get zeros; tokens of no segment are not written. Raises ValueError on other
@@ -107,7 +106,7 @@ def lora_shrink(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> 
 
 
 def lora_shrink_reference(x_TK: torch.Tensor, a_LZK: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """As lora_shrink, in one part; tokens of no segment get zeros."""
+    """Reference of `lora_shrink` in torch, in one part; tokens of no segment get zeros."""
     parts_PTZ = torch.zeros(1, x_TK.shape[0], a_LZK.shape[1], dtype=torch.float32, device=x_TK.device)
     for start, end, adapter in _used(segments):
         parts_PTZ[0, start:end] = x_TK[start:end].float() @ a_LZK[adapter].float().T
@@ -123,12 +122,12 @@ def lora_expand(
     *,
     slices: Sequence[int] | None = None,
 ) -> None:
-    """Add to out, in place: scaling * (sum of parts) @ B^T, each slice's outputs from its own ranks.
+    """Adds scaling * (sum of parts) @ B^T to out in place, each slice's outputs from its own ranks.
 
     parts_PTZ: fp32 of lora_shrink. b_LNR: bf16, fp16 or fp32, each adapter's contiguous, R <= 64; the summed
     parts are rounded to its dtype. scaling_L: fp32. out_TN: bf16, fp16 or fp32, any row stride. slices:
-    outputs of each, up to 3; default one of N. Slice s has the ranks s R .. (s + 1) R of Z. Tokens without an
-    adapter are left as they are. Raises ValueError on other dtypes and shapes.
+    outputs of each slice, up to 3; default: one slice of N. Slice s has the ranks s R .. (s + 1) R of Z.
+    Tokens without an adapter are not changed. Raises ValueError on other dtypes and shapes.
     """
     num_parts, num_tokens, stacked = parts_PTZ.shape
     _, num_out, rank = b_LNR.shape
@@ -177,7 +176,7 @@ def lora_expand_reference(
     *,
     slices: Sequence[int] | None = None,
 ) -> None:
-    """As lora_expand, in place too."""
+    """Reference of `lora_expand` in torch, also in place."""
     _, num_out, rank = b_LNR.shape
     slices = [num_out] if slices is None else list(slices)
     shrunk_TZ = parts_PTZ.sum(0).to(b_LNR.dtype).float()
@@ -190,7 +189,7 @@ def lora_expand_reference(
 
 
 def _used(segments: Segments) -> Iterator[tuple[int, int, int]]:
-    """(first token, token behind the last, adapter) of the segments that have tokens and an adapter."""
+    """Yields (first token, end token, adapter) of the segments that have tokens and an adapter."""
     starts = segments.starts.tolist()
     for start, end, adapter in zip(starts[:-1], starts[1:], segments.adapters.tolist(), strict=True):
         if adapter >= 0 and end > start:
@@ -199,7 +198,7 @@ def _used(segments: Segments) -> Iterator[tuple[int, int, int]]:
 
 def _tiles(max_segment_tokens: int, dtype: torch.dtype) -> LoraTiles:
     table = for_target(TILES)
-    few = max_segment_tokens <= 16 or dtype == torch.float32  # of which the large tile spills registers
+    few = max_segment_tokens <= 16 or dtype == torch.float32  # the large tile spills registers in fp32
     return table[16] if few else table[1 << 30]
 
 
@@ -251,7 +250,7 @@ def _check_expand(
 
 
 def cases() -> Iterator[Case]:
-    """Llama-3.1-8B's fused qkv (three slices stacked) and down projection, several adapters and ranks."""
+    """Yields Llama-3.1-8B's fused qkv (three slices) and down projection, with several adapters and ranks."""
     layers = (
         ("qkv_r16", 4096, (4096, 1024, 1024), 16),
         ("qkv_r64", 4096, (4096, 1024, 1024), 64),

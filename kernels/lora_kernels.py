@@ -1,11 +1,11 @@
-"""The kernels of `kernels.lora`, which says what they compute and launches them."""
+"""Kernels of `kernels.lora`, which documents and launches them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+# Arguments that change in every step: a kernel compiled for one step must serve the next.
 STEP_ARGS = ["num_tokens", "starts_ptr", "adapters_ptr"]
 
 

@@ -44,7 +44,7 @@ ROPE_DIMS = (16, 32, 64, 128)
 
 
 class Tile(NamedTuple):
-    """Heads and keys of a tile, how its program runs, and how many programs a multiprocessor holds."""
+    """Heads and keys of a tile, launch parameters of its program, and programs per multiprocessor."""
 
     block_h: int
     block_n: int
@@ -53,8 +53,8 @@ class Tile(NamedTuple):
     resident: int
 
 
-# By target, then by the heads: the first key at least as large, or the last. On sm_90 tiles of 64 rows take
-# the warpgroup instructions, which read the queries out of shared memory.
+# By target, then by the heads: the first key that is at least as large, or the last. On sm_90 tiles of 64
+# rows use warpgroup instructions, which read the queries from shared memory.
 TILES: dict[str, dict[int, Tile]] = {
     "sm_80": {16: Tile(16, 32, 4, 3, 2), 128: Tile(32, 32, 8, 3, 1)},
     "sm_90": {16: Tile(16, 32, 4, 3, 2), 128: Tile(64, 32, 8, 3, 1)},
@@ -73,7 +73,7 @@ def mla_decode(
     num_splits: int | None = None,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of each sequence's newest token over the latent rows of its context, its own included.
+    """Returns attention of each sequence's newest token over its context's latent rows, its own included.
 
     q_BHC: fp32, fp16 or bf16, the absorbed query (latent_dim: 64, 128, 256 or 512) before the rotated one
     (rope_dim, the rest: 16, 32, 64 or 128), last dimension contiguous. The cache: of q's dtype, last
@@ -137,7 +137,7 @@ def mla_decode_reference(
     latent_dim: int = 512,
     out_BHV: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`mla_decode` in torch; one sequence at a time, so that none depends on its batch."""
+    """Reference of `mla_decode` in torch, one sequence at a time, so that none depends on its batch."""
     out = q_BHC.new_empty(*q_BHC.shape[:2], latent_dim) if out_BHV is None else out_BHV
     out.zero_()
     for seq, length in enumerate(contexts.lens_B.tolist()):
@@ -175,7 +175,7 @@ def _check(q_BHC: torch.Tensor, latent_cache_NPC: torch.Tensor, latent_dim: int)
 
 
 def cases() -> Iterator[Case]:
-    """DeepSeek-V3 on one rank (128 heads) and on one of eight (16)."""
+    """Yields DeepSeek-V3 on one rank (128 heads) and on one of eight (16)."""
     for num_heads, num_seqs, context_len in ((128, 32, 4096), (16, 64, 4096), (16, 1, 32768), (16, 256, 256)):
         yield Case(
             f"deepseek_v3-heads{num_heads}-batch{num_seqs}-context{context_len}",
@@ -225,7 +225,7 @@ def mla_decode_kernel(
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Grid: tiles of query heads (neighbours share rows in the L2 cache), splits, sequences."""
+    """Attention of one split; grid: tiles of query heads (neighbours share rows in L2), splits, sequences."""
     head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)
@@ -233,7 +233,7 @@ def mla_decode_kernel(
     head_ok = head < num_heads
     c = tl.arange(0, LATENT_DIM)
     r = tl.arange(0, ROPE_DIM)
-    # Wide numbers in the scalars, narrow ones in the tiles.
+    # int64 in scalars, int32 in tiles.
     part_row = seq * num_heads * num_splits + split
     part_head = head * num_splits
 

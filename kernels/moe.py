@@ -1,16 +1,16 @@
-"""Mixture-of-experts MLP: route, order by expert, two grouped GEMMs with SwiGLU between, weighted sum.
+"""Mixture-of-experts MLP: routing, sorting by expert, two grouped GEMMs with SwiGLU between, weighted sum.
 
-Shazeer et al. (ICLR 2017); the block-wise order is MegaBlocks' (Gale et al., MLSys 2023). Nothing is read
-back to the host: grids are upper bounds, and programs past the last block leave at once.
+Shazeer et al. (ICLR 2017); the block-wise order is that of MegaBlocks (Gale et al., MLSys 2023). Nothing is
+read back to the host: grids are upper bounds, and programs past the last block return at once.
 
-Letters: T tokens, J choices a token (top-k), E experts, H hidden, I intermediate, K inputs, N outputs. An
+Letters: T tokens, J choices per token (top-k), E experts, H hidden, I intermediate, K inputs, N outputs. An
 entry is a token's choice, entry = token * J + j. `moe_align` gives every expert whole blocks of rows: expert
 e's rows lie at ends[e - 1] .. ends[e], each holds an entry, or -1 for padding. The first GEMM gathers tokens
-by row and writes silu(gate) * up by entry, the second reads and writes by entry, `moe_combine` adds a token's
+by row and writes silu(gate) * up by entry, the second reads and writes by entry, `moe_combine` sums a token's
 entries.
 
-A decode step reads the experts it uses, 6*H*I bytes each in bf16, and memory bounds it; a prefill chunk
-computes 6*T*J*H*I.
+A decode step is memory-bound and reads the experts it uses, 6*H*I bytes each in bf16; a prefill chunk
+computes 6*T*J*H*I FLOPs.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ COMBINE_TILE = 1024
 
 
 class Routing(NamedTuple):
-    """weights fp32 [T, J]; experts int32 [T, J], by falling weight; an expert of -1 is not computed here."""
+    """Routing: weights fp32 [T, J]; experts int32 [T, J], by decreasing weight; -1: not computed here."""
 
     weights_TJ: torch.Tensor
     experts_TJ: torch.Tensor
 
 
 class Alignment(NamedTuple):
-    """rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E]."""
+    """Row order: rows int32: each row's entry, -1 for padding, unwritten from ends[-1] on; ends int32 [E]."""
 
     rows: torch.Tensor
     ends_E: torch.Tensor
@@ -67,7 +67,7 @@ class Alignment(NamedTuple):
 
 
 def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """Softmax over the experts in fp32 and the num_choices largest, of equals the lowest expert.
+    """Returns the softmax over the experts in fp32 and its num_choices largest; ties: the lowest expert.
 
     logits_TE: bf16, fp16 or fp32, contiguous, up to 512 experts. renormalise: a token's weights sum to one
     (Mixtral, Qwen3), else they are the softmax's own. Raises ValueError on other dtypes and numbers.
@@ -98,7 +98,7 @@ def moe_route(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = 
 
 
 def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalise: bool = True) -> Routing:
-    """As moe_route."""
+    """Reference of `moe_route` in torch."""
     shares_TE = torch.softmax(logits_TE.float(), dim=-1)
     experts_TJ = torch.sort(shares_TE, dim=-1, descending=True, stable=True).indices[:, :num_choices]
     weights_TJ = shares_TE.gather(1, experts_TJ)
@@ -108,7 +108,7 @@ def moe_route_reference(logits_TE: torch.Tensor, num_choices: int, *, renormalis
 
 
 def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """Entries in the order of their experts, stable, every expert from a multiple of block_rows on.
+    """Returns entries sorted by expert (stable), every expert's rows starting at a multiple of block_rows.
 
     experts_TJ: int32, contiguous; entries of -1 get no row. block_rows: a power of two. Raises ValueError on
     other dtypes and numbers.
@@ -158,7 +158,7 @@ def moe_align(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Al
 
 
 def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: int) -> Alignment:
-    """As moe_align; rows from ends[-1] on are -1."""
+    """Reference of `moe_align` in torch; rows from ends[-1] on are -1."""
     flat = experts_TJ.flatten().long()
     entries = torch.argsort(flat, stable=True)
     entries = entries[flat[entries] >= 0]
@@ -176,13 +176,12 @@ def moe_align_reference(experts_TJ: torch.Tensor, num_experts: int, block_rows: 
 def moe_gemm(
     x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
 ) -> torch.Tensor:
-    """Each entry's row of x by its expert's weight: [num_entries, N], or silu(gate) * up [num_entries, N /
-    2].
+    """Multiplies each entry's row of x by its expert's weight.
 
-    x_RK: bf16 or fp16, contiguous: one row a token, or one an entry; which, its length tells: num_entries is
-    a multiple of it. weight: [E, N, K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; gated:
-    gate's outputs first, then up's. Entries without a row are not written. Raises ValueError on other dtypes
-    and shapes.
+    Returns [num_entries, N], or silu(gate) * up [num_entries, N / 2] if gated. x_RK: bf16 or fp16,
+    contiguous, one row per token or per entry, which its length decides: num_entries is a multiple of it.
+    weight: [E, N, K] of x's dtype, or int8 with scales fp32 [E, N]; contiguous; gated: gate's outputs first,
+    then up's. Entries without a row are not written. Raises ValueError on other dtypes and shapes.
     """
     weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     num_experts, n, k = weight_ENK.shape
@@ -226,7 +225,7 @@ def moe_gemm(
 def moe_gemm_reference(
     x_RK: torch.Tensor, weight: ExpertWeight, alignment: Alignment, num_entries: int, *, gated: bool
 ) -> torch.Tensor:
-    """As moe_gemm, any float type; entries without a row get zeros."""
+    """Reference of `moe_gemm` in torch for any float type; entries without a row get zeros."""
     weight_ENK, scales_EN = weight if isinstance(weight, Int8Weight) else (weight, None)
     out_size = weight_ENK.shape[1] // (2 if gated else 1)
     out = torch.zeros(num_entries, out_size, dtype=x_RK.dtype, device=x_RK.device)
@@ -248,7 +247,7 @@ def moe_gemm_reference(
 
 
 def moe_combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """The sum of each token's entries by their weights, in fp32: [T, H] in y's dtype; experts of -1 left out.
+    """Sums each token's entries by their weights in fp32: [T, H] in y's dtype; experts of -1 are skipped.
 
     y: [T * J, H], bf16 or fp16, contiguous. Raises ValueError on other dtypes and shapes.
     """
@@ -276,14 +275,14 @@ def moe_combine(y: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def moe_combine_reference(y: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """As moe_combine, any float type."""
+    """Reference of `moe_combine` in torch for any float type."""
     weights_TJ, experts_TJ = routing
     y_TJH = y.view(*experts_TJ.shape, -1).float().masked_fill((experts_TJ < 0)[..., None], 0)
     return (y_TJH * weights_TJ[..., None]).sum(1).to(y.dtype)
 
 
 def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing) -> torch.Tensor:
-    """The experts' SwiGLU MLPs of each token, weighted and added: [T, H] in x's dtype.
+    """Returns the weighted sum of each token's expert MLPs (SwiGLU): [T, H] in x's dtype.
 
     x_TH: bf16 or fp16, contiguous. w13: [E, 2 * I, H], gate before up; w2: [E, H, I]; of x's dtype or int8
     with scales, contiguous. Raises ValueError on other dtypes and shapes.
@@ -297,7 +296,7 @@ def moe_mlp(x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Ro
 def moe_mlp_reference(
     x_TH: torch.Tensor, w13: ExpertWeight, w2: ExpertWeight, routing: Routing
 ) -> torch.Tensor:
-    """As moe_mlp, any float type."""
+    """Reference of `moe_mlp` in torch for any float type."""
     num_entries = routing.experts_TJ.numel()
     alignment = moe_align_reference(routing.experts_TJ, _num_experts(w13), 1)
     hidden = moe_gemm_reference(x_TH, w13, alignment, num_entries, gated=True)
@@ -313,7 +312,7 @@ def _tile(num_entries: int, num_experts: int) -> Tile:
 
 
 def _most_blocks(num_entries: int, num_experts: int, block_rows: int) -> int:
-    """However the entries fall: all experts that can have one end in a block that is not full."""
+    """Upper bound of blocks: all experts that can have entries end in a block that is not full."""
     used = min(num_experts, num_entries)
     return max((num_entries - used) // block_rows + used, 1)
 
@@ -356,7 +355,7 @@ def _check_gemm(
 
 
 def cases() -> Iterator[Case]:
-    """Qwen3-30B-A3B's layer and Mixtral's."""
+    """Yields the layers of Qwen3-30B-A3B and of Mixtral."""
     for name, experts, choices, hidden, inner in (
         ("qwen3", 128, 8, 2048, 768),
         ("mixtral", 8, 2, 4096, 14336),

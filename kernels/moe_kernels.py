@@ -1,4 +1,4 @@
-"""The kernels of `kernels.moe`, which says what they compute and launches them."""
+"""Kernels of `kernels.moe`, which documents and launches them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels.gemm import swizzled
 
-# Arguments that change from step to step: a kernel compiled for one step must serve the next.
+# Arguments that change in every step: a kernel compiled for one step must serve the next.
 STEP_ARGS = ["num_tokens", "num_entries", "num_blocks", "num_chunks"]
 
 
@@ -33,7 +33,7 @@ def moe_route_kernel(
     b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
     b_logits = tl.where(m_e, b_logits, float("-inf"))
     b_exp = tl.exp(b_logits - tl.max(b_logits, 1)[:, None])
-    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # shares that are not yet chosen
+    b_left = tl.where(m_e, b_exp / tl.sum(b_exp, 1)[:, None], -1.0)  # shares not chosen yet
     b_weights = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.float32)
     b_experts = tl.zeros([ROWS, CHOICES_TILE], dtype=tl.int32)
     for j in tl.static_range(CHOICES):
@@ -51,7 +51,7 @@ def moe_route_kernel(
 
 @triton.jit
 def entries_by_expert(experts_ptr, chunk, num_entries, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
-    """A chunk's entries, and which expert is each one's: one-hot [CHUNK, EXPERTS]; -1 is nobody's."""
+    """Returns a chunk's entries, and their experts one-hot [CHUNK, EXPERTS]; a row of zeros for -1."""
     o_i = chunk * CHUNK + tl.arange(0, CHUNK)
     b_expert = tl.load(experts_ptr + o_i, mask=o_i < num_entries, other=-1)
     return o_i, (b_expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
@@ -85,7 +85,7 @@ def moe_place_kernel(
     o_e = tl.arange(0, EXPERTS)
     m_e = o_e < num_experts
     o_i, b_hot = entries_by_expert(experts_ptr, chunk, num_entries, CHUNK, EXPERTS)
-    b_before = tl.zeros([EXPERTS], dtype=tl.int32)  # entries of each expert in the chunks before
+    b_before = tl.zeros([EXPERTS], dtype=tl.int32)  # entries of each expert in earlier chunks
     if ONE_CHUNK:
         b_total = tl.sum(b_hot, 0)
     else:
@@ -102,7 +102,7 @@ def moe_place_kernel(
     tl.store(rows_ptr + b_row, o_i, mask=tl.sum(b_hot, 1) > 0)
     if chunk == 0:
         tl.store(ends_ptr + o_e, b_end, mask=m_e)
-        for row in range(0, BLOCK_ROWS):  # the padding behind each expert's entries
+        for row in range(0, BLOCK_ROWS):  # the padding after each expert's entries
             o_pad = b_first + b_total + row
             tl.store(rows_ptr + o_pad, tl.full([EXPERTS], -1, tl.int32), mask=o_pad < b_end)
 

@@ -1,8 +1,8 @@
-"""RMSNorm, alone, after a residual add, or of every query and key head (Zhang and Sennrich, NeurIPS 2019).
+"""RMSNorm: plain, after a residual add, or of every query and key head (Zhang and Sennrich, NeurIPS 2019).
 
-y = x / sqrt(mean(x^2) + eps) * weight, all in fp32, rounded once. One program a row (or a few heads of a
-token): a row is read once and stays in registers, so memory bandwidth bounds it: 2 rows moved without
-residual, 4 with. Shapes: T tokens, N hidden size, H heads, D head_dim.
+y = x / sqrt(mean(x^2) + eps) * weight, all in fp32, rounded once. One program per row (or a few heads of a
+token): a row is read once and stays in registers, so the kernels are memory-bound: 2 rows moved without
+residual, 4 with it. Shapes: T tokens, N hidden size, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tiles(NamedTuple):
-    """elements_per_warp: of a row; so many warps that each has this much, at most 16. head_tile: elements."""
+    """Launch sizes; elements_per_warp: elements of a row (at most 16 warps); head_tile: elements of heads."""
 
     elements_per_warp: int
     head_tile: int
@@ -41,9 +41,9 @@ TILES = {
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, N] normalised over N, times weight [N]; into `out` where given (it may be x).
+    """Returns x [T, N] normalised over N, times weight [N]; written into `out` if given (it may be x).
 
-    Rows may be apart (any row stride); fp32, fp16, bf16. Raises ValueError on other dtypes and shapes.
+    Rows may have any stride; fp32, fp16, bf16. Raises ValueError on other dtypes and shapes.
     """
     _check(x, weight)
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -61,9 +61,9 @@ def add_rms_norm(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual), x + residual): the sum is rounded to its dtype before it is normalised.
+    """Returns (rms_norm(x + residual), x + residual); the sum is rounded to its dtype before normalisation.
 
-    x and residual [T, N] of one dtype; out may be x, residual_out may be residual. Raises ValueError as
+    x and residual: [T, N] of one dtype; out may be x, residual_out may be residual. Raises ValueError like
     rms_norm.
     """
     _check(x, weight)
@@ -79,10 +79,10 @@ def add_rms_norm(
 def qk_norm(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, H, D] and k [T, Hk, D], each head normalised over D, in place; returns (q, k).
+    """Normalises each head of q [T, H, D] and k [T, Hk, D] over D, in place; returns (q, k).
 
-    Both may be views of one projection's output: tokens may be apart, a token's heads may not. weights [D].
-    fp32, fp16, bf16, D up to 512. Raises ValueError on anything else.
+    Both may be views of one projection's output: tokens may have any stride, a token's heads are contiguous.
+    weights: [D]. fp32, fp16, bf16, D up to 512. Raises ValueError on anything else.
     """
     _check_heads(q, k, q_weight, k_weight)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -146,7 +146,7 @@ def rms_norm_kernel(
 def normed_heads(
     ptr, weight_ptr, num_heads, first, eps, head_dim, HEADS: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Normalise `HEADS` heads of one token from `first` on, in place."""
+    """Normalises `HEADS` heads of one token from `first` on, in place."""
     heads = first + tl.arange(0, HEADS)[:, None]
     dims = tl.arange(0, BLOCK_D)[None, :]
     mask = (heads < num_heads) & (dims < head_dim)
@@ -187,7 +187,7 @@ def qk_norm_kernel(
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What rms_norm must compute."""
+    """Reference of `rms_norm` in torch."""
     return _into(out, F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype))
 
 
@@ -200,7 +200,7 @@ def add_rms_norm_reference(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What add_rms_norm must compute."""
+    """Reference of `add_rms_norm` in torch."""
     total = (x.float() + residual.float()).to(x.dtype)
     return rms_norm_reference(total, weight, eps, out=out), _into(residual_out, total)
 
@@ -208,12 +208,12 @@ def add_rms_norm_reference(
 def qk_norm_reference(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What qk_norm must compute, in place as well."""
+    """Reference of `qk_norm` in torch, also in place."""
     return rms_norm_reference(q, q_weight, eps, out=q), rms_norm_reference(k, k_weight, eps, out=k)
 
 
 def cases() -> Iterator[Case]:
-    """Decode and prefill rows of SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B and a 14336-wide row."""
+    """Yields decode and prefill rows of SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B and a 14336-wide row."""
     for num_tokens, hidden in ((1, 576), (64, 1024), (1, 4096), (64, 4096), (4096, 4096), (16, 14336)):
         for add in (False, True):
             rows = 4 if add else 2

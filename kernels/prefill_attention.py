@@ -1,16 +1,16 @@
-"""Paged prefill attention: chunks of queries, packed, over their cached prefix and themselves.
+"""Paged prefill attention: packed chunks of queries over their cached prefix and themselves.
 
 FlashAttention-2's tiling (Dao, 2023) over a paged cache. The rows of a tile are BLOCK_M // group tokens times
-the query heads of one KV head, so that few tokens fill a tile, too: a decode row, or the drafts of a
+the query heads of one KV head, so that few tokens also fill a tile: a decode row, or the drafts of a
 speculative step. Tiles of sequences follow each other in one grid dimension, and a program finds its sequence
-by a binary search over query_start_loc: no length is read by the host. Tiles that all rows see whole take a
-loop without masks; only the diagonal and the window's edge pay for them. Bound by the tensor cores: 4 *
-head_dim flops a head and visible (query, key) pair; where few queries meet a long context, by bandwidth, and
-the context is split among programs as in decode (num_splits).
+by a binary search over query_start_loc: the host reads no length. Tiles that all rows see completely use a
+loop without masks; only the diagonal and the window's edge pay for them. The kernel is compute-bound: 4 *
+head_dim flops per head and visible (query, key) pair; if few queries meet a long context, it is memory-bound,
+and the context is split over programs as in decode (num_splits).
 
-A tree mask [q, q] per sequence takes the place of the causal mask within the chunk (the prefix is seen):
-the drafts of tree speculation (SpecInfer, 2024). With a window or ALiBi it needs the tokens' positions, which
-branches share. Options and shapes as in `kernels.attention`; T tokens of all chunks.
+A tree mask [q, q] per sequence replaces the causal mask within the chunk (the prefix is visible): the drafts
+of tree speculation (SpecInfer, 2024). With a window or ALiBi it needs the tokens' positions, which branches
+share. Options and shapes are those of `kernels.attention`; T tokens of all chunks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_PARTIAL_BYTES = 64 << 20
 
 
 class Tile(NamedTuple):
-    """Rows (tokens times heads of a group) and keys of a tile, and how its program runs."""
+    """Rows (tokens times heads of a group) and keys of a tile, and launch parameters of its program."""
 
     block_m: int
     block_n: int
@@ -57,8 +57,8 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# By target, then by the head_dim padded to a power of two and the rows that the longest chunk has:
-# the first entry at least as large in head_dim, and in rows, or the last.
+# By target, then by the head_dim padded to a power of two and the rows of the longest chunk: the first entry
+# that is at least as large in head_dim, and in rows, or the last.
 TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
     "sm_80": {
         64: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
@@ -80,27 +80,29 @@ TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
 
 
 class Chunks(NamedTuple):
-    """The queries of a step.
+    """Queries of a step.
 
-    Sequence b's are rows start_loc[b] to start_loc[b + 1], the last tokens of its context.
+    Rows start_loc[b] to start_loc[b + 1] are sequence b's, the last tokens of its context.
     """
 
     start_loc: torch.Tensor
-    """int32 [B + 1], on the device."""
+    """First row of each sequence, and the end: int32 [B + 1], on the device."""
     max_len: int
-    """Known to the host: the longest chunk or its bucket; it chooses tiles, and need only be near."""
+    """Longest chunk, or its bucket, known to the host; it selects tiles, so an estimate suffices."""
 
 
 class DraftTree(NamedTuple):
-    """Which drafts see which, in place of the causal mask among a chunk's tokens."""
+    """Tree of drafts: which of them see which, instead of the causal mask among a chunk's tokens."""
 
     mask: torch.Tensor
-    """bool; its flat element mask_start[b] + i * q + j says whether query i of sequence b's q sees key j of
-    the chunk."""
+    """bool; visibility of key j of a sequence's chunk for query i of its q queries.
+
+    The element for sequence b is the flat element mask_start[b] + i * q + j.
+    """
     mask_start_B: torch.Tensor
-    """int32"""
+    """First element of each sequence in the flat mask, int32."""
     positions_T: torch.Tensor | None = None
-    """int32, absolute; needed with a window or ALiBi."""
+    """Absolute position of each token, int32; needed with a window or ALiBi."""
 
 
 def prefill_attention(
@@ -114,10 +116,10 @@ def prefill_attention(
     num_splits: int | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's newest tokens, whose KV is in the cache, over all of its context.
+    """Returns causal attention of each sequence's newest tokens, whose KV is cached, over its whole context.
 
-    Rows of no sequence are not written. The rest: see decode_attention. Raises ValueError on what is not
-    supported.
+    Rows of no sequence are not written. Other arguments: see decode_attention. Raises ValueError on
+    unsupported arguments.
     """
     tables, lens, starts = contexts.block_tables_BM, contexts.lens_B, chunks.start_loc
     num_seqs = lens.shape[0]
@@ -187,7 +189,7 @@ def prefill_attention_reference(
     tree: DraftTree | None = None,
     out_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` in torch: sequences one by one, but those of one token together, as in decode."""
+    """Reference of `prefill_attention` in torch: sequences one by one, those of one token together."""
     out = torch.zeros_like(q_THD) if out_THD is None else out_THD
     starts, lengths = chunks.start_loc.tolist(), contexts.lens_B.tolist()
     counts = [end - start for start, end in itertools.pairwise(starts)]
@@ -221,7 +223,7 @@ def _seen(
     window: int | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a chunk's queries and the keys from `first` on: which they see, and the distances, both [T, L]."""
+    """Returns which keys from `first` on a chunk's queries see, and the distances, both [T, L]."""
     num_queries = tokens.stop - tokens.start
     num_before = length - num_queries - first
     key_pos = torch.arange(first, length, device=device)
@@ -244,23 +246,23 @@ def _seen(
 def _tile_for(
     q_THD: torch.Tensor, kv: PagedKv, chunks: Chunks, options: AttentionOptions, tree: DraftTree | None
 ) -> Tile:
-    """The launch table's tile, smaller where bits, scales or fp32 take registers."""
-    # fp32 has no tensor cores on these chips: products of more than 16 rows spill, kilobytes a thread.
+    """Returns the launch table's tile, smaller if tree masks, scales or fp32 take registers."""
+    # fp32 has no tensor cores on these chips: products of more than 16 rows spill kilobytes per thread.
     by_threads = q_THD.dtype == torch.float32 and target().startswith("sm_")
     _, num_heads, head_dim = q_THD.shape
     tile = tile_of(head_dim, num_heads // kv.keys.shape[2], 1 if by_threads else chunks.max_len)
-    # (Tiles of 16 rows with scales have room; at 32 keys ptxas goes for more programs on a multiprocessor and
-    # spills.)
+    # Tiles of 16 rows with scales have enough registers; at 32 keys ptxas aims at more programs per
+    # multiprocessor and spills.
     if tree is not None:
         return tile._replace(block_n=32, num_warps=8)
     if kv.key_scales is not None and tile.block_m > 16:
-        short = options.window is not None and nearest(target(), TILES) == "sm_80"  # it takes the last ones
+        short = options.window is not None and nearest(target(), TILES) == "sm_80"  # uses the last registers
         return tile._replace(block_n=16 if short else 32)
     return tile
 
 
 def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
-    """The launch table's entry for the target, a head_dim and chunks of up to max_query_len tokens."""
+    """Returns the launch table's entry for the target, head_dim and chunks of up to max_query_len tokens."""
     by_head_dim = TILES[nearest(target(), TILES)]
     tiles = by_head_dim[min(key for key in by_head_dim if key >= padded(head_dim))]
     if group > tiles[-1].block_m:
@@ -275,7 +277,7 @@ def tile_of(head_dim: int, group: int, max_query_len: int) -> Tile:
 def _choose_num_splits(
     q_THD: torch.Tensor, num_programs: int, max_context_len: int, window: int | None
 ) -> int:
-    """Splits only where there are too few tiles to fill the chip, and where the parts are small."""
+    """Returns the number of splits: 1 if tiles fill the chip; partial outputs stay small."""
     num_sms = sm_count(q_THD.device)
     if num_programs >= num_sms:
         return 1
@@ -285,7 +287,7 @@ def _choose_num_splits(
 
 
 def _needs_positions(options: AttentionOptions) -> bool:
-    """Whether a tree's tokens must say where they are, as the options look at distances."""
+    """Returns whether a tree needs its tokens' positions, because the options use distances."""
     return options.window is not None or options.alibi_slopes_H is not None
 
 
@@ -318,7 +320,7 @@ def _check(
 
 
 def cases() -> Iterator[Case]:
-    """Prefill at the engine's dimensions, of whole prompts and of chunks; and verifying drafts."""
+    """Yields prefill at the engine's sizes, of whole prompts and of chunks, and verification of drafts."""
     bf16 = torch.bfloat16
     for name, num_seqs, query_len, context_len, dtype in (
         ("llama_8b", 1, 8192, 8192, bf16),

@@ -1,4 +1,4 @@
-"""The kernel of `kernels.prefill_attention`, which says what it computes and is its only launcher."""
+"""Kernel of `kernels.prefill_attention`, which documents it and is its only launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK_STEP_ARGS = [*STEP_ARGS, "query_start_loc_ptr", "num_seqs"]
 
 @triton.jit
 def _sequence_of(query_start_loc_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
-    """The sequence of a tile, where sequence b's tiles begin at query_start_loc[b] // BLOCK_Q + b."""
+    """Returns the sequence of a tile; sequence b's tiles start at query_start_loc[b] // BLOCK_Q + b."""
     left = 0
     right = num_seqs
     while right - left > 1:
@@ -62,7 +62,7 @@ def _attend_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The running softmax over keys lo to hi; without MASKED, lo and hi are full tiles that all rows see."""
+    """Continues the running softmax over keys lo to hi; without MASKED these are full, visible tiles."""
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(lo, hi, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
@@ -104,7 +104,7 @@ def _attend_tiles(
                 seen = seen & (key_pos[None, :] > query_pos[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # Rows that have seen nothing yet.
+        # Rows that have seen no key yet.
         base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
         p = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
@@ -167,7 +167,7 @@ def prefill_attention_kernel(
     MIN_TILES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Grid: tiles of all sequences (the last, which see most, first), KV heads, splits."""
+    """Attention of one tile and split; grid: tiles of all sequences (the last first), KV heads, splits."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -187,13 +187,14 @@ def prefill_attention_kernel(
     d = tl.arange(0, BLOCK_D)
     row_there = (m < BLOCK_Q * GROUP) & (query < num_queries)
     row_ok = row_there[:, None] & (d < HEAD_DIM)[None, :]
-    # Wide numbers in the scalars, narrow ones in the tiles: fewer registers.
+    # int64 in scalars, int32 in tiles: fewer registers.
     first_token = (chunk_start + first_query).to(tl.int64)
     token = m // GROUP
     part_tile = first_token * (NUM_KV_HEADS * GROUP) * num_splits + split
     part_row = (token * (NUM_KV_HEADS * GROUP) + head) * num_splits
 
-    # Positions of the rows, keys that any row sees (start to end), and that all do (full_start to full_end).
+    # Positions of the rows; keys that any row sees (start to end), and keys that all see (full_start to
+    # full_end).
     last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
     if tree_mask_ptr is None:
         tree_ptr = None
@@ -246,7 +247,7 @@ def prefill_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_tb
-    # The window's edge, what all rows see, the diagonal.
+    # Three parts: the window's edge, the keys that all rows see, the diagonal.
     for part in tl.static_range(3):
         if part != 0 or window is not None:
             acc, total, top = _attend_tiles(

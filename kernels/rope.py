@@ -2,10 +2,10 @@
 
 For pair i of a head, with angle a = position * frequency_i: (x1, x2) -> (x1 cos a - x2 sin a, x2 cos a + x1
 sin a). neox pairs (i, i + R/2), gptj pairs (2i, 2i + 1); dimensions from R on pass through. Rotated queries
-replace the queries; rotated keys go only to the cache, quantised on the way where the cache is int8 or fp8.
-Nothing is read twice: memory bandwidth bounds it (queries read and written, keys and values read and written
-once). Shapes: T tokens, H query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of the
-table. Cache: [num_blocks, block_size, Hk, D]; slot = block * block_size + offset, -1: not written.
+replace the queries; rotated keys go only to the cache, quantised on the way if the cache is int8 or fp8.
+Nothing is read twice and the kernel is memory-bound (queries read and written, keys and values read and
+written once). Shapes: T tokens, H query heads, Hk KV heads, D head_dim, R rotary dimensions, P positions of
+the table. Cache: [num_blocks, block_size, Hk, D]; slot = block * block_size + offset, -1: not written.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kernels.rope_angles import cos_sin_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 512
-SMALLEST = 1e-10  # largest magnitude of a head below which its scale stays put: no division by zero
+SMALLEST = 1e-10  # lower bound of a head's largest magnitude in its scale: no division by zero
 
 
 class Tiles(NamedTuple):
-    """Elements (heads times half a head_dim) of queries that a program rotates, and its warps."""
+    """Elements (heads times half a head_dim) of queries that a program rotates, and its number of warps."""
 
     head_tile: int
     num_warps: int
@@ -43,25 +43,25 @@ TILES = {
 
 
 class Rotation(NamedTuple):
-    """By how much each token's heads are turned."""
+    """Rotation of each token's heads: positions and the table of angles."""
 
     positions_T: torch.Tensor
-    """int32 or int64"""
+    """Position of each token, int32 or int64."""
     cos_sin_PR: torch.Tensor
-    """fp32, of `cos_sin_table`; R even, at most D."""
+    """Table of `cos_sin_table`, fp32; R even, at most D."""
     interleaved: bool = False
-    """gptj pairs"""
+    """gptj pairs (2i, 2i + 1) if true, else neox pairs (i, i + R/2)."""
 
 
 def rope_and_write_kv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Rotate q [T, H, D] in place, write rotated k and v [T, Hk, D] into the cache at `slots`; returns q.
+    """Rotates q [T, H, D] in place, writes rotated k and v [T, Hk, D] to the cache at `slots`; returns q.
 
-    q, k, v: fp32, fp16 or bf16, one dtype; tokens may be apart (views of one projection), a token's heads
-    not; k itself stays as it is. slots: [T] int32 or int64; two tokens must not share one. A quantised
-    cache's scales are set per token and head: largest magnitude / 127 (448 in fp8). Raises ValueError on
-    anything else, and for fp8 on a chip without it.
+    q, k, v: fp32, fp16 or bf16, one dtype; tokens may have any stride (views of one projection), a token's
+    heads are contiguous; k itself is not changed. slots: [T] int32 or int64; two tokens must not share one. A
+    quantised cache's scales are set per token and head: largest magnitude / 127 (448 in fp8). Raises
+    ValueError on anything else, and for fp8 on a chip without it.
     """
     _check(q, k, v, rotation, kv, slots)
     num_tokens, num_q_heads, head_dim = q.shape
@@ -110,7 +110,7 @@ def rope_and_write_kv(
 @triton.jit
 def load_pairs(ptr, heads, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
                INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Both members of every pair of `heads`, in fp32: two of [heads, BLOCK_HALF]."""
+    """Loads both members of every pair of `heads` in fp32: two of [heads, BLOCK_HALF]."""
     if INTERLEAVED:
         cols = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         both = tl.load(ptr + heads * HEAD_DIM + cols, mask=(heads < num_heads) & (cols < 2 * HALF), other=0.0)
@@ -141,7 +141,7 @@ def store_pairs(ptr, first, second, heads, num_heads, HEAD_DIM: tl.constexpr, HA
 
 @triton.jit
 def quantised(x, scale, LARGEST: tl.constexpr, ROUND: tl.constexpr):
-    """x / scale within the range of the code; half up where it is an integer."""
+    """Returns x / scale within the range of the code; an integer code rounds half up."""
     x = x / scale
     if ROUND:
         x = tl.floor(x + 0.5)
@@ -238,9 +238,9 @@ def rope_and_write_kv_kernel(
 def rope_and_write_kv_reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation, kv: PagedKv, slots: torch.Tensor
 ) -> torch.Tensor:
-    """What rope_and_write_kv must do, in place as well."""
+    """Reference of `rope_and_write_kv` in torch, also in place."""
     at = rotation.cos_sin_PR.index_select(0, rotation.positions_T)
-    # At once: of few tokens every call counts.
+    # One call for both: with few tokens every call counts.
     both = rotated(torch.cat([q, k], dim=1), at, rotation.interleaved)
     new_q, new_k = both.split([q.shape[1], k.shape[1]], dim=1)
     new_v, to = v, slots.long()
@@ -260,7 +260,7 @@ def rope_and_write_kv_reference(
 
 
 def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """x [T, H, D] turned by its tokens' rows of the table, cos_sin [T, R]: fp32."""
+    """Returns x [T, H, D] rotated by its tokens' rows of the table, cos_sin [T, R], in fp32."""
     wide, size = x.float(), cos_sin.shape[-1]
     cos, sin = cos_sin[:, None, :].chunk(2, dim=-1)
     if interleaved:
@@ -273,7 +273,7 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool = False) -
 
 
 def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, scales): each head's vector, the last dimension, over its largest magnitude; codes in fp32."""
+    """Returns (codes, scales): each head's vector over its largest magnitude; codes in fp32."""
     largest = QUANTISED[dtype]
     scale = x.float().abs().amax(dim=-1).clamp(min=SMALLEST) / largest
     codes = x.float() / scale[..., None]
@@ -283,7 +283,7 @@ def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 
 
 def cases() -> Iterator[Case]:
-    """SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B; quantised caches; gptj pairs; a partial rotation."""
+    """Yields SmolLM2-135M, Qwen3-0.6B, Llama-3.1-8B; quantised caches; gptj pairs; a partial rotation."""
     bf16, int8, fp8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
     for num_tokens, heads, kv_heads, head_dim, rotary, dtype, interleaved in (
         (1, 9, 3, 64, 64, bf16, False),

@@ -1,4 +1,4 @@
-"""The angles of rotary positions, plain or scaled for longer contexts, as models are configured."""
+"""Angles of rotary positions, plain or scaled for longer contexts, as models are configured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cos_sin_table(
     scaling: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """[num_positions, rotary_dim] fp32: cosines of the rotary_dim / 2 angles, then their sines.
+    """Returns [num_positions, rotary_dim] fp32: cosines of the rotary_dim / 2 angles, then their sines.
 
     scaling: the `rope_scaling` of a config.json: types default, linear, llama3 (Llama 3.1) and yarn (Peng et
     al. 2023, with the attention factor multiplied in). Raises ValueError on other types and missing settings.
@@ -32,9 +32,9 @@ def cos_sin_table(
 def rope_frequencies(
     rotary_dim: int, base: float, scaling: Mapping[str, Any] | None = None
 ) -> tuple[torch.Tensor, float]:
-    """(Radians a position [rotary_dim / 2] in fp64, factor on cosine and sine).
+    """Returns radians per position [rotary_dim / 2] in fp64, and the factor on cosine and sine.
 
-    Unscaled: base^(-2 i / rotary_dim); rotary_dim 4, base 10000: 1 and 0.01.
+    Without scaling: base^(-2 i / rotary_dim); for rotary_dim 4 and base 10000: 1 and 0.01.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
     # In fp32, as models were trained: positions amplify the last bits.
@@ -56,7 +56,7 @@ def rope_frequencies(
 
 
 def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
-    """Long waves slowed by `factor`, short ones kept, those between blended (Llama 3.1 model card)."""
+    """Divides slow frequencies by `factor`, keeps fast ones, blends in between (Llama 3.1 model card)."""
     context = scaling["original_max_position_embeddings"]
     turns = context * plain / (2 * math.pi)  # in the original context
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -67,7 +67,7 @@ def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
 def _yarn(
     plain: torch.Tensor, rotary_dim: int, base: float, scaling: Mapping[str, Any]
 ) -> tuple[torch.Tensor, float]:
-    """Dimensions that turn more than beta_fast times are kept, under beta_slow slowed; a ramp between."""
+    """Keeps dimensions with more than beta_fast turns, slows those below beta_slow, and ramps in between."""
     factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
 
     def pair_of(turns: float) -> float:

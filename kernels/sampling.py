@@ -1,20 +1,18 @@
-"""Next tokens drawn from logits: penalties, temperature, min-p, top-k, top-p and the draw, in two launches.
+"""Samples tokens from logits: penalties, temperature, min-p, top-k, top-p and the draw, in two launches.
 
-In this order, each on what the last one kept (w = exp(x - max x), x the penalised logit over temperature):
+The steps, each on what the previous one kept (w = exp(x - max x), x the penalised logit over temperature):
 - repetition (Keskar et al. 2019): x / r or x * r, by its sign, for tokens seen; then x -= frequency * count
-and
-  x -= presence where count > 0 (counts of generated tokens only);
+  and x -= presence where count > 0 (counts of generated tokens only);
 - min-p (Nguyen et al. 2024): w >= min_p. top-k: fewer than k tokens are larger. top-p (Holtzman et al. 2020):
-the
-  larger tokens hold less than top_p of the weight. Ties with the last token kept are kept.
-The draw is one uniform number a row, Philox (Salmon et al., SC 2011) of key seed and counter (position,
-request): the first token, in order of index, at which the running weight passes it. So a token depends on its
-own row and its (seed, request, position), never on the batch around it. Greedy rows take the largest, lowest
-index first.
+  the larger tokens hold less than top_p of the weight. Ties with the last token kept are kept.
+The draw is one uniform number per row, Philox (Salmon et al., SC 2011) of key seed and counter (position,
+request): the first token, in order of index, at which the running weight exceeds it. So a token depends on
+its own row and its (seed, request, position), never on the batch around it. Greedy rows take the largest
+logit, with the lowest index first.
 
-First launch: one program a chunk of a row (penalties, temperature, maxima). Second: one a row; thresholds are
-found by 4-ary search over the ordered bits of the logits, no sort, at most 16 passes over a row in the L2
-cache. Shapes: S sequences, V vocabulary, R rows of counts.
+First launch: one program per chunk of a row (penalties, temperature, maxima). Second: one per row; thresholds
+are found by 4-ary search over the ordered bits of the logits, without a sort, in at most 16 passes over a row
+in the L2 cache. Shapes: S sequences, V vocabulary, R rows of counts.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from kernels.sampling_kernels import draw_kernel, scale_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_VOCAB = 1 << 20
-IN_PROMPT = 1 << 30  # bit of a token's count; the bits below say how often it was generated
+IN_PROMPT = 1 << 30  # bit of a token's count; the lower bits count how often it was generated
 
 
 class Tiles(NamedTuple):
-    """chunk: logits of a program of the first launch (vocabulary alone fixes it); tile: of the second."""
+    """Logits per program: `chunk` in the first launch (fixed by the vocabulary), `tile` in the second."""
 
     chunk: int
     tile: int
@@ -54,38 +52,38 @@ TILES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How each sequence samples: contiguous tensors [S] on the logits' device."""
+    """Sampling parameters of each sequence: contiguous tensors [S] on the logits' device."""
 
     temperature: torch.Tensor
-    """fp32; 0: greedy."""
+    """Temperature in fp32; 0: greedy."""
     top_k: torch.Tensor
-    """int32; 0: all."""
+    """Largest number of tokens kept, int32; 0: all."""
     top_p: torch.Tensor
-    """fp32 in (0, 1]; 1: all."""
+    """Cumulative probability kept, fp32 in (0, 1]; 1: all."""
     min_p: torch.Tensor
-    """fp32 in [0, 1]; 0: all."""
+    """Smallest weight kept, relative to the largest, fp32 in [0, 1]; 0: all."""
     seed: torch.Tensor
-    """int64."""
+    """Seed of the random numbers, int64."""
     request: torch.Tensor
-    """int64: which of the sequences that share a seed."""
+    """Number of the sequence among those that share a seed, int64."""
     position: torch.Tensor
-    """int64: of the token drawn, below 2^32."""
+    """Position of the token to draw, int64 below 2^32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Penalties:
-    """Penalties of each sequence [S], and what it has seen; neutral: 1, 0, 0."""
+    """Penalties of each sequence [S], and the tokens it has seen; neutral values are 1, 0, 0."""
 
     repetition: torch.Tensor
-    """fp32, above 0."""
+    """Factor for tokens seen, fp32 above 0."""
     presence: torch.Tensor
-    """fp32."""
+    """Amount subtracted for generated tokens, fp32."""
     frequency: torch.Tensor
-    """fp32."""
+    """Amount subtracted per occurrence of generated tokens, fp32."""
     counts: torch.Tensor
-    """int32 [R, V]: how often a token was generated, plus IN_PROMPT where the prompt holds it."""
+    """int32 [R, V]: number of times a token was generated, plus IN_PROMPT if the prompt holds it."""
     row: torch.Tensor
-    """int64 [S]: each sequence's row of counts."""
+    """Row of counts of each sequence, int64 [S]."""
 
 
 def sample(
@@ -95,28 +93,28 @@ def sample(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw a token for each row of logits [S, V] (fp32, fp16, bf16; rows may be apart): int64 [S].
+    """Draws a token for each row of logits [S, V] (fp32, fp16, bf16; any row stride): int64 [S].
 
     NaN logits count as minus infinity; a row without a finite logit gives token 0. V up to 1,048,576.
-    The logits stay as they are; 4 V bytes a row of scratch. Raises ValueError on other dtypes and shapes.
+    The logits are not changed; scratch takes 4 V bytes per row. Raises ValueError on other dtypes and shapes.
     """
     _check_settings(logits, sampling, penalties)
     return _run(logits, sampling, penalties, out)
 
 
 def greedy(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The index of each row's largest logit, the lowest where several are: `sample` at temperature 0."""
+    """Returns the index of each row's largest logit, the lowest of several: `sample` at temperature 0."""
     return _run(logits, None, None, out)
 
 
 def mark_prompt(counts: torch.Tensor, row: int, tokens: torch.Tensor) -> None:
-    """Begin a sequence in a row of Penalties.counts: forget what was there, mark the tokens of its prompt."""
+    """Starts a sequence in a row of Penalties.counts: clears the row and marks the tokens of its prompt."""
     counts[row].zero_()
     counts[row, tokens.long()] = IN_PROMPT
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Count generated tokens [S], each in its row [S] of Penalties.counts."""
+    """Counts generated tokens [S], each in its row [S] of Penalties.counts."""
     counts.index_put_((rows.long(), tokens.long()), counts.new_ones(()), accumulate=True)
 
 
@@ -127,7 +125,7 @@ def sample_reference(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What sample must draw; sums in fp64."""
+    """Reference of `sample` in torch; sums in fp64."""
     x = _without_nan(logits)
     if penalties is not None:
         x = _penalised(x, penalties)
@@ -143,9 +141,9 @@ def sample_reference(
 
 
 def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """What greedy must give."""
+    """Reference of `greedy` in torch."""
     tokens = logits.argmax(dim=-1)
-    if bool(logits.gather(1, tokens[:, None]).isnan().any()):  # argmax finds a NaN where there is one
+    if bool(logits.gather(1, tokens[:, None]).isnan().any()):  # argmax returns a NaN if there is one
         tokens = _without_nan(logits).argmax(dim=-1)
     return tokens if out is None else out.copy_(tokens)
 
@@ -153,7 +151,7 @@ def greedy_reference(logits: torch.Tensor, *, out: torch.Tensor | None = None) -
 def keep_reference(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """Which of the logits over temperature [S, V] may be drawn: bool [S, V]."""
+    """Returns which of the logits over temperature [S, V] may be drawn: bool [S, V]."""
     largest = scaled.amax(dim=-1, keepdim=True)
     kept = (scaled >= largest + min_p[:, None].log()) | (min_p[:, None] <= 0)
     if bool((top_k > 0).any()):
@@ -165,7 +163,7 @@ def keep_reference(
         weights = _weights(values).double()
         above = weights.cumsum(dim=-1) - weights
         above[:, 1:] = torch.where(values[:, 1:] == values[:, :-1], 0.0, above[:, 1:])
-        above = above.cummax(dim=-1).values  # of equals: what is above the first
+        above = above.cummax(dim=-1).values  # for equal values: the weight above the first
         inside = (above < top_p[:, None].double() * weights.sum(dim=-1, keepdim=True)) | (top_p[:, None] >= 1)
         inside[:, 0] = True
         kept &= torch.zeros_like(kept).scatter(1, order, inside)
@@ -173,7 +171,7 @@ def keep_reference(
 
 
 def uniform_reference(seed: torch.Tensor, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """The uniform number in [0, 1) of each (seed, request, position), int64 [S]: fp32 with 24 random bits."""
+    """Returns the uniform fp32 number in [0, 1), of 24 bits, of each (seed, request, position), int64 [S]."""
     word = (1 << 32) - 1
     counter = (position & word, request & word, (request >> 32) & word, torch.zeros_like(position))
     random = philox_reference(counter, (seed & word, (seed >> 32) & word))[0]
@@ -183,7 +181,7 @@ def uniform_reference(seed: torch.Tensor, request: torch.Tensor, position: torch
 def philox_reference(
     counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10: four words of counter, two of key, four random words; 32 bits each, held in int64."""
+    """Computes Philox4x32-10: four random words from four counter and two key words, 32 bits in int64."""
     word = (1 << 32) - 1
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -196,7 +194,7 @@ def philox_reference(
 
 
 def cases() -> Iterator[Case]:
-    """Vocabularies of SmolLM2, Llama 3.1, Qwen3: greedy, temperature alone, all settings with penalties."""
+    """Yields vocabularies of SmolLM2, Llama 3.1, Qwen3: greedy, temperature alone, all settings."""
     for num_seqs, vocab in ((1, 49152), (1, 128256), (64, 128256), (64, 151936)):
         read = 4.0 * num_seqs * vocab
         yield Case(f"greedy-{num_seqs}x{vocab}", _greedy_case(num_seqs, vocab), read)
@@ -297,13 +295,13 @@ def _penalised(x: torch.Tensor, penalties: Penalties) -> torch.Tensor:
 
 
 def _weights(x: torch.Tensor) -> torch.Tensor:
-    """exp(x - largest) of each row; 1 where both are infinite."""
+    """Returns exp(x - largest) of each row; 1 where both are infinite."""
     largest = x.amax(dim=-1, keepdim=True)
     return torch.where(x == largest, 1.0, (x - largest).exp())
 
 
 def _product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(High, low) words of x * factor, both 32 bits: in halves, as 64 bits hold no unsigned product."""
+    """Returns the high and low 32-bit words of x * factor, by halves, as int64 holds no unsigned product."""
     upper = (x >> 16) * factor
     lower = (x & 0xFFFF) * factor
     middle = (upper & 0xFFFFFFFF) + (lower >> 16)

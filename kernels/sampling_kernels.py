@@ -1,11 +1,11 @@
-"""The two kernels of `kernels.sampling`, which says what they compute and launches them."""
+"""Kernels of `kernels.sampling`, which documents and launches them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# Where they lie among a step's words depends on its size: a kernel compiled for one step must serve the next.
+# Their alignment depends on the step's size: a kernel compiled for one step must serve the next.
 STEP_ARGS = ["temperature_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "count_row_ptr"]
 STEP_ARGS += ["top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "request_ptr", "position_ptr"]
 LOWEST = tl.constexpr(-2139095042)  # one below the ordered bits of minus infinity
@@ -30,7 +30,7 @@ def scale_kernel(
     GREEDY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Penalties and temperature for one chunk of one row; its largest, and the index of it."""
+    """Applies penalties and temperature to one chunk of a row; stores its largest value and its index."""
     seq = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     offs = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -59,14 +59,14 @@ def scale_kernel(
 
 @triton.jit
 def ordered(x):
-    """The bits of a float as an integer that orders as the floats do."""
+    """Returns the bits of a float as an integer with the same order as the floats."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0.0 becomes 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def weighed(row_ptr, start, largest, vocab, TILE: tl.constexpr):
-    """(ordered bits, weights) of a tile; weight 0 of minus infinity and beyond the vocabulary."""
+    """Returns (ordered bits, weights) of a tile; weight 0 for minus infinity and beyond the vocabulary."""
     offs = start + tl.arange(0, TILE)
     x = tl.load(row_ptr + offs, mask=offs < vocab, other=-float("inf"))
     weight = tl.where(x == largest, 1.0, tl.exp(x - largest))
@@ -75,9 +75,9 @@ def weighed(row_ptr, start, largest, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.constexpr):
-    """The bits above which tokens are kept: those with less than `most` (weight or tokens) above them.
+    """Returns the bits above which tokens are kept: those with less than `most` weight or tokens above.
 
-    Kept at `high`, by assumption; all above `low` where even the first of them is kept.
+    `high` is assumed to be kept; tokens above `low` are all kept if even the first of them is.
     """
     while high - low > 1:
         step = tl.maximum((high - low) // 4, 1)
@@ -104,7 +104,7 @@ def cut(row_ptr, low, high, most, largest, vocab, MASS: tl.constexpr, TILE: tl.c
             sum_3 >= most, third, tl.where(sum_2 >= most, second, tl.where(sum_1 >= most, first, low))
         )
         high = kept_to
-        if not MASS:  # exactly k above a pivot: it parts them, whatever lies between
+        if not MASS:  # exactly k above a pivot: it separates them, whatever lies between
             low = tl.where(
                 sum_1 == most, first, tl.where(sum_2 == most, second, tl.where(sum_3 == most, third, low))
             )
@@ -131,7 +131,7 @@ def draw_kernel(
     TILE: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
 ):
-    """One row's token, from its scaled logits and the maxima of their chunks."""
+    """Draws one row's token from its scaled logits and the maxima of their chunks."""
     seq = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_CHUNKS)
     maxima = tl.load(maxima_ptr + seq * chunks + chunk, mask=chunk < chunks, other=-float("inf"))
@@ -155,7 +155,7 @@ def draw_kernel(
                 for start in range(0, vocab, TILE):
                     key, weight = weighed(row_ptr, start, largest, vocab, TILE)
                     total += tl.where(key > low, weight, 0.0)
-                # All tokens further below the largest than this weigh less than 1 - top_p together.
+                # All tokens further below the largest than this together weigh less than 1 - top_p.
                 reach = tl.log(tl.cast(vocab, tl.float32) / (1.0 - top_p)) + 1.0
                 low = tl.maximum(low, ordered(largest - reach).to(tl.int64) - 1)
                 low = cut(row_ptr, low, high, top_p * tl.sum(total), largest, vocab, True, TILE)

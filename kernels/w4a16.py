@@ -1,15 +1,17 @@
-"""GEMM of 16-bit activations by 4-bit weights in groups with scale and zero point, AWQ's and GPTQ's alike.
+"""GEMM of 16-bit activations by 4-bit weights in groups with scale and zero point (AWQ and GPTQ).
 
-The weight's layout is told in `kernels.int4_weight`. Letters: M rows (tokens), N outputs, K inputs, B blocks
-of 128 inputs, G groups of 32, 64 or 128 inputs.
+The weight's layout is described in `kernels.int4_weight`. Letters: M rows (tokens), N outputs, K inputs, B
+blocks of 128 inputs, G groups of 32, 64 or 128 inputs.
 
-One tile of words [16, N-tile] is the right operand of eight dots of depth 16, 16 bytes a thread are read at
-once, and two weights leave a word by one shift and one mask. A nibble q becomes a float without a conversion:
-as the low bits of 128 (bf16) or 1024 (fp16) it reads 128 + q, exactly. The dot of raw nibbles is corrected
-once a group: y += scale * (x . (128 + q) - (128 + zero) * sum(x)), in fp32, so weights are never rounded.
+One tile of words [16, N-tile] is the right operand of eight dots of depth 16, each thread reads 16 bytes at
+once, and one shift and one mask extract two weights from a word. A nibble q becomes a float without a
+conversion: as the low bits of 128 (bf16) or 1024 (fp16) it reads 128 + q, exactly. The dot of raw nibbles is
+corrected once per group: y += scale * (x . (128 + q) - (128 + zero) * sum(x)), in fp32, so weights are never
+rounded.
 
-Moves N*K/2 + 3*N*G bytes of weight and 2*M*(K + N) of activations, computes 2*M*N*K: memory bounds it while
-M <= 32 or so. From DENSE_ROWS rows on, the weight is made dense in its 16-bit type and cuBLAS multiplies.
+The kernel moves N*K/2 + 3*N*G bytes of weight and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs: it
+is memory-bound while M <= 32 or so. From DENSE_ROWS rows on, the weight is made dense in its 16-bit type and
+cuBLAS multiplies.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ from kernels.launch import INTERPRETER, launch
 
 DTYPES = (torch.bfloat16, torch.float16)
 DENSE_ROWS = 256
-# Tile by target and by the largest M it serves; the depth is always a block. With few rows unpacking
+# Tile by target and by the largest M that it serves; the depth is always a block. With few rows unpacking
 # costs as much as memory, and a warp's share of x is read once for all its columns. On sm_90 the loop has 7.0
-# instructions a weight at 64 columns, 4.8 at 128.
+# instructions per weight at 64 columns, 4.8 at 128.
 TILES = {
     "sm_80": {
         16: Tile(16, 128, BLOCK, 4, 4),
@@ -74,10 +76,10 @@ def w4a16_gemm(
     *,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """x @ weight^T + bias: [M, N] in x's dtype.
+    """Returns x @ weight^T + bias: [M, N] in x's dtype.
 
     x_MK: bf16 or fp16 [M, K], any row stride. bias_N: [N], any float type. num_splits: parts of K that are
-    summed apart; default: as many as fill the chip. Raises ValueError on other dtypes, on shapes that
+    summed separately; default: as many as fill the chip. Raises ValueError on other dtypes, on shapes that
     disagree and on group sizes other than 32, 64 and 128.
     """
     words_BNI, scales_GN, zeros_GN, num_inputs, group_size, order_K = weight
@@ -130,15 +132,17 @@ def w4a16_gemm(
 def w4a16_gemm_reference(
     x_MK: torch.Tensor, weight: Int4Weight, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As w4a16_gemm, in fp32 throughout; x may also be fp32."""
+    """Reference of `w4a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
     x = x_MK.float() if weight.order_K is None else x_MK[:, weight.order_K].float()
     out = x @ dense_reference(weight, torch.float32).T
     return (out if bias_N is None else out + bias_N.float()).to(x_MK.dtype)
 
 
 def dense(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [N, K] in bf16 or fp16, inputs in the weight's own order. Raises ValueError as
-    w4a16_gemm."""
+    """Returns the weight [N, K] in bf16 or fp16, inputs in the weight's own order.
+
+    Raises ValueError like w4a16_gemm.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"{dtype} is not supported; supported: {', '.join(map(str, DTYPES))}")
     check_layout(weight)
@@ -161,7 +165,7 @@ def dense(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cases() -> Iterator[Case]:
-    """Llama-3.1-8B's layers, SmolLM2-135M's down projection, groups of 32 and 64, and the dense weight."""
+    """Yields Llama-3.1-8B's layers, SmolLM2-135M's down projection, groups of 32 and 64, dense weights."""
     layers = (
         ("8b_qkv", 6144, 4096, 128),
         ("8b_gate_up", 28672, 4096, 128),
@@ -209,7 +213,7 @@ def _dense_case(n: int, k: int, group_size: int, device: torch.device) -> Callab
 
 @triton.jit
 def nibbles_as_floats(b_words, RUN_INDEX: tl.constexpr, DTYPE: tl.constexpr):
-    """Run RUN_INDEX of a tile of words as 128 + nibble in bf16, or 1024 + nibble in fp16."""
+    """Returns run RUN_INDEX of a tile of words as 128 + nibble in bf16, or 1024 + nibble in fp16."""
     MAGIC: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
     b_pairs = ((b_words >> (RUN_INDEX // 2 * 4)) & 0x000F000F) | MAGIC
     return (b_pairs >> (RUN_INDEX % 2 * 16)).to(tl.int16).to(DTYPE, bitcast=True)

@@ -1,9 +1,9 @@
-"""GEMM of 16-bit activations by int8 weights with one scale a channel: half the bytes of a bf16 decode step.
+"""GEMM of 16-bit activations by int8 weights with one scale per channel: half the bytes of bf16 at decode.
 
-Plain symmetric rounding to [-127, 127]; int8 becomes bf16 or fp16 exactly, so the products are those of a
-16-bit GEMM, and the scale is applied to the fp32 sum. Letters: M rows (tokens), N outputs, K inputs. Moves
-N*K + 4*N bytes of weight and 2*M*(K + N) of activations, computes 2*M*N*K: memory bounds it while M is below
-about 100.
+Weights are rounded symmetrically to [-127, 127]; int8 becomes bf16 or fp16 exactly, so the products are those
+of a 16-bit GEMM, and the scale is applied to the fp32 sum. Letters: M rows (tokens), N outputs, K inputs. The
+kernel moves N*K + 4*N bytes of weight and 2*M*(K + N) of activations and computes 2*M*N*K FLOPs: it is
+memory-bound while M is below about 100.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.gemm import Tile, check_gemm, for_target, random_tensor, scaled_gem
 from kernels.launch import INTERPRETER
 
 DTYPES = (torch.bfloat16, torch.float16)
-# Tile by target and by the largest M it serves.
+# Tile by target and by the largest M that it serves.
 TILES = {
     "sm_80": {16: Tile(16, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 3)},
     "sm_90": {16: Tile(16, 64, 128, 4, 5), 64: Tile(64, 64, 128, 4, 4), 1 << 30: Tile(128, 128, 64, 8, 4)},
@@ -29,15 +29,17 @@ TILES = {
 
 
 class Int8Weight(NamedTuple):
-    """A linear layer's weight: values int8 [N, K], contiguous; scales float32 [N]. Of experts: [E, N, K] and
-    [E, N]."""
+    """Weight of a linear layer: values int8 [N, K], contiguous; scales float32 [N].
+
+    For experts: values [E, N, K], scales [E, N].
+    """
 
     values_NK: torch.Tensor
     scales_N: torch.Tensor
 
 
 def quantise_int8(weight_NK: torch.Tensor) -> Int8Weight:
-    """Round each channel (row) of a weight [N, K] to int8, its largest magnitude to 127."""
+    """Rounds each channel (row) of a weight [N, K] to int8, its largest magnitude to 127."""
     weight = weight_NK.float()
     scales_N = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
     values = (weight / scales_N[:, None]).round().clamp(-127, 127).to(torch.int8)
@@ -51,10 +53,10 @@ def w8a16_gemm(
     *,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """x @ weight^T + bias: [M, N] in x's dtype.
+    """Returns x @ weight^T + bias: [M, N] in x's dtype.
 
     x_MK: bf16 or fp16 [M, K], any row stride. bias_N: [N], any float type. num_splits: parts of K that are
-    summed apart; default: as many as fill the chip. Raises ValueError on other dtypes and shapes that
+    summed separately; default: as many as fill the chip. Raises ValueError on other dtypes and shapes that
     disagree.
     """
     values_NK, scales_N = weight
@@ -68,13 +70,13 @@ def w8a16_gemm_reference(
     weight: Int8Weight,
     bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As w8a16_gemm, in fp32 throughout; x may also be fp32."""
+    """Reference of `w8a16_gemm` in torch, in fp32 throughout; x may also be fp32."""
     out = x_MK.float() @ weight.values_NK.float().T * weight.scales_N
     return (out if bias_N is None else out + bias_N.float()).to(x_MK.dtype)
 
 
 def check_channels(weight: Int8Weight) -> None:
-    """ValueError unless values are int8 [N, K], contiguous, and scales fp32 [N]."""
+    """Raises ValueError unless values are int8 [N, K], contiguous, and scales fp32 [N]."""
     values_NK, scales_N = weight
     if values_NK.dtype != torch.int8 or not values_NK.is_contiguous():
         raise ValueError(f"weight is {values_NK.dtype}; supported: contiguous int8 [N, K]")
@@ -86,7 +88,7 @@ def check_channels(weight: Int8Weight) -> None:
 
 
 def cases() -> Iterator[Case]:
-    """Llama-3.1-8B's MLP and attention output, SmolLM2-135M's down projection."""
+    """Yields Llama-3.1-8B's MLP and attention output, SmolLM2-135M's down projection."""
     for name, n, k in (("8b_gate_up", 28672, 4096), ("8b_o", 4096, 4096), ("smollm2_down", 576, 1536)):
         for m in (1, 16, 64, 512):
             for dtype in DTYPES if (m, n) == (16, 4096) else DTYPES[:1]:

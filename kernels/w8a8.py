@@ -1,10 +1,10 @@
-"""GEMM of 8-bit activations by 8-bit weights, FP8 (e4m3) or INT8: one scale a token, one a channel.
+"""GEMM of 8-bit activations by 8-bit weights, FP8 (e4m3) or INT8, with one scale per token and per channel.
 
 `quantise_tokens` scales each token's row so that its largest magnitude is the type's largest number; the GEMM
 runs on 8-bit tensor cores, and both scales are applied to its sum. Letters: M rows (tokens), N outputs, K
-inputs. The GEMM moves N*K + M*K + 2*M*N bytes and computes 2*M*N*K at twice the bf16 rate. Hopper's FP8
-tensor cores keep about 14 bits of a running sum, so every `depth` of K it is added to an fp32 one. gfx942 has
-no e4m3fn of its own: its kernel widens FP8 first, and INT8 is the faster type there.
+inputs. The GEMM moves N*K + M*K + 2*M*N bytes and computes 2*M*N*K FLOPs at twice the bf16 rate. Hopper's FP8
+tensor cores keep about 14 bits of a running sum, so every `depth` of K it is added to an fp32 sum. gfx942 has
+no native e4m3fn: its kernel widens FP8 first, and INT8 is the faster type there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels.launch import INTERPRETER, launch, target
 FP8 = torch.float8_e4m3fn
 LARGEST = {FP8: 448.0, torch.int8: 127.0}
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Tile by target and by the largest M it serves.
+# Tile by target and by the largest M that it serves.
 TILES = {
     "sm_80": {16: Tile(16, 64, 256, 4, 4), 64: Tile(64, 64, 128, 4, 4), 1 << 30: Tile(128, 128, 128, 8, 3)},
     "sm_90": {16: Tile(16, 64, 256, 4, 4), 64: Tile(64, 64, 128, 4, 5), 1 << 30: Tile(128, 128, 128, 8, 4)},
@@ -35,14 +35,14 @@ QUANTISE_TILE = 4096
 
 
 class ScaledTensor(NamedTuple):
-    """8-bit rows and what to multiply each by: values FP8 or int8 [R, K], contiguous; scales fp32 [R]."""
+    """8-bit rows and their scales: values FP8 or int8 [R, K], contiguous; scales fp32 [R]."""
 
     values_RK: torch.Tensor
     scales_R: torch.Tensor
 
 
 def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
-    """Each row of x [M, K] (bf16, fp16 or fp32, any row stride) in `dtype`, float8_e4m3fn or int8.
+    """Quantises each row of x [M, K] (bf16, fp16 or fp32, any row stride) to float8_e4m3fn or int8.
 
     A row of zeros has the scale 1e-12 / largest. Raises ValueError on other dtypes, and on FP8 for a chip
     without it (before sm_89).
@@ -72,7 +72,7 @@ def quantise_tokens(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
 
 
 def quantise_tokens_reference(x_MK: torch.Tensor, dtype: torch.dtype) -> ScaledTensor:
-    """As quantise_tokens; also how weights [N, K] are quantised by channel, when they are loaded."""
+    """Reference of `quantise_tokens` in torch; it also quantises weights [N, K] by channel at loading."""
     x = x_MK.float()
     scales_M = x.abs().amax(dim=1).clamp(min=1e-12) / LARGEST[dtype]
     scaled = (x / scales_M[:, None]).clamp(-LARGEST[dtype], LARGEST[dtype])
@@ -87,10 +87,10 @@ def w8a8_gemm(
     out_dtype: torch.dtype = torch.bfloat16,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """x @ weight^T + bias: [M, N] in out_dtype, of x [M, K] and weight [N, K], both FP8 or both int8.
+    """Returns x @ weight^T + bias: [M, N] in out_dtype, for x [M, K], weight [N, K], both FP8 or both int8.
 
-    bias_N: [N], any float type. num_splits: parts of K that are summed apart; default: as many as fill the
-    chip. Raises ValueError on other dtypes, on shapes that disagree, and on FP8 for a chip without it.
+    bias_N: [N], any float type. num_splits: parts of K that are summed separately; default: as many as fill
+    the chip. Raises ValueError on other dtypes, on shapes that disagree, and on FP8 for a chip without it.
     """
     (values_MK, scales_M), (weight_NK, scales_N) = x, weight
     check_dtype(weight_NK.dtype)
@@ -116,13 +116,13 @@ def w8a8_gemm_reference(
     *,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """As w8a8_gemm, in fp32 (sums of int8 products are exact to 24 bits)."""
+    """Reference of `w8a8_gemm` in torch, in fp32 (sums of int8 products are exact to 24 bits)."""
     out = x.values_RK.float() @ weight.values_RK.float().T * x.scales_R[:, None] * weight.scales_R
     return (out if bias_N is None else out + bias_N.float()).to(out_dtype)
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """ValueError unless the chip that launches are for multiplies this 8-bit type."""
+    """Raises ValueError unless the chip of the launches multiplies this 8-bit type."""
     if dtype not in LARGEST:
         raise ValueError(f"{dtype} is not supported; supported: {', '.join(map(str, LARGEST))}")
     chip = target()
@@ -131,7 +131,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def cases() -> Iterator[Case]:
-    """Llama-3.1-8B's MLP and attention output, both types; the activations of a prefill chunk."""
+    """Yields Llama-3.1-8B's MLP and attention output in both types; activations of a prefill chunk."""
     for dtype in LARGEST:
         kind = "fp8" if dtype == FP8 else "int8"
         for m in (1, 64, 512):
