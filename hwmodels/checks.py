@@ -7,7 +7,7 @@ from numbers import Integral, Real
 
 
 def check_finite(name: str, value: float, *, unit: str = "", zero_allowed: bool = False) -> None:
-    """Raise ValueError unless value is a finite number > 0, or >= 0 where zero_allowed."""
+    """Raises ValueError unless value is a finite number > 0, or >= 0 if zero_allowed."""
     if is_finite(value) and (value > 0 or (zero_allowed and value == 0)):
         return
     rule = f"must be a finite number {'>=' if zero_allowed else '>'} 0 {unit}".rstrip()
@@ -15,7 +15,7 @@ def check_finite(name: str, value: float, *, unit: str = "", zero_allowed: bool 
 
 
 def check_whole(name: str, value: int, *, remedy: str = "") -> None:
-    """Raise ValueError, ending with the remedy if there is one, unless value is a whole number >= 1."""
+    """Raises ValueError, its text ending with the remedy, unless value is a whole number >= 1."""
     if not is_whole(value) or value < 1:
         raise ValueError(f"{name}={value}: must be a whole number >= 1{remedy}")
 

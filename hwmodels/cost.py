@@ -1,4 +1,4 @@
-"""Money: what tokens and requests cost on hardware rented by the hour."""
+"""Cost per token and per request on hardware rented by the hour."""
 
 from __future__ import annotations
 

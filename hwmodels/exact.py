@@ -18,19 +18,19 @@ Num = float | int | NDArray[Any]
 
 
 def larger(a: Any, b: Any) -> Any:
-    """max(a, b) of numbers, or elementwise where one is an array. np.maximum of two floats takes 0.5 us."""
+    """Returns max(a, b), elementwise if one is an array; np.maximum of two floats would take 0.5 us."""
     if type(a) is ndarray or type(b) is ndarray:
         return np.maximum(a, b)
     return a if a >= b else b
 
 
 def smaller(a: Any, b: Any) -> Any:
-    """min(a, b) of numbers, or elementwise where one is an array."""
+    """Returns min(a, b), elementwise if one is an array."""
     if type(a) is ndarray or type(b) is ndarray:
         return np.minimum(a, b)
     return a if a <= b else b
 
 
 def divided_up(a: Any, parts: int) -> Any:
-    """a / parts, rounded up to a whole number: the largest share when `a` things go to `parts` places."""
+    """Returns a / parts rounded up to a whole number: the largest share of `a` items in `parts` parts."""
     return -(-a // parts)

@@ -21,7 +21,7 @@ class OperatingPoint:
     """Position of one iteration of a replica on the roofline."""
 
     phase: str
-    """decode or prefill."""
+    """Phase of the iteration: decode or prefill."""
     num_seqs: int
     num_tokens: int
     """Computed tokens: one per decode, all of each prompt."""

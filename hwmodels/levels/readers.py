@@ -34,7 +34,7 @@ VIDUR_OPERATORS = {
 
 
 def llmservingsim_rows(*, dense: Rows, attention: Rows, per_sequence: Rows, num_layers: int) -> Rows:
-    """Rows of `Profile` from LLMServingSim's three layer tables, for one GPU, model and tp.
+    """Returns rows of `Profile` from LLMServingSim's three layer tables, for one GPU, model and tp.
 
     A layer runs each operator once, its norm twice. Times are of kernels alone, without all-reduces.
     """
@@ -72,7 +72,7 @@ def vidur_columns(rows: Rows) -> Rows:
 
 
 def vidur_rows(linear_ops: Rows, *, num_layers: int) -> Rows:
-    """Rows of `Profile` from Vidur's linear operators, for one GPU, model and tp.
+    """Returns rows of `Profile` from Vidur's linear operators, for one GPU, model and tp.
 
     Each operator runs once per layer, the residual add twice. Attention, LM head and all-reduces are missing.
     Operators that a model does not have are NaN (phi-2 has one norm per layer).
