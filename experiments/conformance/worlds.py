@@ -24,7 +24,7 @@ from sim.cluster.fleet import Fleet
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
 
@@ -168,13 +168,13 @@ class World:
     def _source(self) -> Traffic:
         return Traffic(self.asks, num_users=self.num_users, think_s=self.think_s, patience_s=self.patience_s)
 
-    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
         """With engines that are noted in `cores`."""
         return [self._pool(cores, name="a", replicas=self.num_replicas)]
 
     def _pool(
         self, cores: list[DiaryCore], *, core: Mapping[str, Any] | None = None, **settings: Any
-    ) -> Pool:
+    ) -> ReplicaPool:
         """A pool; `core` and `settings` are of it alone, the rest is as the world has it."""
         usual = {
             "model": self.model,
@@ -183,7 +183,7 @@ class World:
             "links": self.links,
             "device": TOY,
         }
-        return Pool(core=partial(self._core, cores, **(core or {})), **usual | settings)
+        return ReplicaPool(core=partial(self._core, cores, **(core or {})), **usual | settings)
 
     def _core(self, cores: list[DiaryCore], *, num_blocks: int | None = None, **settings: Any) -> DiaryCore:
         num_blocks = self.num_blocks if num_blocks is None else num_blocks

@@ -15,9 +15,9 @@ from math import inf
 
 from policies.core.request import Request
 from sim.cluster.loads import Loads
-from sim.engine.pool import Pool
 from sim.engine.replica import Replica
-from sim.engine.surroundings import Surroundings
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.run_context import RunContext
 from sim.records.run import PoolRecord, ReplicaRecord
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_replication import KvReplication
@@ -83,8 +83,8 @@ class Fleet:
 
     def __init__(
         self,
-        pools: Sequence[Pool],
-        around: Surroundings,
+        pools: Sequence[ReplicaPool],
+        context: RunContext,
         on_change: Callable[[], None],
         *,
         attach: Callable[[Replica], None],
@@ -104,7 +104,7 @@ class Fleet:
         """Of `serving`, those that serve a model."""
         self.on_gone: Callable[[Member], None] | None = None
         self._loads = Loads()
-        self._around = around
+        self._context = context
         self._attach = attach
         self._interconnect = interconnect
         self._kv_replication = kv_replication
@@ -261,7 +261,7 @@ class Fleet:
 
     def _append(self, pool_index: int, now: float, state: State, instead_of: Member | None = None) -> Member:
         pool = self.pools[pool_index]
-        replica = Replica(len(self.members), pool, self._around)
+        replica = Replica(len(self.members), pool, self._context)
         self._attach(replica)
         self._loads.add(replica)
         interconnect = self._interconnect

@@ -19,7 +19,7 @@ from sim.cluster.routers import Hooks, Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
 from sim.engine.clock import Clock
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import RequestLog
 from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_replication import KvReplication
@@ -34,7 +34,7 @@ class GatewayAssembly:
 
     def __init__(
         self,
-        pools: Sequence[Pool],
+        pools: Sequence[ReplicaPool],
         cluster: ClusterSettings,
         *,
         clock: Clock,

@@ -26,10 +26,10 @@ from sim.engine.clock import ARRIVE, Clock
 from sim.engine.collector import collector_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
-from sim.engine.pool import Pool
 from sim.engine.replica import Replica
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.run_context import RunContext
 from sim.engine.signals import Signals
-from sim.engine.surroundings import Surroundings
 from sim.metrics.slo import Slo
 from sim.records.event_rows import logged_events, waits_by_request
 from sim.records.iterations import expanded, own_gaps_table
@@ -60,7 +60,7 @@ class Simulation:
         self,
         *,
         source: Source,
-        pools: Sequence[Pool],
+        pools: Sequence[ReplicaPool],
         cluster: ClusterSettings,
         sim: SimSettings = SimSettings(),
         on_plan: Callable[[StepPlan], None] | None = None,
@@ -90,7 +90,7 @@ class Simulation:
         self.gateway = assembly.gateway
         self.fleet = Fleet(
             pools,
-            Surroundings(
+            RunContext(
                 clock=self._clock,
                 requests=self._requests,
                 on_end=self.gateway.end,
@@ -121,7 +121,7 @@ class Simulation:
 
     def _attaching(
         self,
-        pools: Sequence[Pool],
+        pools: Sequence[ReplicaPool],
         cluster: ClusterSettings,
         on_plan: Callable[[StepPlan], None] | None,
     ) -> Callable[[Replica], None]:
@@ -194,7 +194,7 @@ class Simulation:
             goes_on=self._goes_on,
         )
 
-    def _start_autoscalers(self, pools: Sequence[Pool]) -> None:
+    def _start_autoscalers(self, pools: Sequence[ReplicaPool]) -> None:
         for index, pool in enumerate(pools):
             if pool.scaling is not None:
                 Autoscaler(

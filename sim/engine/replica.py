@@ -25,12 +25,12 @@ from sim.engine.clock import Phase
 from sim.engine.copies import Copies
 from sim.engine.intake import Enter, Intake, Pending
 from sim.engine.load_counts import LoadCounts
-from sim.engine.pool import Pool
 from sim.engine.prices import ends_s
 from sim.engine.recorder import Recorder
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.run_context import RunContext
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
-from sim.engine.surroundings import Surroundings
 from sim.records.requests import Status
 
 MAX_LEAP = 1024  # iterations priced at once: a leap that is cut has wasted the rest
@@ -42,19 +42,19 @@ class Replica(LoadCounts):
     A crash loses the engine and all that it was doing, and puts an empty one in its place.
     """
 
-    def __init__(self, index: int, pool: Pool, around: Surroundings) -> None:
+    def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
         self.pool = pool
         self.price_usd_per_hour = pool.price_usd_per_hour
         self.core = core = pool.core()
         self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.pool.block_size, core.pool.num_blocks)
-        self.recorder = Recorder(index, core, around.requests, pool.frontend_s, around.seed)
+        self.recorder = Recorder(index, core, context.requests, pool.frontend_s, context.seed)
         self.copies = Copies(pool.links(), self._load)
         self.intake = Intake(pool.plans_ahead, self._enter)
-        self._clock = around.clock
-        self._on_end = around.on_end
-        self._max_leap = MAX_LEAP if around.leap else 1
+        self._clock = context.clock
+        self._on_end = context.on_end
+        self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
         self.step: RunningStep | None = None

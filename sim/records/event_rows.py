@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.records.kept import Kept
+from sim.records.mapped_buffers import MappedBuffers
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
 """Causes of a wait. frontend: the engine does not know the request yet; load: its KV is on its way from
@@ -73,7 +73,7 @@ class EventRows:
         self._admits = bytearray()
         self._others = bytearray()
         self._places = bytearray()  # of each of the others: the number of admissions before it
-        self._kept = Kept(self._admits, self._others, self._places)
+        self._buffers = MappedBuffers(self._admits, self._others, self._places)
 
     def admit(
         self,
@@ -86,8 +86,8 @@ class EventRows:
     ) -> None:
         """Work on a sequence begins that was admitted by the first plan that saw it."""
         self._admits += _PACK_ADMIT(time_s, request_id, tokens, of_tokens, frontend_s, iteration_s)
-        if len(self._admits) >= self._kept.limit:
-            self._kept.move()
+        if len(self._admits) >= self._buffers.limit:
+            self._buffers.move()
 
     def add(
         self,
@@ -105,17 +105,17 @@ class EventRows:
         """Anything else has happened. waited_s: in the order of `WAITS`."""
         row = (time_s, request_id, event, tier, tokens, of_tokens, recomputed_tokens, by)
         self._others += _PACK(*row, *waited_s)
-        num_before = (self._kept.num_moved + len(self._admits)) // ADMIT_ROW.itemsize
+        num_before = (self._buffers.num_moved + len(self._admits)) // ADMIT_ROW.itemsize
         self._places += num_before.to_bytes(8, byteorder)
 
     def __len__(self) -> int:
-        admits, others = self._kept.num_bytes(self._admits), self._kept.num_bytes(self._others)
+        admits, others = self._buffers.num_bytes(self._admits), self._buffers.num_bytes(self._others)
         return admits // ADMIT_ROW.itemsize + others // ROW.itemsize
 
     def fill(self, columns: dict[str, NDArray[Any]]) -> None:
         """Fill columns, zeros until now, with a value a row. The rows are given up."""
-        admits, others = self._kept.take(self._admits, ADMIT_ROW), self._kept.take(self._others, ROW)
-        places = self._kept.take(self._places, np.int64) + np.arange(len(others))
+        admits, others = self._buffers.take(self._admits, ADMIT_ROW), self._buffers.take(self._others, ROW)
+        places = self._buffers.take(self._places, np.int64) + np.arange(len(others))
         is_admit = np.ones(len(admits) + len(others), bool)
         is_admit[places] = False
         columns["event"][is_admit] = Event.admit

@@ -19,7 +19,7 @@ from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
-from sim.records.kept import Kept
+from sim.records.mapped_buffers import MappedBuffers
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
@@ -120,7 +120,7 @@ class IterationLog:
         self._queues = bytearray()
         self._chunks = bytearray()
         self._adapters = bytearray()  # for each row the numbers of AdapterUse, where adapters are served
-        self._kept = Kept(
+        self._buffers = MappedBuffers(
             self._rows, self._ends_s, self._blocks_due, self._queues, self._chunks, self._adapters
         )
         self._gaps = array("d")  # request id, start, end
@@ -187,13 +187,13 @@ class IterationLog:
                 blocks = num_blocks_used + core.blocks_of_repeats(step.plan, index)
                 chunks = step.shape_of_iteration(index)[2:7]
                 self._chunks += _PACK_CHUNKS(num_held + index * num_new, blocks, *chunks)
-        if len(self._rows) >= self._kept.limit:
-            self._kept.move()
+        if len(self._rows) >= self._buffers.limit:
+            self._buffers.move()
 
     @property
     def num_iterations(self) -> int:
         """Rows that `expand` fills."""
-        return self._kept.num_bytes(self._ends_s) // 8
+        return self._buffers.num_bytes(self._ends_s) // 8
 
     @property
     def max_gaps(self) -> int:
@@ -214,7 +214,7 @@ class IterationLog:
 
         The log is given up, as it is as large as the table.
         """
-        rows, ends_s = self._kept.take(self._rows, ROW), self._kept.take(self._ends_s, np.float64)
+        rows, ends_s = self._buffers.take(self._rows, ROW), self._buffers.take(self._ends_s, np.float64)
         num = rows["num_iterations"].astype(np.int64)
         first = np.cumsum(num) - num  # index of each row's first iteration
         start_s = columns["start_s"]
@@ -232,12 +232,12 @@ class IterationLog:
         columns["decode_context_tokens"] += grown
         self._grow_blocks(columns["kv_blocks_used"], rows, num, first)
         self._fill_queues(columns, rows, num)
-        chunks = self._kept.take(self._chunks, CHUNKS_ROW)
+        chunks = self._buffers.take(self._chunks, CHUNKS_ROW)
         at = np.flatnonzero(np.repeat(rows["more"] & CHUNKS > 0, num))
         for name in CHUNKS_ROW.names or ():
             columns[name][at] = chunks[name]
         if self.serves_adapters:
-            used = self._kept.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
+            used = self._buffers.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name][:] = np.repeat(column, num)
         return self._enter_gaps(gaps, ends_s, columns["decode_seqs"], rows, first)
@@ -255,7 +255,7 @@ class IterationLog:
     ) -> None:
         """Add those taken since the first iteration of each iteration's row."""
         leaps = np.flatnonzero((num > 1) & (rows["more"] & CHUNKS == 0))
-        due_by_leap = self._kept.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
+        due_by_leap = self._buffers.take(self._blocks_due, np.uint32).reshape(-1, self.block_size)
         size = num[leaps]
         begin = np.cumsum(size) - size
         step = np.arange(size.sum()) - np.repeat(begin, size)
@@ -270,7 +270,7 @@ class IterationLog:
         self, columns: dict[str, NDArray[Any]], rows: NDArray[np.void], num: NDArray[np.int64]
     ) -> None:
         """Enter what the rows say that have a queue, or preempted somebody."""
-        queues = self._kept.take(self._queues, QUEUE_ROW)
+        queues = self._buffers.take(self._queues, QUEUE_ROW)
         is_queued = rows["more"] & QUEUED > 0
         for name in QUEUE_ROW.names or ():
             if queues[name].any():  # else the column's memory stays untouched

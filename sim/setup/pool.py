@@ -15,7 +15,7 @@ from policies.core.engine import EngineCore
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from sim.engine.links import Links
-from sim.engine.pool import Pool, check_role
+from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
 
 
@@ -83,10 +83,12 @@ class PoolSettings(Deployment):
                 f"{self.storage.disk_gib:g}, a GPU's share of the disk"
             )
 
-    def pool(self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()) -> Pool:
+    def pool(
+        self, name: str = "", future: FutureUses | None = None, served: Iterable[Adapter] = ()
+    ) -> ReplicaPool:
         """The same for a run. `future` is for offline bounds, served: the adapters that the traffic names."""
         num_blocks = self.plan_memory().num_blocks
-        return Pool(
+        return ReplicaPool(
             name=name,
             serves=self.model.name,
             replicas=self.replicas,

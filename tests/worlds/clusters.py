@@ -28,7 +28,7 @@ from policies.scaling.utilisation import Utilisation
 from sim.cluster.failures import BadRelease, Failures, Random, Scripted
 from sim.cluster.recovery import Recovery
 from sim.cluster.simulation import Simulation
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.slo import Slo
 from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
@@ -106,7 +106,7 @@ class Cluster(World):
         usual = {"num_users": self.num_users, "think_s": self.think_s, "patience_s": self.patience_s}
         return Told(self.asks, **usual, on_end=self.on_end)
 
-    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
         if not self.pools:
             return super()._pools(cores)
         return [

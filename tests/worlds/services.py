@@ -22,7 +22,7 @@ from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries
@@ -59,7 +59,7 @@ class Service(Cluster):
         )
         return simulation, cores, source
 
-    def _pools(self, cores: list[DiaryCore]) -> list[Pool]:
+    def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
         """One for each role that has replicas."""
         batching = {"prefill": self.prefill_batching, "decode": self.decode_batching, "mixed": self.batching}
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}

@@ -26,7 +26,7 @@ from policies.routing.round_robin import RoundRobin
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.setup.scenario import Scenario
@@ -61,7 +61,7 @@ def replay_in_simulator(
     simulation = Simulation(
         source=RecordedSource(recording, as_seen=as_seen),
         pools=[
-            Pool(
+            ReplicaPool(
                 core=lambda: scenario.core(int(recording.engine["num_kv_blocks"])),
                 model=model,
                 frontend_s=0.0 if as_seen else scenario.engine.frontend_s,

@@ -11,9 +11,9 @@ from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.clock import Clock, Phase
 from sim.engine.interrupt import Interrupt
-from sim.engine.pool import Pool
 from sim.engine.replica import Replica
-from sim.engine.surroundings import Surroundings
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.run_context import RunContext
 from sim.records.requests import RequestLog
 
 TICK_S = 0.125
@@ -46,10 +46,10 @@ def make_replica(toy_model):
             )
 
         of_pool = {name: given.pop(name) for name in ("frontend_s", "plans_ahead") if name in given}
-        around = Surroundings(
+        context = RunContext(
             clock=clock, requests=log, on_end=lambda seq: ended.append(seq.request_id), **given
         )
-        replica = Replica(0, Pool(core=core, model=toy_model(flat=True), **of_pool), around)
+        replica = Replica(0, ReplicaPool(core=core, model=toy_model(flat=True), **of_pool), context)
         return Watched(replica, clock, log, ended)
 
     return make

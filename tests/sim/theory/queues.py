@@ -19,7 +19,7 @@ from policies.routing.random import Random
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.simulation import Simulation
-from sim.engine.pool import Pool
+from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
 from sim.workload.arrivals import Poisson
 from sim.workload.distributions import Distribution, Fixed, Geometric
@@ -182,7 +182,7 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
     watched = Watched(queue.routing)
     simulation = Simulation(
         source=workload.source(seed=seed, max_model_len=MANY),
-        pools=[Pool(core=core, model=server.model, replicas=queue.num_replicas)],
+        pools=[ReplicaPool(core=core, model=server.model, replicas=queue.num_replicas)],
         cluster=ClusterSettings(routing=watched, signal_age_s=0.0),
     )
     return simulation.run(), watched

@@ -1,4 +1,4 @@
-"""What the replicas of a run share."""
+"""The context of a run that all its replicas share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sim.records.requests import RequestLog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """The clock and the records of a run.
+class RunContext:
+    """The clock, the records and the settings of a run that its replicas share.
 
-    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: of the
-    world's choices.
+    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: for
+    random draws of the replicas, such as the parents of branches.
     """
 
     clock: Clock

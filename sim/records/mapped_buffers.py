@@ -1,7 +1,7 @@
-"""What a log has written, in memory that goes back to the system as soon as the log is dropped.
+"""Buffers of a log that move to memory maps, so that their memory is returned when the log is dropped.
 
-Logs grow side by side with millions of small objects. What the heap has given them it keeps when they go, as
-something else lies behind it. So their buffers are emptied into memory maps now and then.
+Logs grow side by side with millions of small objects. The heap cannot return their memory when they go, as
+other objects lie behind it. So the buffers are emptied into memory maps from time to time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 NUM_BYTES: Final = 1 << 16
-"""That the first buffer has when all are moved for the first time."""
+"""Size in bytes of the first buffer at which all are moved for the first time."""
 
 
-class Kept:
-    """What stood in buffers that somebody writes to, as memory maps, in the order of its writing.
+class MappedBuffers:
+    """The contents of buffers in memory maps, in the order of writing; the owner goes on writing to them.
 
     limit: bytes of the first buffer at which it is time to `move` again. It grows with what is kept: the maps
     of a long run are few, too. num_moved: bytes of that buffer that are in maps.
@@ -32,7 +32,7 @@ class Kept:
         self._maps: list[tuple[mmap, list[int]]] = []  # with the buffers' borders in it
 
     def move(self) -> None:
-        """Empty the buffers, if the system has a map for them; it has some tens of thousands."""
+        """Moves the contents of the buffers to a map, if the system has one left of its tens of thousands."""
         borders = [0]
         for buffer in self._buffers:
             borders.append(borders[-1] + len(buffer))
@@ -51,12 +51,12 @@ class Kept:
         self.limit = max(NUM_BYTES, self.num_moved // 16)
 
     def num_bytes(self, buffer: bytearray) -> int:
-        """All that were ever written to one of the buffers."""
+        """The number of bytes ever written to one of the buffers."""
         place = self._places[id(buffer)]
         return len(buffer) + sum(borders[place + 1] - borders[place] for _, borders in self._maps)
 
     def take(self, buffer: bytearray, dtype: DTypeLike) -> NDArray[Any]:
-        """All that was ever written to one of the buffers. It is given up, the maps when all are."""
+        """Returns all that was ever written to a buffer, and drops it; the maps go with the last buffer."""
         place = self._places.pop(id(buffer))
         parts = [
             np.frombuffer(moved, np.uint8, borders[place + 1] - borders[place], borders[place])

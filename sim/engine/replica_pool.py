@@ -1,4 +1,4 @@
-"""Replicas that are alike, for a run: how one of them is made, and what it costs."""
+"""A pool of identical replicas in a run: how a replica is made, and what it costs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROLES = ("mixed", "prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
-    """`replicas` of them are there when the run begins.
+class ReplicaPool:
+    """A pool of identical replicas, of which `replicas` are there when the run begins.
 
     frontend_s: from a request's arrival until the engine knows it. plans_ahead: the step after the running
     one is planned already (asynchronous scheduling), so what arrives has to wait for both.
@@ -32,21 +32,21 @@ class Pool:
     frontend_s: float = 0.0
     plans_ahead: bool = False
     links: Callable[[], Links] = Links
-    """Makes the ways between a replica's memory tiers."""
+    """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
-    """Of a replica."""
+    """USD per hour of one replica."""
     scaling: Scaling | None = None
-    """Says how many there should be later; None: as many as at the beginning."""
+    """Decides the number of replicas during the run; None: it stays the same."""
     cold_start_s: float = 0.0
-    """Until a replica that is ordered takes requests."""
+    """Seconds until a replica that was ordered takes requests."""
 
     role: str = "mixed"
     """See `PoolSettings`."""
     device: Device | None = None
-    """Of which num_devices are a replica; for the network between replicas."""
+    """A replica has num_devices of it; for the network between replicas."""
     num_devices: int = 1
     num_layers: int = 1
-    """Of the model: KV can be sent layer by layer."""
+    """Layers of the model: KV can be sent layer by layer."""
 
     def __post_init__(self) -> None:
         if self.replicas < 0:
@@ -55,6 +55,6 @@ class Pool:
 
 
 def check_role(role: str) -> None:
-    """Raise ValueError for what is no role."""
+    """Raises ValueError for an unknown role."""
     if role not in ROLES:
         raise ValueError(f"role={role}: must be one of {', '.join(ROLES)}")

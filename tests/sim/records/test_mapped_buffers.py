@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from sim.records import kept
-from sim.records.kept import Kept
+from sim.records.mapped_buffers import MappedBuffers
 
 
 @pytest.mark.parametrize("moves_after", [(), (0,), (0, 1), (0, 1, 2)], ids=str)
 def test_what_was_written_comes_back_in_its_order_however_often_it_was_moved(moves_after):
     numbers, letters = bytearray(), bytearray()
-    both = Kept(numbers, letters)
+    both = MappedBuffers(numbers, letters)
     for turn in range(3):
         numbers += np.arange(4.0 * turn, 4.0 * turn + 4).tobytes()
         letters += b"ab"
@@ -25,12 +25,12 @@ def test_what_was_written_comes_back_in_its_order_however_often_it_was_moved(mov
 
 
 def test_nothing_written_comes_back_as_nothing():
-    assert len(Kept(empty := bytearray()).take(empty, np.float64)) == 0
+    assert len(MappedBuffers(empty := bytearray()).take(empty, np.float64)) == 0
 
 
 def test_the_maps_of_a_long_log_are_few():
     log = bytearray()
-    long = Kept(log)
+    long = MappedBuffers(log)
     num_moves = 0
     for _ in range(100):
         log += bytes(kept.NUM_BYTES)
@@ -56,7 +56,7 @@ def test_without_maps_all_stays_in_the_buffers(monkeypatch):
         raise OSError("out of maps")
 
     log = bytearray()
-    whole = Kept(log)
+    whole = MappedBuffers(log)
     log += b"abc"
     whole.move()
     log += b"de"
