@@ -20,7 +20,7 @@ _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in r
 
 
 class Recorder:
-    """The logs of one replica. `replica` is its index, seed: for random draws, such as the parents of branches."""
+    """The logs of one replica, by its index. seed: for random draws, such as the parents of branches."""
 
     def __init__(
         self, replica: int, core: EngineCore, requests: RequestLog, frontend_s: float, seed: int

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.records import kept
+from sim.records import mapped_buffers
 from sim.records.mapped_buffers import MappedBuffers
 
 
@@ -33,7 +33,7 @@ def test_the_maps_of_a_long_log_are_few():
     long = MappedBuffers(log)
     num_moves = 0
     for _ in range(100):
-        log += bytes(kept.NUM_BYTES)
+        log += bytes(mapped_buffers.NUM_BYTES)
         if len(log) >= long.limit:
             long.move()
             num_moves += 1
@@ -44,7 +44,7 @@ def test_the_maps_of_a_long_log_are_few():
 def test_a_run_whose_logs_move_often_leaves_the_same_tables(make_world, ask, monkeypatch, leap):
     world = make_world(*[ask(0.3 * i, 4 + i % 7, 3 + 5 * (i % 4)) for i in range(40)], max_num_seqs=4)
     whole = world.simulate(leap=leap).records
-    monkeypatch.setattr(kept, "NUM_BYTES", 64)
+    monkeypatch.setattr(mapped_buffers, "NUM_BYTES", 64)
     moved = world.simulate(leap=leap).records
     assert moved.iterations.equals(whole.iterations)
     assert moved.events.equals(whole.events)
@@ -60,7 +60,7 @@ def test_without_maps_all_stays_in_the_buffers(monkeypatch):
     log += b"abc"
     whole.move()
     log += b"de"
-    monkeypatch.setattr(kept, "mmap", refuse)
+    monkeypatch.setattr(mapped_buffers, "mmap", refuse)
     whole.move()
     assert len(log) < whole.limit
     assert whole.take(log, "S1").tolist() == [b"a", b"b", b"c", b"d", b"e"]
