@@ -21,7 +21,7 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
     """The text of the file. curves: those that were fitted; the others are left to their defaults."""
     lines = [
         f"# {description}",
-        "# Written by `windtunnel calibrate`; figures beside which nothing else is said were fitted.",
+        "# Written by `windtunnel calibrate`; values without a remark were fitted.",
         f"_target_: {path_of(Calibration)}",
         f"measured_on: {quoted(str(calibration.measured_on))}",
         *textwrap.wrap(f"source: {quoted(calibration.source)}", MAX_WIDTH, subsequent_indent="  "),

@@ -55,7 +55,7 @@ def memory_lines(found: Survey) -> list[str]:
         f"{memory.num_blocks:,} blocks of {memory.block_size} tokens).",
         f"Memory of a device: {memory.weights_bytes / GIB:.1f} GiB weights, {memory.kv_bytes / GIB:.1f} KV, "
         f"{(memory.fixed_bytes - memory.weights_bytes) / GIB:.1f} all else; "
-        f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV a token.",
+        f"{memory.kv_bytes_per_token / 1024:.4g} KiB of KV per token.",
     ]
 
 

@@ -109,7 +109,7 @@ def described(model):
             f"{total:.3g} {unit} parameters",
             *([f"{model.num_active_parameters / 1e9:.3g} B active"] if model.has_experts else []),
             " + ".join(dict.fromkeys(kind_of(block.attention) for block in model.blocks)),
-            f"{model.kv_bytes_per_token() / 1024:.3g} KiB of KV a token",
+            f"{model.kv_bytes_per_token() / 1024:.3g} KiB of KV per token",
             *(
                 f"window {block.attention.window:,} in {block.count} of {model.num_layers} layers"
                 for block in windowed
