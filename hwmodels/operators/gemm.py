@@ -67,7 +67,7 @@ class GemmCurve:
     store_bytes_per_sm_s: float = 40e9
     """Bytes/s of outputs that one SM stores into the L2."""
     wave_share: float = 0.27
-    """Rounding up of waves; 1: the last wave takes as long as a full one; 0: stream-K spreads its work."""
+    """Extent to which the last wave takes as long as a full one, 0 to 1; 0: stream-K spreads its work."""
 
     def __post_init__(self) -> None:
         if self.compute_capability not in CUBLAS:

@@ -158,7 +158,7 @@ def test_the_file_says_where_its_figures_come_from(mine, written):
     assert lines[-1].startswith("# Not measured, as by default: ")
     assert {"mla", "moe", "collectives"} <= set(lines[-1].partition(": ")[2].split(", "))
     assert any(
-        line.endswith("  # Launch, start and drain of one kernel in a stream, in seconds") for line in lines
+        line.endswith("  # Seconds of launch, start and drain of one kernel in a stream") for line in lines
     )
     assert any(
         "flops_share_4bit: " in line and line.endswith("default, no fitted row decides it") for line in lines
