@@ -1,7 +1,7 @@
 """Compile the modules in which a simulation spends its time, with mypyc: `make compiled`.
 
 The compiled modules lie beside their sources and are imported in place of them; results are the same to the
-last bit. The sources stay plain Python: what mypyc must be told of a class is written into a copy of them.
+last bit. The sources stay plain Python: the attributes that mypyc needs are written into a copy.
 """
 
 from __future__ import annotations

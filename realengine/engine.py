@@ -63,7 +63,7 @@ class Engine:
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
         self.observer: Observer | None = None
-        """Told what happens, if there is one."""
+        """Observer of the engine's events; None: no observer."""
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.pool.block_size)
         self._next_id = 0
@@ -276,7 +276,7 @@ class Engine:
             now = self.clock.now()
             self.observer.read(now)
             for answer in changed:
-                self.observer.told(answer, launch.num_iterations, now)
+                self.observer.emitted(answer, launch.num_iterations, now)
         return changed
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:

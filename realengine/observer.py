@@ -30,5 +30,5 @@ class Observer(Protocol):
     def read(self, now_s: float) -> None:
         """The device has finished the first of the launches that were not read yet."""
 
-    def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
-        """So many more tokens of a request are there to be seen."""
+    def emitted(self, answer: Answer, num_tokens: int, now_s: float) -> None:
+        """`num_tokens` new tokens of a request are visible to the client."""

@@ -172,8 +172,8 @@ class Result:
         """
         records = self.run.records
         times = known_token_times(records.requests, records.iterations, records.own_gaps)
-        told = in_dialects(DIALECTS, records.requests, times, self._window, self.run.slo)
-        return dialect_frame({**self.summary, "dialects": told})
+        dialects = in_dialects(DIALECTS, records.requests, times, self._window, self.run.slo)
+        return dialect_frame({**self.summary, "dialects": dialects})
 
     def plot_latencies(self) -> go.Figure:
         """CDFs of TTFT, TPOT, ITL and E2E with the SLO's limits."""

@@ -69,7 +69,7 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str) -> No
         return
     jobs = [_prepared(point, module) for point in points]
     folder = Path(whole.hydra.sweep.dir)
-    with files_told(folder):
+    with file_errors_reported(folder):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(whole, folder / "multirun.yaml")
     errors: list[ConfigError] = []
@@ -160,7 +160,7 @@ def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
             failures.append(error)  # Hydra would announce it in lines of its own
 
     context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
-    with files_told(Path(cfg.hydra.runtime.output_dir)):
+    with file_errors_reported(Path(cfg.hydra.runtime.output_dir)):
         done = run_job(task, cfg, *_folder_keys(cfg), context)
     _ = done.return_value  # raises what is a bug
     for error in failures:
@@ -176,12 +176,12 @@ def _folder_keys(cfg: DictConfig) -> tuple[str, str | None]:
 
 def _in_its_folder(job: Job) -> None:
     folder = Path(HydraConfig.get().runtime.output_dir)
-    with files_told(folder):
+    with file_errors_reported(folder):
         job.run(folder)
 
 
 @contextmanager
-def files_told(folder: Path) -> Iterator[None]:
+def file_errors_reported(folder: Path) -> Iterator[None]:
     """Raise ConfigError in place of an OSError about the folder of a run, a file in it, or a folder above it.
 
     Any other file is a policy's or a bug, and its error keeps its traceback.

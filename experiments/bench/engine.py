@@ -115,13 +115,13 @@ def ratios(rounds: list[dict[str, Run]], alone_s: float | None) -> str:
         median(getattr(theirs, phase) / getattr(ours, phase) for ours, theirs in pairs)
         for phase in ("decode_s", "decode_cpu_s", "prefill_s", "prefill_cpu_s")
     )
-    told = f"decode {decode:7.2f} ({decode_cpu:6.2f})   prefill {prefill:7.2f} ({prefill_cpu:6.2f})"
+    text = f"decode {decode:7.2f} ({decode_cpu:6.2f})   prefill {prefill:7.2f} ({prefill_cpu:6.2f})"
     answers = [same for ours, theirs in pairs for same in map(list.__eq__, ours.tokens, theirs.tokens)]
     if alone_s is not None:
         batch = len(pairs[0][0].tokens)
         over_one = batch * alone_s / median(ours.decode_s for ours, _ in pairs)
-        told += f"   decode over the peer's at batch 1: {over_one:.2f}"
-    return f"{told}   same tokens: {sum(answers)} of {len(answers)} answers"
+        text += f"   decode over the peer's at batch 1: {over_one:.2f}"
+    return f"{text}   same tokens: {sum(answers)} of {len(answers)} answers"
 
 
 class Clock:

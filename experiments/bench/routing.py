@@ -54,7 +54,7 @@ NEEDS = {"length_aware": ("prediction=histogram",)}  # besides the world
 
 @dataclass(kw_only=True)
 class Timed:
-    """A router whose choices are timed; it passes on what else a router is told."""
+    """A router whose choices are timed; it forwards all other calls."""
 
     routing: Routing
     seconds: float = 0.0

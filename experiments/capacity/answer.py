@@ -170,11 +170,12 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
 
 
 def _notes(ranked: Sequence[Ranked], finals: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Assumptions and notes, with whose."""
-    told: dict[str, list[str]] = {}
+    """Assumptions and notes, with the candidates that each is about."""
+    candidates_by_note: dict[str, list[str]] = {}
     for row in ranked:
         for note in finals[row.candidate.name][0].notes:
-            told.setdefault(note, []).append(row.candidate.name)
+            candidates_by_note.setdefault(note, []).append(row.candidate.name)
     return [
-        note if len(names) == len(ranked) else f"{', '.join(names)}: {note}" for note, names in told.items()
+        note if len(names) == len(ranked) else f"{', '.join(names)}: {note}"
+        for note, names in candidates_by_note.items()
     ]

@@ -1,7 +1,7 @@
 """Large spaces: Optuna proposes candidates (NSGA-II, two objectives), each is then searched as any other.
 
 Objectives: USD an hour (less is better) and output tokens/s a user (more is better). A candidate that a bound
-rules out, or that needs too many replicas, is told as failed and is not run. What was not proposed stays
+rules out, or that needs too many replicas, is reported as failed and is not run. What was not proposed stays
 unknown: the ranking is of those that were, and may miss a better one. With capacity.study the trials are kept
 in a file with what their runs have shown, and the next call with the same question goes on from them: what
 was found enters its ranking, and is not run again.

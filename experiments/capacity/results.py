@@ -1,4 +1,4 @@
-"""From the runs of a search to what is told: figures with intervals, what limits each, how sure it is."""
+"""From the runs of a search to its results: figures with intervals, what limits each, how sure it is."""
 
 from __future__ import annotations
 

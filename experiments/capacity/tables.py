@@ -110,7 +110,7 @@ def _sure(found: Answer) -> list[str]:
 
 
 def _runner_up(best: Ranked, other: Ranked) -> str:
-    told = (
+    text = (
         f"Next: {other.replicas} x {other.candidate.name} "
         f"({other.num_devices} GPU{'s' * (other.num_devices > 1)}) for ${other.usd_per_hour:,.2f}/hour"
     )
@@ -118,24 +118,24 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
         more = other.usd_per_hour / best.usd_per_hour - 1
         is_worse = other.share_at_margin.mean < best.share_at_margin.mean
         as_much = f", the same cost{' but lower SLO attainment' * is_worse}"
-        told += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
+        text += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
     if other.limit is not None:
-        told += (
+        text += (
             f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.resource}; "
             f"{100 * other.limit.share:.3g} % of the measured requests meet it)"
         )
     elif other.num_up == other.candidate.least_up:
         fewest = "one replica is" if other.num_up == 1 else f"{other.num_up} replicas are"
-        told += f"; {fewest} the minimum"
+        text += f"; {fewest} the minimum"
     if other.ahead is not None and other.ahead.ratio is not None and other.ahead.num_pairs > 1:
         ratio = other.ahead.ratio
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
-        told += (
+        text += (
             f". Per token it costs {ratio.mean:.3f} times as much "
             f"({LEVEL} {ratio.low:.3f} to {ratio.high:.3f}"
             f"{', no difference beyond noise' if same else ''})"
         )
-    return f"{told}."
+    return f"{text}."
 
 
 def _day(found: Answer) -> str:

@@ -38,7 +38,7 @@ def answers_the_same_again(world: World) -> None:
 
 
 def lets_in_when_idle(world: World) -> None:
-    """Who comes when nobody is there and nobody was for a day is let in, or told never to come again."""
+    """A request that arrives at a service idle for a day is admitted, or rejected for good."""
     fresh, busy = ToyGateway(world, deepcopy(world.admission)), play(world)
     numbers = count(len(world.asks))
     for days, arrival in enumerate(Traffic(world.asks).arrivals(), start=1):

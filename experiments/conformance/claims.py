@@ -103,7 +103,7 @@ class Claim:
     def check(self, num_worlds: int = NUM_WORLDS) -> None:
         """Try it in so many random worlds, the same ones every time. Raises BrokenPromise.
 
-        Of worlds in which it is broken, the smallest that is found is told.
+        Reports the smallest world found in which it is broken.
         """
         __tracebackhide__ = True
 
@@ -147,7 +147,7 @@ class Claim:
         except Exception as error:
             what = (self.promise.__doc__ or "").splitlines()[0]
             raise BrokenPromise(
-                f"{self.name}: {what}\nNot so in this world:\n\n{in_words(world)}\n\n{_told(error)}"
+                f"{self.name}: {what}\nNot so in this world:\n\n{in_words(world)}\n\n{_describe(error)}"
             ) from error
 
 
@@ -189,8 +189,8 @@ def claims_by_name(path: str, given_settings: Mapping[str, Any]) -> list[Claim]:
     return claims_of(policy, fixed=given_settings.keys())
 
 
-def _told(error: Exception) -> str:
-    """What went wrong; of an assertion without words, its line."""
+def _describe(error: Exception) -> str:
+    """Describes an error; an assertion without a message by its line."""
     message = str(error)
     if not isinstance(error, AssertionError):
         return f"{type(error).__name__}: {message}"

@@ -157,13 +157,13 @@ def asks_within_bounds(day: Day) -> None:
     low, high = day.scaling.min_replicas, day.scaling.max_replicas
     for asked in day.live():
         allowed = isinstance(asked.target, int) and low <= asked.target <= high
-        assert allowed, f"{_told(asked)}: must be a whole number from {low} to {high}"
+        assert allowed, f"{_describe(asked)}: must be a whole number from {low} to {high}"
 
 
 def asks_the_same_again(day: Day) -> None:
     """A second pool on the same day is asked for the same: no clock, no shared random numbers or state."""
     for one, other in zip(day.live(), day.live(), strict=True):
-        assert one == other, f"{_told(one)}; in another pool {_told(other)}"
+        assert one == other, f"{_describe(one)}; in another pool {_describe(other)}"
 
 
 def predicts_within_limits(world: World) -> None:
@@ -197,8 +197,10 @@ def honest_about_the_truth(world: World) -> None:
             except ValueError:
                 continue
             raise AssertionError("needs_truth is set, and predict(request, None) did not raise ValueError")
-        told, untold = predictor.predict(request, truth), predictor.predict(request, None)
-        assert told == untold, f"needs_truth=False, but told the true {truth} it says {told}, else {untold}"
+        with_truth, without = predictor.predict(request, truth), predictor.predict(request, None)
+        assert with_truth == without, (
+            f"needs_truth=False, but predict() gives {with_truth} for the true length {truth}, else {without}"
+        )
         predictor.observe(request, truth)
 
 
@@ -236,7 +238,7 @@ def _shown(decision: Decision) -> str:
     )
 
 
-def _told(asked: Asked) -> str:
+def _describe(asked: Asked) -> str:
     return (
         f"at {asked.now:.6g} s, with {asked.num_replicas} replicas up, {asked.num_starting} starting and "
         f"{asked.num_waiting} requests waiting, target() gave {asked.target!r}"

@@ -1,4 +1,4 @@
-"""A world told in words, for who has to find out by hand what a policy does in it."""
+"""Description of a world in words, for finding out by hand what a policy does in it."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def roofline_figure(answer: Answer) -> go.Figure | None:
 def limit_sentence(answer: Answer) -> str:
     """Where the requests' time goes."""
     shares = [(name, share) for name, share in time_shares(answer.result).items() if share >= 0.05]
-    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
-    return f"Where the requests' time goes: {told}." if told else ""
+    shares_text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
+    return f"Where the requests' time goes: {shares_text}." if shares_text else ""
 
 
 def caveats(answer: Answer) -> list[str]:

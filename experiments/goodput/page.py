@@ -104,8 +104,8 @@ def scale_figure(outcome: Outcome) -> go.Figure:
         ):
             drawing.add_trace(trace)
     rate = outcome.scale_rate
-    told = "" if rate is None else f" at {rate:.4g} requests/s"
-    drawing.update_xaxes(title=f"factor on all limits of the SLO{html.escape(told)}", rangemode="tozero")
+    rate_text = "" if rate is None else f" at {rate:.4g} requests/s"
+    drawing.update_xaxes(title=f"factor on all limits of the SLO{html.escape(rate_text)}", rangemode="tozero")
     drawing.update_yaxes(title="SLO attainment", rangemode="tozero")
     for target in {arm.target for arm in outcome.arms if not math.isnan(arm.target)}:
         drawing.add_hline(y=target, line=LIMIT)

@@ -63,8 +63,8 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
     best = highest[0]
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in best.arm.slo.limits_s.items())
     if best.rate.mean == 0:
-        told = _missed_at_any_rate(best)
-        return [f"{best.arm.name}: meets the SLO ({terms}) at none of the tried rates; {told}"]
+        reason = _missed_at_any_rate(best)
+        return [f"{best.arm.name}: meets the SLO ({terms}) at none of the tried rates; {reason}"]
     if best.is_open:
         return [_open_sentence(one) if one.is_open else _alone(one) for one in highest]
     lines = [

@@ -63,7 +63,7 @@ def _measured(record: Record) -> dict[str, Any]:
 
 
 def _judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The number to reach is of all iterations; those of a kind are told."""
+    """The target is for all iterations; the errors of each kind are reported beside it."""
     said = f"median error {row['median']:.1%} of {row['iterations']}, p90 {row['p90']:.1%}"
     found = {**row, "said": f"{said}, bias {row['bias']:+.1%}"}
     if row["kind"] != "all":

@@ -122,12 +122,14 @@ def served_model(settings: ObserveSettings, models: dict[str, int | None]) -> st
     return wanted
 
 
-def context_of(settings: ObserveSettings, told: int | None) -> int:
+def context_of(settings: ObserveSettings, reported: int | None) -> int:
     """Tokens that a prompt and its answer may have together. Raises ConfigError."""
     if settings.max_model_len is None:
-        return told or DEFAULT_CONTEXT
-    if told is not None and settings.max_model_len > told:
-        raise ConfigError(f"max_model_len={settings.max_model_len}: must be <= {told}, what the server says")
+        return reported or DEFAULT_CONTEXT
+    if reported is not None and settings.max_model_len > reported:
+        raise ConfigError(
+            f"max_model_len={settings.max_model_len}: must be <= {reported}, what the server says"
+        )
     return settings.max_model_len
 
 

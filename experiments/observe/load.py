@@ -41,7 +41,7 @@ class Question(NamedTuple):
 
 
 class Load:
-    """One run. write: arrival -> what is sent; answered: told of each reply that ended well.
+    """One run. write: arrival -> what is sent; answered: called with each reply that ended well.
 
     until_s ends the run at that time; give_up_after: connections lost in a row that end it, and what is
     being answered then has failed.

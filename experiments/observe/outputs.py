@@ -64,9 +64,9 @@ def _write_page(
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in summary["notes"])
     sections["Notes"] = f"<ul>{notes}</ul>"
     sections["Configuration"] = f"<pre>{html.escape(OmegaConf.to_yaml(OmegaConf.create(config)))}</pre>"
-    requests_told = summary["requests"]
+    counts = summary["requests"]
     introduction = (
-        f"{requests_told['finished']:,} of {requests_told['arrived']:,} requests finished in "
+        f"{counts['finished']:,} of {counts['arrived']:,} requests finished in "
         f"{summary['simulated_s']:.1f} s. Times are the client's, from sending."
     )
     write_page(file, f"Observed: {summary['endpoint']['model']} at {config['url']}", introduction, sections)

@@ -17,7 +17,7 @@ REFRESHES_PER_S = 2  # drawing takes the processor from the client
 def requests_sent(
     console: Console, *, enabled: bool
 ) -> Iterator[Callable[[Source], Callable[[float, int, int], None] | None]]:
-    """Yield what makes a bar for given traffic, and returns what is told seconds, sent and ended requests.
+    """Yields a function that makes a bar for a source; it returns a callback (seconds, sent, ended requests).
 
     It draws on a terminal only.
     """

@@ -1,7 +1,7 @@
 """Contents for prompts: equal segments get equal tokens, so that prefix caches find what ours do.
 
-A prompt is told in runs (`policies.caching.content.prompt_runs`); the k-th token of a run depends on the seed
-and the run's content alone. What a later turn of a conversation quotes is the server's own answer.
+A prompt consists of runs (`policies.caching.content.prompt_runs`); the k-th token of a run depends on the
+seed and the run's content alone. What a later turn of a conversation quotes is the server's own answer.
 """
 
 from __future__ import annotations

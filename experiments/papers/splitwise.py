@@ -277,9 +277,9 @@ def read_lengths(trace: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(trace, usecols=LENGTHS)
     except (OSError, ValueError) as error:
-        told = str(error).splitlines()[0]
+        message = str(error).splitlines()[0]
         raise ConfigError(
-            f"{trace}: must be a CSV with the columns {' and '.join(LENGTHS)}; {told}"
+            f"{trace}: must be a CSV with the columns {' and '.join(LENGTHS)}; {message}"
         ) from error
 
 

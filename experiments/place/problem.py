@@ -129,7 +129,7 @@ class _Offers:
 
 def _too_few(problem: Problem, models: Sequence[str]) -> list[str]:
     """Models that fit, but on more GPUs of one node than there are."""
-    told = []
+    problems = []
     for name in models:
         own = [hosting for hosting in problem.hostings if hosting.model == name]
         pools = [problem.pool(hosting.pool) for hosting in own]
@@ -138,8 +138,8 @@ def _too_few(problem: Problem, models: Sequence[str]) -> list[str]:
             for hosting, pool in zip(own, pools, strict=True)
         ):
             least = min(hosting.num_gpus for hosting in own)
-            told.append(f"{name}: needs {least} GPUs of a kind, in one node; there are fewer")
-    return told
+            problems.append(f"{name}: needs {least} GPUs of a kind, in one node; there are fewer")
+    return problems
 
 
 def _whole(pool: Pool, deployment: Deployment) -> Pool:

@@ -126,11 +126,11 @@ def report(settings: SparesSettings, console: Console) -> None:
     console.print(plain_table(rows))
     if enough is None:
         most = k + settings.most_spares
-        told = f"not even {most} are up often enough for {settings.wanted_share:.6g} of the time"
+        verdict = f"not even {most} are up often enough for {settings.wanted_share:.6g} of the time"
     else:
-        told = f"{enough} are enough for {settings.wanted_share:.6g} of the time: {enough - k} to spare"
+        verdict = f"{enough} are enough for {settings.wanted_share:.6g} of the time: {enough - k} to spare"
     basis = "in theory" if up_share is not None else f"at the lower end of {settings.replications:,} runs"
-    console.print(f"{told}, {basis}", highlight=False)
+    console.print(f"{verdict}, {basis}", highlight=False)
     if settings.recovery.way == "kv":
         n = k + settings.most_spares if enough is None else enough
         console.print(_kv_copies_left(settings, n), highlight=False)

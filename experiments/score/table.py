@@ -32,7 +32,7 @@ def read_table(path: Path, needed: Sequence[str], positive: Sequence[str]) -> pd
         raise ConfigError(f"measured={path}: no rows")
     repeated = table["id"][table["id"].duplicated()]
     if len(repeated):
-        raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; rows are told apart by it")
+        raise ConfigError(f"measured={path}: id={repeated.iloc[0]}: occurs twice; it must be unique")
     return table
 
 

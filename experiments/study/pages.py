@@ -1,4 +1,4 @@
-"""What the pages of studies have in common: how arms are told apart, and what their figures rest on."""
+"""What the pages of studies have in common: how arms are labelled, and what their figures rest on."""
 
 from __future__ import annotations
 

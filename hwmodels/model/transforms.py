@@ -158,12 +158,12 @@ def noted(after: ModelSpec, what: str, before: ModelSpec) -> ModelSpec:
         ("KV of a token", before.kv_bytes_per_token(), after.kv_bytes_per_token(), 1e3, "kB"),
         ("FLOPs of a token", before.flops_per_token, after.flops_per_token, 1e9, "GFLOP"),
     )
-    told = "; ".join(
+    savings_text = "; ".join(
         f"{label} {old / scale:.4g} -> {new / scale:.4g} {unit}"
         + (f" ({100 * new / old:.1f} %)" if old else "")
         for label, old, new, scale, unit in savings
     )
-    return replace(after, notes=(*after.notes, f"model.transform: {what}: {told}. {QUALITY}"))
+    return replace(after, notes=(*after.notes, f"model.transform: {what}: {savings_text}. {QUALITY}"))
 
 
 def check_share(name: str, share: float) -> None:

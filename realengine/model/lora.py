@@ -2,8 +2,8 @@
 
 Of the adapters that are loaded, in host memory, up to `max_loras` are resident: each in a slot of one device
 buffer, its ranks padded to `max_rank`, so that swapping one in is one copy from pinned memory and evicting
-one is letting the next overwrite it. Which are resident is decided outside, by `policies.adapters`, and told
-by `put`.
+one is letting the next overwrite it. `policies.adapters` decides which are resident, and `put`
+places them.
 
     slot:  | layer 0: qkv A | qkv B | o A | o B | gate_up A | gate_up B | down A | down B | layer 1: ... |
     qkv A  [3 R, K]: the ranks of queries, keys, values        qkv B  [N, R]: their outputs, as in the weight

@@ -83,7 +83,7 @@ def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> N
 
 
 def _close(channel: StepChannel, processes: Sequence[BaseProcess]) -> None:
-    with suppress(RuntimeError):  # a rank that has failed is not there to be told
+    with suppress(RuntimeError):  # a rank that has failed cannot be notified
         channel.stop()
     for process in processes:
         process.join(STOP_TIMEOUT_S)

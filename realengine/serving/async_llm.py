@@ -173,7 +173,7 @@ class _Reader:
         )
 
     def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
-        """Of the answer as it is now, of which a part has been told."""
+        """Output of one answer as it is now; `last`: the state that was yielded before."""
         start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
@@ -185,13 +185,13 @@ class _Reader:
         else:
             piece = self._texts[index].add(tokens[start:end], reason is not None)
             whole = self._texts[index].whole
-        told = slice(start if self._is_delta else 0, end)
+        shown = slice(start if self._is_delta else 0, end)
         return CompletionOutput(
             index,
             piece if self._is_delta else whole,
-            tuple(tokens[told]),
+            tuple(tokens[shown]),
             reason,
-            None if logprobs is None else tuple(logprobs[told]),
+            None if logprobs is None else tuple(logprobs[shown]),
         )
 
 

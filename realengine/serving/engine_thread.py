@@ -73,7 +73,7 @@ class Stream:
         self.failure: Exception | None = None  # to be raised by the iterator
         self.loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
-        self.is_told = False  # news is set, or about to be
+        self.is_notified = False  # news is set, or about to be
 
     @property
     def has_ended(self) -> bool:
@@ -127,10 +127,10 @@ class EngineThread:
         return self._unfinished.get(request_id)
 
     def take(self, stream: Stream) -> State:
-        """The newest state; those that come later will be told. Raises what has ended the request."""
+        """Returns the newest state; later states notify again. Raises the error that ended the request."""
         stream.news.clear()
         with self._todo:
-            stream.is_told = False
+            stream.is_notified = False
             if stream.failure is not None:
                 raise stream.failure
             return stream.state
@@ -252,8 +252,8 @@ class EngineThread:
                     del self._unfinished[stream.request_id]
                     if stream.answer is not None:
                         del self._streams[stream.answer.request_id]
-                if not stream.is_told:
-                    stream.is_told = True
+                if not stream.is_notified:
+                    stream.is_notified = True
                     awake.setdefault(stream.loop, []).append(stream)
         for loop, streams in awake.items():
             try:

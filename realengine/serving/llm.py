@@ -104,17 +104,17 @@ class LLM:
             raise ValueError(answer.error)
         output = answer.outputs[0]
         detokenizer = Detokenizer(self._tokenizer())
-        num_told = 0  # tokens; or characters, where stop strings are looked for
+        num_yielded = 0  # tokens; or characters, where stop strings are looked for
         try:
             while not answer.is_finished:
                 self.engine.step()
                 if self.engine.pause_s:
                     self.engine.clock.sleep(min(self.engine.pause_s, 1.0))
                 if output.text is not None:
-                    yield output.text[num_told:]
-                    num_told = len(output.text)
+                    yield output.text[num_yielded:]
+                    num_yielded = len(output.text)
                     continue
-                new, num_told = output.tokens[num_told:], len(output.tokens)
+                new, num_yielded = output.tokens[num_yielded:], len(output.tokens)
                 for token in new:
                     if token not in self.architecture.eos_token_ids:
                         yield detokenizer.add(token)
@@ -148,7 +148,7 @@ class LLM:
             outputs.append(
                 CompletionOutput(output.index, text, tuple(output.tokens), output.finish_reason, logprobs)
             )
-        told = prompt if isinstance(prompt, str) else None
+        text = prompt if isinstance(prompt, str) else None
         return RequestOutput(
-            answer.request_id, told, tuple(answer.prompt_tokens), tuple(outputs), answer.error
+            answer.request_id, text, tuple(answer.prompt_tokens), tuple(outputs), answer.error
         )

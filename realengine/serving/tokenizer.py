@@ -190,25 +190,25 @@ class Detokenizer:
         )
         self._token_ids: list[int] = []
         self._num_context = 0  # of _token_ids
-        self._num_told = 0  # characters of their text
+        self._num_emitted = 0  # characters of their text
 
     def add(self, token_id: int) -> str:
         """The text that is complete with this token, maybe none."""
         self._token_ids.append(token_id)
         text = self._decode(self._token_ids)
         whole = text.rstrip(REPLACEMENT)  # may be the beginning of a character
-        piece = whole[self._num_told :]
-        self._num_told = max(self._num_told, len(whole))
+        piece = whole[self._num_emitted :]
+        self._num_emitted = max(self._num_emitted, len(whole))
         if piece and whole == text:
             self._token_ids = self._token_ids[self._num_context :]
             self._num_context = len(self._token_ids)
-            self._num_told = len(self._decode(self._token_ids))
+            self._num_emitted = len(self._decode(self._token_ids))
         return piece
 
     def finish(self) -> str:
         """The rest, with U+FFFD for bytes that never became a character."""
-        piece = self._decode(self._token_ids)[self._num_told :]
-        self._num_told += len(piece)
+        piece = self._decode(self._token_ids)[self._num_emitted :]
+        self._num_emitted += len(piece)
         return piece
 
 

@@ -17,7 +17,7 @@ What each counts, and how (n: output tokens; first, last: when these tokens came
     aiperf      ITL, n > 1                                     -
     mlperf      TPOT, n > 1                                    -
 
-    every gap   ours and vllm_bench: ITL, of all together; aiperf: ICL; guidellm, mlperf: not told
+    every gap   ours and vllm_bench: ITL, of all together; aiperf: ICL; guidellm, mlperf: not reported
 
 Ours counts first tokens of requests that were never finished, and gaps, by when they came; the others count
 answered requests, whole. Sources, read in November 2026: vllm/benchmarks/serve.py (calculate_metrics);

@@ -94,8 +94,8 @@ def intervals(
             "share": _share(measured["slo_met"].to_numpy(dtype=np.float64)),
             "requests_per_s": rate(finished_s[met], None),
         }
-    told = {section: {key: _told(one) for key, one in keys.items()} for section, keys in found.items()}
-    return {"confidence": CONFIDENCE, **told}
+    sections = {section: {key: _to_json(one) for key, one in keys.items()} for section, keys in found.items()}
+    return {"confidence": CONFIDENCE, **sections}
 
 
 _FIGURES: Mapping[str, Figure] = {"mean_s": MEAN, **{f"p{q}_s": percentile(q) for q in PERCENTILES}}
@@ -134,7 +134,7 @@ def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np
     return np.concatenate([first_s, records.gap_end_s]), np.concatenate([samples, records.gap_count])
 
 
-def _told(one: RunInterval) -> dict[str, Any]:
+def _to_json(one: RunInterval) -> dict[str, Any]:
     return {
         "low": one.low,
         "high": one.high,

@@ -33,7 +33,7 @@ class Served:
     """Of the longest of them, which ends last: what times per token are over."""
     done: NDArray[np.bool_]
     token_s: Values
-    """When each token came; none where that cannot be told."""
+    """When each token came; None where it is unknown."""
     token_row: NDArray[np.int64]
     """Of each token, its request."""
     gap_s: Values

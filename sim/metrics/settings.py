@@ -18,7 +18,7 @@ class MetricsSettings:
     cooldown_s: float = 0.0
     """The same at the end."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
-    """Whose definitions the figures are told in besides ours: `sim.metrics.dialects`."""
+    """Tools by whose definitions the figures are reported besides ours: `sim.metrics.dialects`."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):

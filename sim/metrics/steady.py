@@ -25,9 +25,9 @@ batches miss: rare long busy times. If neighbouring batches still resemble each 
 one-sided, 5 %), in their values or in these shares, there are fewer and longer ones; below `MIN_BATCHES`
 there is no interval.
 
-Measured for p99 waits in M/M/1 (2,000, 10,000, 50,000 values; % of runs told, of these % that hold it): load
-0.5: 1 (83), 84 (97), 97 (97); load 0.8: 0, 0, 45 (92); load 0.9: 0, 0, 0. Means: 98 (96), 99 (93), 99 (96);
-38 (83), 97 (96), 99 (95); 4 (13), 48 (89), 100 (96): do not trust the few of short, busy runs.
+Measured for p99 waits in M/M/1 (2,000, 10,000, 50,000 values; % of runs with an interval, of these % that
+hold it): load 0.5: 1 (83), 84 (97), 97 (97); load 0.8: 0, 0, 45 (92); load 0.9: 0, 0, 0. Means: 98 (96), 99
+(93), 99 (96); 38 (83), 97 (96), 99 (95); 4 (13), 48 (89), 100 (96): do not trust the few of short, busy runs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 - shares and latencies are about the requests that arrived inside the window.
 - of the whole run, whatever was trimmed: simulated_s, requests (by status), cache.evicted_blocks, adapters,
   bill_usd. Pools count evictions without their time, and clients pay for the warm-up, too.
-  Failures, retries and scaling are told of the whole run, too.
+  Failures, retries and scaling are reported for the whole run, too.
 - pipeline: of a single pool; of several each has its own, in by_pool.
 - by_priority and by_tenant: the same for each class apart, where there is more than one.
 - warmup: how it was found, where that was asked. intervals: of this run alone, see `sim.metrics.one_run`.

@@ -6,7 +6,7 @@
 
 A request's tokens come at the iterations with decodes of its replica, one behind the other, but for the gaps
 of its own (`RunRecords.own_gaps`): the first one behind its prompt, those over which it was preempted, idle
-or transferred. Of requests with several answers it is not told which answer a token belongs to.
+or transferred. Of requests with several answers it is not known which answer a token belongs to.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def token_times(requests: pd.DataFrame, iterations: pd.DataFrame, own_gaps: pd.D
         step = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
         time_s[np.repeat(first[mine] + 1, num) + step] = ends_s[np.repeat(low, num) + step]
     num_tokens = np.bincount(spans.row, weights=num_by_span, minlength=len(requests)).astype(np.int64)
-    told = requests["output_tokens"].to_numpy()
-    wrong = np.flatnonzero(num_tokens != told)
+    counted = requests["output_tokens"].to_numpy()
+    wrong = np.flatnonzero(num_tokens != counted)
     if len(wrong):
         row = int(wrong[0])
         raise ValueError(
             f"request {requests['request_id'].iloc[row]}: iterations and gaps give {num_tokens[row]} times "
-            f"of tokens, the requests say {told[row]} output tokens ({len(wrong)} of {len(told)} requests do "
-            "not fit); the tables are not of one run, or not whole"
+            f"of tokens, the requests say {counted[row]} output tokens ({len(wrong)} of {len(counted)} "
+            "requests do not fit); the tables are not of one run, or not whole"
         )
     return TokenTimes(time_s, num_tokens)
 

@@ -45,11 +45,11 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
 
     Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the dialects of the summary.
     """
-    told = {"ours": ours(summary).to_json(), **summary["dialects"]}
+    dialects = {"ours": ours(summary).to_json(), **summary["dialects"]}
     rows = {
         (key, dialect): found[key]
         for key in (*FIGURES, *LATENCIES)
-        for dialect, found in told.items()
+        for dialect, found in dialects.items()
         if key in found
     }
     columns = ["name", "value", *(f"{name}_s" for name in STATISTICS)]
@@ -57,15 +57,17 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
 
-def own_words(told: Mapping[str, Any]) -> list[list[list[str]]]:
+def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
     """One tool's latencies, and its figures of the whole run."""
     latencies = [
-        [told[key]["name"], *(milliseconds(told[key][f"{name}_s"]) for name in STATISTICS)]
+        [dialect[key]["name"], *(milliseconds(dialect[key][f"{name}_s"]) for name in STATISTICS)]
         for key in LATENCIES
-        if key in told
+        if key in dialect
     ]
-    figures = [[told[key]["name"], _value(key, told[key]["value"])] for key in FIGURES if key in told]
-    return [[[f"{told['tool']}, ms", *STATISTICS], *latencies], [[told["tool"], ""], *figures]]
+    figures = [
+        [dialect[key]["name"], _value(key, dialect[key]["value"])] for key in FIGURES if key in dialect
+    ]
+    return [[[f"{dialect['tool']}, ms", *STATISTICS], *latencies], [[dialect["tool"], ""], *figures]]
 
 
 def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:

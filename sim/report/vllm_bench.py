@@ -33,11 +33,11 @@ def write_vllm_bench(
     file: Path, requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
 ) -> None:
     """requests and times: of the whole run; those that arrived in the window are written."""
-    told = {
+    fields = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         **as_vllm_bench(requests, times, window, slo, model),
     }
-    file.write_text(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
 
 
 def as_vllm_bench(
@@ -45,11 +45,11 @@ def as_vllm_bench(
 ) -> dict[str, Any]:
     """What the file holds, but for the date."""
     served = Served.of(requests, window, times)
-    told = vllm_bench(served, slo)
+    figures = vllm_bench(served, slo)
     done, num = served.done, len(served.done)
     errors = _errors(requests, window)
     output_tokens = np.where(done, served.output_tokens, 0)
-    duration_s = told.rates["duration_s"].value
+    duration_s = figures.rates["duration_s"].value
     total = int(served.prompt_tokens[done].sum()), int(output_tokens.sum())
     peak_tokens, peak_requests = _peaks(served)
     return {
@@ -68,7 +68,7 @@ def as_vllm_bench(
         "total_input_tokens": total[0],
         "total_output_tokens": total[1],
         "request_throughput": _per(int(done.sum()), duration_s),
-        "request_goodput": _plain(told.rates["goodput_per_s"].value) if slo else None,
+        "request_goodput": _plain(figures.rates["goodput_per_s"].value) if slo else None,
         "output_throughput": _per(total[1], duration_s),
         "total_token_throughput": _per(sum(total), duration_s),
         "input_lens": served.prompt_tokens.tolist(),

@@ -1,4 +1,4 @@
-"""What the user is told when a setting is wrong: what is allowed, and what was probably meant."""
+"""Error messages for a wrong setting: what is allowed, and what was probably meant."""
 
 import difflib
 from collections.abc import Iterable

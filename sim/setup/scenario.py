@@ -149,9 +149,9 @@ class Scenario(PoolSettings, ClusterSettings):
             try:
                 pool.adapters.residents(pool.registry(self.served_adapters), kv_pool)
             except ValueError as error:
-                told = str(error)
-                is_of_traffic = "base_model=" in told
-                own = "" if told.startswith("caching=") else "workload." if is_of_traffic else "adapters."
+                message = str(error)
+                is_of_traffic = "base_model=" in message
+                own = "" if message.startswith("caching=") else "workload." if is_of_traffic else "adapters."
                 raise ValueError(f"{where}{own}{error}") from None
 
     def _check_models(self) -> None:
@@ -238,8 +238,8 @@ class Scenario(PoolSettings, ClusterSettings):
         prompts = [tuple(prompt_runs(arrival.request)) for arrival in source.arrivals()]
         if self.num_replicas > 1 or len(prompts) != source.num_requests:
             raise ValueError(
-                "caching.eviction=belady: is told all requests beforehand, which works for a trace or an "
-                "open loop on replicas=1"
+                "caching.eviction=belady: needs to know all requests beforehand, which works for a trace or "
+                "an open loop on replicas=1"
             )
         return FutureUses(prompts)
 
@@ -286,8 +286,8 @@ class Scenario(PoolSettings, ClusterSettings):
             trimmed = summary["trimmed"]
             window = Window(trimmed["start_s"], trimmed["end_s"])
             times = known_token_times(records.requests, records.iterations, records.own_gaps)
-            told = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
-            summary["dialects"] = plain_json(told)
+            dialects = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
+            summary["dialects"] = plain_json(dialects)
         if self.pools:
             summary["pools"] = {name: _described(pool) for name, pool in self.pools.items()}
         if summary["kv_transfer"] is not None:

@@ -2,7 +2,7 @@
 
 A prompt stays the same content, stretched: what named its first k tokens names the first round(k scale), so
 prompts that had a prefix in common still have it, and by as much of themselves (shorter ones may lose what
-told them apart). What a later turn of a conversation quotes of an answer is as long as that answer was.
+distinguished them). What a later turn of a conversation quotes of an answer is as long as that answer was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, Workload
 
 UNLIMITED = 1 << 60
-"""The context that the other source is told: what fits is known only when lengths are."""
+"""The context limit passed to the other source: what fits is known only once lengths are."""
 CUT = "conversations whose first turn is longer than the context"
 
 

@@ -119,5 +119,5 @@ def test_every_module_is_on_a_map(folder):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_says_in_one_line_what_it_is(package):
     packages = found_in(package, "__init__.py")
-    told = {name_of(path): ast.get_docstring(ast.parse(path.read_text())) or "" for path in packages}
-    assert [name for name, docstring in told.items() if len(docstring.splitlines()) != 1] == []
+    docstrings = {name_of(path): ast.get_docstring(ast.parse(path.read_text())) or "" for path in packages}
+    assert [name for name, docstring in docstrings.items() if len(docstring.splitlines()) != 1] == []

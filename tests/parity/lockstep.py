@@ -49,8 +49,8 @@ class Arrival:
     step: int
     prompt: Prompt
     num_output_tokens: int
-    end: str = "length"  # by the client's limit; "stop": by a token that our core is told of beforehand ...
-    priority: int = 0  # ... "told": by a token that our core learns of when it is sampled
+    end: str = "length"  # by the client's limit; "stop": by a token that our core knows beforehand ...
+    priority: int = 0  # ... "sampled": by a token that our core learns of when it is sampled
     abort_step: int | None = None
     answer_id: int | None = None  # what later prompts call the content of its answer
     after: int | None = None  # the request whose answer it quotes
@@ -144,17 +144,17 @@ class OurEngine:
         preempted = sorted(seq.request_id for seq in plan.preempted)
         tokens, num_free_planned = plan.tokens_by_request, core.pool.num_free
         num_iterations = min(plan.horizon, max_iterations)
-        told = []
+        stopped = []
         for seq in [*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.completes)]:
             arrival = self._arrivals[seq.request_id]
-            if arrival.end != "told":
+            if arrival.end != "sampled":
                 continue
             num_left = arrival.num_output_tokens - seq.num_output_tokens
             if num_left < num_iterations:
-                num_iterations, told = num_left, []
+                num_iterations, stopped = num_left, []
             if num_left == num_iterations:
-                told.append(seq)
-        _, ended = core.commit(plan, StepOutcome(num_iterations, tuple(told)), now + num_iterations - 1)
+                stopped.append(seq)
+        _, ended = core.commit(plan, StepOutcome(num_iterations, tuple(stopped)), now + num_iterations - 1)
         core.check_integrity()
         finished = {seq.request_id: seq.finish_reason.name for seq in ended}
         steps = [Step(tokens, {}, [], None, None, {}) for _ in range(num_iterations)]
@@ -331,7 +331,7 @@ def _arrivals(settings: Settings, random: Random) -> tuple[Arrival, ...]:
                     tree.add_answer(request_id, prompt, num_output) if settings.is_prefix_caching else None
                 ),
                 after=tree.quoted(prompt),
-                end=random.choice(("length", "stop", "told")),
+                end=random.choice(("length", "stop", "sampled")),
                 priority=random.randint(0, 3),
                 abort_step=step + random.randint(0, 60) if random.random() < abort_share else None,
             )

@@ -243,7 +243,7 @@ def test_whatever_runs_ahead_of_the_tokens(overlap, max_iterations, num_kv_block
     llm = make(overlap=overlap, max_iterations=max_iterations, num_kv_blocks=num_kv_blocks)
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected("llama")
     llm.engine.core.check_integrity()
-    # An answer that ends by a token: what ran beyond it is not told, and its memory is free again.
+    # An answer that ends by a token: tokens computed beyond it are not emitted, and its memory is free again.
     stops = [
         SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(tokens[4],))
         for tokens in expected("llama")
@@ -372,12 +372,12 @@ def test_logprobs_are_the_eager_model_s():
     assert other.outputs[0].logprobs is None
     tokens = [*prompt, *output.outputs[0].token_ids]
     truth = eager_logits(llm.architecture, weights, torch.tensor(tokens)).log_softmax(-1)
-    for place, told in enumerate(output.outputs[0].logprobs):
+    for place, logprob in enumerate(output.outputs[0].logprobs):
         row = truth[len(prompt) + place - 1]
-        assert told.logprob == pytest.approx(float(row[tokens[len(prompt) + place]]), abs=1e-4)
+        assert logprob.logprob == pytest.approx(float(row[tokens[len(prompt) + place]]), abs=1e-4)
         top = row.topk(3)
-        assert list(told.top) == top.indices.tolist()
-        assert list(told.top.values()) == pytest.approx(top.values.tolist(), abs=1e-4)
+        assert list(logprob.top) == top.indices.tolist()
+        assert list(logprob.top.values()) == pytest.approx(top.values.tolist(), abs=1e-4)
     assert len(output.outputs[0].logprobs) == 12
 
 
@@ -515,10 +515,10 @@ def test_tokens_that_cannot_be_read_end_all_and_tell_who_was_done(num_reads):
         return read(launch)
 
     llm.engine._read = failing
-    told = set()
+    finished = set()
     while llm.engine.num_unfinished:
-        told |= {answer.request_id for answer in llm.engine.step() if answer.is_finished}
-    assert told == {answer.request_id for answer in answers}
+        finished |= {answer.request_id for answer in llm.engine.step() if answer.is_finished}
+    assert finished == {answer.request_id for answer in answers}
     errors = {answer.error for answer in answers}
     assert "an illegal memory access" in errors
     assert errors <= {None, "an illegal memory access"}
@@ -552,7 +552,7 @@ def test_every_seed_of_64_bits_draws():
     assert outputs[1].outputs[0].token_ids == outputs[3].outputs[0].token_ids  # the same 64 bits
 
 
-def test_each_is_told_as_many_logprobs_as_it_asked_for():
+def test_each_gets_as_many_logprobs_as_it_asked_for():
     llm = make()
     asked = [replace(GREEDY, logprobs=num) for num in (1, 5, 0)]
     outputs = llm.generate([prompts()[1]] * 3, asked)

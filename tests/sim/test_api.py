@@ -77,15 +77,15 @@ def test_names_the_folder_of_choices_in_its_command(tmp_path):
 
 
 def test_tells_itself_in_other_tools_words(result, tmp_path):
-    told = result.dialects
-    assert told.loc[("ttft", "ours"), "p50_s"] == result.summary["ttft"]["p50_s"]
-    assert set(told.loc["ttft"].index) == {"ours", "vllm_bench", "guidellm", "aiperf", "mlperf"}
-    assert told.loc[("per_token", "guidellm"), "name"] == "ITL"
-    assert told["value"].unstack().loc["answered"].tolist() == [40] * 5
-    assert told.loc[("gap", "vllm_bench"), "p99_s"] == pytest.approx(result.summary["itl"]["p99_s"])
+    table = result.dialects
+    assert table.loc[("ttft", "ours"), "p50_s"] == result.summary["ttft"]["p50_s"]
+    assert set(table.loc["ttft"].index) == {"ours", "vllm_bench", "guidellm", "aiperf", "mlperf"}
+    assert table.loc[("per_token", "guidellm"), "name"] == "ITL"
+    assert table["value"].unstack().loc["answered"].tolist() == [40] * 5
+    assert table.loc[("gap", "vllm_bench"), "p99_s"] == pytest.approx(result.summary["itl"]["p99_s"])
     result.write(tmp_path, vllm_bench=True, timeline=True)
     saved = json.loads((tmp_path / "vllm_bench.json").read_text())
-    assert saved["p99_ttft_ms"] == pytest.approx(1e3 * told.loc[("ttft", "vllm_bench"), "p99_s"])
+    assert saved["p99_ttft_ms"] == pytest.approx(1e3 * table.loc[("ttft", "vllm_bench"), "p99_s"])
     assert (tmp_path / "timeline.json").exists()
 
 
@@ -128,7 +128,7 @@ def test_an_object_keeps_nothing_from_one_run_to_the_next():
         ({"config_dir": "nowhere"}, "--config-dir=nowhere: no such folder"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(wrong, message):
+def test_mistakes_are_reported_before_anything_runs(wrong, message):
     with pytest.raises(ConfigError, match=message):
         simulate(**(SMALL | wrong))
 

@@ -46,8 +46,8 @@ def toy_network(tokens_per_tick: float, tick_s: float = TICK_S, **settings: Any)
     return NetworkSettings(**(usual | {"bandwidth_bytes_per_s": tokens_per_tick / tick_s} | settings))
 
 
-class Told(Traffic):
-    """Traffic that tells, whenever one more request has ended, how many have."""
+class CountedTraffic(Traffic):
+    """Traffic that calls on_end with the number of ended requests, whenever one more has ended."""
 
     def __init__(self, *args: Any, on_end: Callable[[int], None] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -104,7 +104,7 @@ class Cluster(World):
 
     def _source(self) -> Traffic:
         usual = {"num_users": self.num_users, "think_s": self.think_s, "patience_s": self.patience_s}
-        return Told(self.asks, **usual, on_end=self.on_end)
+        return CountedTraffic(self.asks, **usual, on_end=self.on_end)
 
     def _pools(self, cores: list[DiaryCore]) -> list[ReplicaPool]:
         if not self.pools:

@@ -31,19 +31,19 @@ HEAD = "lm_head"
 
 
 class Watch(Protocol):
-    """Told of operators by name."""
+    """Observer of operators by name."""
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run it."""
         ...
 
     def mark(self, name: str) -> None:
-        """What has been done since the operator before was that."""
+        """Assigns the time since the previous mark to this operator."""
         ...
 
 
 class Stopwatch:
-    """Seconds of thread time by name, since `start`; marks: how often each was told."""
+    """Seconds of thread time by name, since `start`; marks: how often each was marked."""
 
     def __init__(self) -> None:
         self.start()

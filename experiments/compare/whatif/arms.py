@@ -152,9 +152,9 @@ class _Maker:
             config = self._variants.config(limited, seed=self._settings.seeds[0])
             scenario, traffic = build_run(resolved(config))
         except ConfigError as error:
-            told = str(error)
-            is_plain = name == BASELINE or told.startswith(f"{name}:")
-            raise ConfigError(told if is_plain else f"{name}: {told}") from error
+            message = str(error)
+            is_plain = name == BASELINE or message.startswith(f"{name}:")
+            raise ConfigError(message if is_plain else f"{name}: {message}") from error
         self.points.append(Point(arm=name, swept=None, config=config))
         self.configs[name] = config
         self.overrides[name] = words

@@ -121,8 +121,8 @@ def _verdict(answers: Answers, arm: str) -> str:
     now, before = (limiting(answers, name) for name in (arm, BASELINE))
     if MISSING not in (now, before):
         same = now == before
-        told = "as before" if same else f"before: {limit_text(answers, BASELINE)}"
-        parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({told})")
+        comparison = "as before" if same else f"before: {limit_text(answers, BASELINE)}"
+        parts.append(f"limited by {limit_text(answers, arm)} of the requests' time ({comparison})")
     return "; ".join(parts)
 
 

@@ -23,7 +23,7 @@ FAMILIES = {
     "prediction": "scheduling=shortest_job_first prediction={name}",
     "adapters": "workload=lora adapters={name}",
 }
-"""How `windtunnel simulate` is told to use a policy of each family, so that it matters."""
+"""Overrides of `windtunnel simulate` under which a policy of each family makes a difference."""
 
 
 WITHOUT_TEMPLATE = {

@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables. Raises ConfigError for what cannot be told."""
+    """Print the tables. Raises ConfigError for tables that are missing or do not match."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str]) -> None:
         raise ConfigError(f"run={asked.folder}: {error}") from error
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
     slo = _slo(summary)
-    told = in_dialects(asked.dialects, tables["requests"], times, window, slo)
+    dialects = in_dialects(asked.dialects, tables["requests"], times, window, slo)
     console = terminal_console(highlight=False)
-    print_tables(dialect_tables({**summary, "dialects": told}), console)
+    print_tables(dialect_tables({**summary, "dialects": dialects}), console)
     if len(asked.dialects) > 1:
         for line in DIFFERENCES:
             console.print(Text(f"- {line}"))
     if times is None:
-        console.print(Text("Requests have several answers: gaps are not told.", style="yellow"))
+        console.print(Text("Requests have several answers: gaps are not reported.", style="yellow"))
     if asked.vllm_bench:
         if times is None:
             raise ConfigError(f"vllm_bench=true: {FILE} has one answer a request, that run has several")

@@ -26,7 +26,7 @@ SETTINGS = ("run", "request")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the story of a request. Raises ConfigError for what cannot be told."""
+    """Prints the timeline of a request. Raises ConfigError if it cannot be reconstructed."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)
         return

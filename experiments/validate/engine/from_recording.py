@@ -58,14 +58,14 @@ def asked(recording: Recording) -> Iterator[Asked]:
     begin_s = before_s = -inf
     left_before, iterations_before = 0, 1
     for step, (start_s, end_s, num_left, num_iterations) in enumerate(zip(*columns, strict=True)):
-        told = events.get(step, [])
+        step_events = events.get(step, [])
         entered: list[int] = []
         due_s: float | None = None  # nothing to do: when something comes from outside
         seen_s = before_s
-        if left_before > sum(event.kind == "leave" for event in told):
+        if left_before > sum(event.kind == "leave" for event in step_events):
             # While an iteration is under way any moment of it will do: the next plan is made at its end.
             due_s, seen_s = before_s, before_s - (before_s - begin_s) / iterations_before / 2
-        for event in told:
+        for event in step_events:
             if event.kind == "enter":
                 entered.append(event.request_id)
             elif event.kind == "wait":

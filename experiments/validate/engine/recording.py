@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Step(NamedTuple):
     """One launch; the fields from decode_seqs on are those of IterationShape, of its first iteration.
 
-    start_s: the policies were asked; end_s: they were told that it is done; read_s: its tokens were there,
+    start_s: the policies were asked; end_s: the plan was committed; read_s: its tokens were there,
     NaN of one that was never read. compute_s: what the executor took, NaN where that was not measured.
     num_left: requests that had not ended then. plan: see `in_words`.
     """
@@ -70,7 +70,7 @@ KINDS = ("enter", "leave", "wait", "end", "parents")
 
 @dataclass(slots=True)
 class Event:
-    """Something that the core was told before a step, or with it.
+    """An input of the core before a step, or with its commit.
 
     kind: enter (value: a request), leave (a reason), wait; with the step's commit: end, parents.
     wait: the policies were asked, and had nothing to compute; value: after how many seconds they want to be
@@ -186,7 +186,7 @@ class Recorder:
     def read(self, now_s: float) -> None:
         self._read_s.append(now_s)
 
-    def told(self, answer: Answer, num_tokens: int, now_s: float) -> None:
+    def emitted(self, answer: Answer, num_tokens: int, now_s: float) -> None:
         request_id = answer.request_id
         times_s = self._times_s[request_id]
         if not times_s:
@@ -209,7 +209,7 @@ class Recorder:
         return Recording(engine, steps, requests, self._events, self._times_s)
 
     def _end(self, seq: Sequence, status: Status, now_s: float) -> None:
-        """What users see of it is told: before, or later where launches are read late."""
+        """Ends a request in the table; its tokens may be emitted later, where launches are read late."""
         self._requests.end(seq, status, self._requests.last_token_s[seq.request_id], now_s)
 
     def _note(self, kind: str, now_s: float, request_id: int = -1, value: Any = None) -> None:
@@ -245,7 +245,7 @@ def load(folder: Path) -> Recording:
     is_whole = len(events) == num_events and num_steps == num_whole
     if len(events) < num_events:
         last = events[-1].step if events else 0
-        num_steps = min(num_steps, last)  # what was told with the last step may be missing
+        num_steps = min(num_steps, last)  # events of the last step may be missing
     if not is_whole:
         events = [event for event in events if event.step < num_steps]
     if not num_steps:

@@ -1,7 +1,7 @@
-"""Whether the simulated world decides as the engine did: its recording, played to a fresh EngineCore.
+"""Checks that a fresh EngineCore reproduces the decisions of a recorded engine.
 
-The core is told what the engine's was told, at the same times and in the same order; every plan must then
-have the digest of the recorded one.
+The core gets the recorded events at the same times and in the same order; every plan must then have the
+digest of the recorded plan.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _load(core: EngineCore) -> None:
 
 
 def _outcome(core: EngineCore, num_iterations: int, events: Iterable[Event]) -> StepOutcome:
-    """What the engine told its core with the commit."""
+    """Returns the outcome that the engine gave its core with the commit."""
     events = list(events)
     ended = [core.find(event.request_id) for event in events if event.kind == "end"]
     parents = {event.request_id: event.value for event in events if event.kind == "parents"}
@@ -95,9 +95,9 @@ def _replayed(plan: StepPlan | None) -> str:
 
 
 def _state(core: EngineCore, events: Iterable[Event]) -> str:
-    told = "; ".join(f"{event.kind} {event.request_id}" for event in events) or "nothing"
+    events_text = "; ".join(f"{event.kind} {event.request_id}" for event in events) or "nothing"
     running = ", ".join(map(repr, core.running.values()))
     return (
-        f"told before: {told}. Running: {running}. {core.num_waiting} waiting, "
+        f"events before: {events_text}. Running: {running}. {core.num_waiting} waiting, "
         f"{core.pool.num_free} of {core.pool.num_blocks} blocks free"
     )

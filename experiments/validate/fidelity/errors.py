@@ -145,7 +145,7 @@ def metric_error(
 
 
 def _curve_error(curve: Curve, thresholds: Thresholds) -> MetricError:
-    """Of the mean over time; how far the curves are apart is told beside them."""
+    """Of the mean over time; the distance of the curves is reported beside it."""
     metric = Metric(
         name=f"{curve.name}_mean",
         label=f"{curve.title}, mean",

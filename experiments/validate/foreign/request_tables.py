@@ -3,7 +3,7 @@
 Columns of a CSV: arrival_s (sent), input_tokens, output_tokens, first_token_s, last_token_s, and where known
 run, queued_s (when the engine took it: then that is its arrival), scheduled_s, status, prefix_block_ids (a
 number for each full block of 16 tokens of the prompt, equal where prefixes are), all on one clock. A request
-without a first or last token counts as failed: failed ones are told of, and left out. timeseries.csv[.gz]
+without a first or last token counts as failed: failed ones are reported and left out. timeseries.csv[.gz]
 beside it, with t, running, waiting, kv_cache_pct, is what the server logged of itself.
 """
 
@@ -194,8 +194,8 @@ def _failures(requests: pd.DataFrame) -> tuple[str, ...]:
     if not failed:
         return ()
     how = "failed or were unfinished" if (requests["status"] == "unfinished").any() else "failed"
-    told = f"{failed:,} of {len(requests):,} requests {how}; they are not simulated."
-    return (f"{told} No measured figure counts them, though the server may have worked on them.",)
+    note = f"{failed:,} of {len(requests):,} requests {how}; they are not simulated."
+    return (f"{note} No measured figure counts them, though the server may have worked on them.",)
 
 
 def _answered(requests: pd.DataFrame) -> NDArray[np.bool_]:

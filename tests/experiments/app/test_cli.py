@@ -79,7 +79,7 @@ def test_wrong_setting_is_one_clear_message_and_nothing_runs(toy, arguments, mes
     assert not Path("out").exists()
 
 
-def test_a_launcher_of_hydra_that_is_not_there_is_told_with_those_that_are(toy):
+def test_a_launcher_of_hydra_that_is_not_there_is_reported_with_those_that_are(toy):
     with pytest.raises(ConfigError, match=r"^hydra/launcher=nosuch: no such choice; allowed: basic"):
         launch(toy, ["hydra/launcher=nosuch"])  # more where plugins are installed
 

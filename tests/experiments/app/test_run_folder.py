@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and how it is told."""
+"""The folder of a run: what lies in it, and how it is shown."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_a_study_leaves_its_resolved_config_and_its_summary(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "shown"), [("here/out", "out"), ("elsewhere", "{}/elsewhere")])
-def test_a_folder_is_told_from_the_current_one_where_it_lies_below(tmp_path, monkeypatch, path, shown):
+def test_a_folder_is_shown_relative_to_the_current_one_if_it_lies_below(tmp_path, monkeypatch, path, shown):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert seen_from_here(tmp_path / path) == shown.format(tmp_path)

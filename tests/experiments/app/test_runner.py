@@ -8,14 +8,14 @@ from omegaconf import OmegaConf
 
 from experiments.app.application import launch
 from experiments.app.job import UnsuccessfulError
-from experiments.app.runner import files_told
+from experiments.app.runner import file_errors_reported
 from sim.settings.compose import PoolsLoader
 from sim.settings.errors import ConfigError
 
 WET, WRONG_WIND = "trip.days=15", "trip.days=12"
 
 
-def told(what):
+def recorded(what):
     """A list of the toy application: RUNS, FOLDERS, SEEN, PREPARED."""
     return getattr(sys.modules["toy_application"], what)
 
@@ -35,16 +35,16 @@ def composed(monkeypatch):
 
 def test_a_run_is_composed_once(toy, composed):
     launch(toy, ["seed=7", "wheel=steel", "hydra.run.dir=elsewhere"])
-    assert told("RUNS") == [(7, 16)]
-    assert told("FOLDERS") == ["elsewhere"]
-    assert told("PREPARED") == [["seed=7", "wheel=steel"]]
+    assert recorded("RUNS") == [(7, 16)]
+    assert recorded("FOLDERS") == ["elsewhere"]
+    assert recorded("PREPARED") == [["seed=7", "wheel=steel"]]
     assert len(composed) == 1
 
 
 def test_a_multirun_runs_every_combination_in_its_numbered_folder(toy, composed):
     launch(toy, ["seed=1,2", "--multirun", "wheel=wooden,steel"])  # the flag between them, too
-    assert told("RUNS") == [(1, 4), (1, 16), (2, 4), (2, 16)]
-    assert told("FOLDERS") == ["out/0", "out/1", "out/2", "out/3"]
+    assert recorded("RUNS") == [(1, 4), (1, 16), (2, 4), (2, 16)]
+    assert recorded("FOLDERS") == ["out/0", "out/1", "out/2", "out/3"]
     assert OmegaConf.load("out/multirun.yaml").hydra.overrides.task == ["seed=1,2", "wheel=wooden,steel"]
     assert len(composed) == 5  # the multirun as a whole, and each point
 
@@ -59,7 +59,7 @@ def test_a_multirun_runs_every_combination_in_its_numbered_folder(toy, composed)
 )
 def test_folders_of_a_multirun_are_those_of_hydra(toy, words, folders):
     launch(toy, ["--multirun", *words])
-    assert told("FOLDERS") == folders
+    assert recorded("FOLDERS") == folders
 
 
 def test_values_to_sweep_may_be_a_choice_of_the_users(toy):
@@ -68,16 +68,17 @@ def test_values_to_sweep_may_be_a_choice_of_the_users(toy):
         "# @package _global_\nhydra: {sweeper: {params: {seed: '3,4'}}}\n"
     )
     launch(toy, ["-m", "+fleet=two"])
-    assert [seed for seed, _ in told("RUNS")] == [3, 4]
+    assert [seed for seed, _ in recorded("RUNS")] == [3, 4]
     launch(toy, ["-m", "+fleet=two", "seed=range(1,3)"])  # the command line wins
-    assert [seed for seed, _ in told("RUNS")][2:] == [1, 2]
+    assert [seed for seed, _ in recorded("RUNS")][2:] == [1, 2]
 
 
 def test_the_time_of_day_is_that_of_the_folder_in_every_run(toy):
     now = "${now:%H-%M-%S-%f}"
     launch(toy, ["-m", "seed=1,2", f"hydra.sweep.dir='{now}'", f"sail.area_m2='{now}'"])
-    assert [[folder[:-2]] * 2 for folder in told("FOLDERS")] == [
-        [folder[:-2], note] for folder, (_, note, _) in zip(told("FOLDERS"), told("SEEN"), strict=True)
+    assert [[folder[:-2]] * 2 for folder in recorded("FOLDERS")] == [
+        [folder[:-2], note]
+        for folder, (_, note, _) in zip(recorded("FOLDERS"), recorded("SEEN"), strict=True)
     ]
 
 
@@ -88,7 +89,7 @@ def test_hydras_node_and_environment_are_there_for_the_run(toy):
         "hydra.run.dir=here",
     ]
     launch(toy, words)
-    assert told("SEEN") == [("toy", str(Path("here").absolute()), "red")]
+    assert recorded("SEEN") == [("toy", str(Path("here").absolute()), "red")]
 
 
 def test_hydra_leaves_no_folder_and_no_log_of_its_own(toy):
@@ -99,14 +100,14 @@ def test_hydra_leaves_no_folder_and_no_log_of_its_own(toy):
 def test_a_point_that_fails_on_the_way_is_named_when_the_others_are_done(toy, capsys):
     with pytest.raises(ConfigError, match=r"^the wind is wrong \(at seed=1 trip\.days=12\)$"):
         launch(toy, ["-m", "seed=1,2", f"{WRONG_WIND},3"])
-    assert told("RUNS") == [(1, 4)] * 2 + [(2, 4)] * 2
+    assert recorded("RUNS") == [(1, 4)] * 2 + [(2, 4)] * 2
     assert capsys.readouterr().err == ""
 
 
-def test_points_without_success_are_told_when_all_are_done(toy):
+def test_points_without_success_are_reported_when_all_are_done(toy):
     with pytest.raises(UnsuccessfulError, match=r"^seed 1 was wet; seed 2 was wet$"):
         launch(toy, ["-m", "seed=1,2", WET])
-    assert [seed for seed, _ in told("RUNS")] == [1, 2]
+    assert [seed for seed, _ in recorded("RUNS")] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +116,14 @@ def test_points_without_success_are_told_when_all_are_done(toy):
 def test_a_bug_and_ctrl_c_end_a_multirun(toy, days, error):
     with pytest.raises(error):
         launch(toy, ["-m", "seed=1,2", f"trip.days={days}"])
-    assert told("RUNS") == [(1, 4)]
+    assert recorded("RUNS") == [(1, 4)]
 
 
 def test_only_errors_about_the_run_folder_advise_another_one(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match="choose another hydra"), files_told(folder):
+    with pytest.raises(ConfigError, match="choose another hydra"), file_errors_reported(folder):
         (folder / "summary.json").write_text("")
-    with pytest.raises(FileNotFoundError), files_told(folder):
+    with pytest.raises(FileNotFoundError), file_errors_reported(folder):
         (tmp_path / "weights_of_a_policy.json").read_text()
 
 
@@ -130,17 +131,17 @@ def test_hydras_launchers_prepare_each_run_where_it_runs(toy, composed):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     words = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "seed=1,2"]
     launch(toy, words)
-    assert told("RUNS") == [(1, 4), (2, 4)]
-    assert told("FOLDERS") == ["out/0", "out/1"]
+    assert recorded("RUNS") == [(1, 4), (2, 4)]
+    assert recorded("FOLDERS") == ["out/0", "out/1"]
     with pytest.raises(ConfigError, match=r"wheel\.spokes=1: must be at least 3 \(at wheel\.spokes=1\)"):
         launch(toy, [*words[:-1], "wheel.spokes=4,1"])
-    assert len(told("RUNS")) == 2
+    assert len(recorded("RUNS")) == 2
 
 
 def test_callbacks_of_hydra_are_called(toy):
     launch(toy, ["+hydra.callbacks.mine._target_=toy_log.Log"])
     assert sys.modules["toy_log"].CALLED == ["on_run_start", "on_job_start", "on_job_end", "on_run_end"]
-    assert told("RUNS") == [(0, 4)]
+    assert recorded("RUNS") == [(0, 4)]
 
 
 def test_cfg_prints_the_composed_config(toy, capsys):

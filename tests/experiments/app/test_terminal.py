@@ -254,12 +254,12 @@ def test_evictions_are_said_to_be_of_the_whole_run_where_it_was_trimmed():
         "stored_tokens": {},
     }
     trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
-    told = "Cache: hit rate 50.0 % of 10 prompt tokens; 1,234 blocks evicted"
-    assert wording.pressure_lines(summary(cache=cache)) == [told]
-    assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{told} in the whole run"]
+    line = "Cache: hit rate 50.0 % of 10 prompt tokens; 1,234 blocks evicted"
+    assert wording.pressure_lines(summary(cache=cache)) == [line]
+    assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{line} in the whole run"]
 
 
-def test_a_pipelines_bubbles_are_told_by_cause():
+def test_a_pipelines_bubbles_are_reported_by_cause():
     figures = {
         "stages": 4,
         "mean_micro_batches": 3.5,

@@ -26,8 +26,8 @@ def test_it_prints_a_line_a_router(monkeypatch, capsys):
 
 
 def test_a_timed_router_is_the_router(monkeypatch):
-    """What is timed is told of first tokens and ends, as the router alone would be."""
-    told = []
+    """A timed router receives first tokens and ends, as the router alone would."""
+    calls = []
 
     class Listening:
         reads_caches = True
@@ -36,12 +36,12 @@ def test_a_timed_router_is_the_router(monkeypatch):
             return len(replicas) - 1
 
         def on_end(self, request, now):
-            told.append(request)
+            calls.append(request)
 
     timed = bench_routing.Timed(routing=Listening())
     assert timed.choose("request", [0, 0, 0], 0.0) == 2
     timed.on_end("request", 1.0)
-    assert told == ["request"]
+    assert calls == ["request"]
     assert timed.reads_caches
     assert getattr(timed, "check", None) is None
     assert timed.num_choices == 1

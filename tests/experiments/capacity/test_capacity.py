@@ -1,4 +1,4 @@
-"""windtunnel capacity: the cheapest fleet is found, its numbers are those of its runs, mistakes are told."""
+"""windtunnel capacity: finds the cheapest fleet, its numbers are those of its runs, mistakes are reported."""
 
 import json
 import math
@@ -402,12 +402,12 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     assert "--disable-radix-cache" in words
     other = candidate_with("engine=sglang", "scheduling=shortest_job_first", "prediction=oracle",
                            "model.weights=int4_wo")  # fmt: skip
-    told = "\n".join(vllm_launch(other).notes)
-    assert "batching=PrefillFirst: vLLM mixes" in told
-    assert "scheduling=ShortestJobFirst: vLLM has fcfs and priority" in told
-    assert "caching=Radix" in told
-    assert "model.weights=int4_wo: replace the model's name by a checkpoint quantised with AWQ" in told
-    assert "prediction=" in told
+    notes = "\n".join(vllm_launch(other).notes)
+    assert "batching=PrefillFirst: vLLM mixes" in notes
+    assert "scheduling=ShortestJobFirst: vLLM has fcfs and priority" in notes
+    assert "caching=Radix" in notes
+    assert "model.weights=int4_wo: replace the model's name by a checkpoint quantised with AWQ" in notes
+    assert "prediction=" in notes
     pruned = vllm_launch(candidate_with("model/transform=prune_depth"))
     assert "meta-llama" not in pruned.command
     assert any("no published weights" in note for note in pruned.notes)
@@ -434,7 +434,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     table = pd.read_parquet(tmp_path / "out/candidates.parquet")
     assert sorted(table.candidate) == ["l4 TP1", "l40s TP1"] or sorted(table.candidate) == ["l4", "l40s"]
     assert set(table.status) <= {status.name for status in Status}
-    # place, told these rates, rents as many of them.
+    # place, given these rates, rents as many of them.
     name = f"{best['candidate'].split()[0]}"
     rate = best["kept_output_tokens_per_s_and_replica"]
     assert rate * best["replicas_up"] == pytest.approx(1.3 * best["figures"]["output_tokens_per_s"]["mean"])
@@ -449,7 +449,7 @@ def test_a_search_writes_its_answer_its_candidates_and_a_page(tmp_path, monkeypa
     page = (tmp_path / "out/capacity.html").read_text()
     for heading in ("Answer", "Speed per user against throughput per GPU", "Forecast", "vLLM, each of"):
         assert heading in page
-    # What is told is true: simulate agrees at this number, and not with one less.
+    # What is reported is true: simulate agrees at this number, and not with one less.
     own = [o for o in TINY if not o.startswith(("capacity", "hydra"))] + best["overrides"]
     share = {}
     for up in {best["replicas_up"], max(1, best["replicas_up"] - 1)}:
@@ -594,7 +594,7 @@ def test_the_headline_names_growth_and_counts_are_words_that_fit():
     assert [tables._span(s) for s in (60, 570, 3600, 36000)] == ["60.0 s", "9.5 min", "60 min", "10.0 h"]
 
 
-def test_a_study_that_is_none_and_a_missing_library_are_told(tmp_path, monkeypatch):
+def test_a_study_that_is_none_and_a_missing_library_are_reported(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     (tmp_path / "bad.log").write_text("no journal\n")
     with pytest.raises(ConfigError, match=r"^capacity.study=.*cannot be resumed"):

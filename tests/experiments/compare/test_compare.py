@@ -255,11 +255,11 @@ def test_the_page_needs_no_network_and_shows_all_parts(finished):
 def test_processes_change_no_figure_and_no_order(folder):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
     arms = arms_of(source.compose(["experiment=tiny"]), source.dirs)
-    told = []
-    one, two = (runs.run_all(arms, (0, 1), jobs, lambda *done: told.append(done)) for jobs in (1, 2))
+    progress = []
+    one, two = (runs.run_all(arms, (0, 1), jobs, lambda *done: progress.append(done)) for jobs in (1, 2))
     assert one.table.equals(two.table)
     assert one.notes == two.notes
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)] * 2
+    assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)] * 2
 
 
 def test_arms_that_are_the_same_are_equal_in_every_seed(folder):

@@ -1,4 +1,4 @@
-"""windtunnel whatif: one change at a time, on the same traffic; what does not apply is told, not an error."""
+"""windtunnel whatif: one change at a time on the same traffic; what does not apply is reported."""
 
 import json
 
@@ -144,7 +144,7 @@ def test_a_share_changes_in_points_and_one_seed_has_no_interval():
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.floats(0.01, 100))
-def test_the_same_factor_in_every_seed_is_told_without_doubt(baseline, factor):
+def test_the_same_factor_in_every_seed_is_reported_without_doubt(baseline, factor):
     text = delta_text(compared([factor * value for value in baseline], baseline))
     assert "±" not in text
     if text.startswith("×"):
@@ -164,10 +164,10 @@ def test_where_the_time_goes_is_a_mean_over_seeds_the_largest_first():
 def test_what_a_reader_must_know_is_said():
     answers = answers_of(TWICE, left_out={"fp8": "why"}, other_traffic=["twice"], num_requests=1000)
     assert left_out(answers) == ["fp8: left out, why"]
-    told = " ".join(caveats(answers))
-    assert "first 1,000 requests" in told
-    assert "twice: its traffic differs from the baseline's" in told
-    assert "Only 3 seeds" in told
+    reported = " ".join(caveats(answers))
+    assert "first 1,000 requests" in reported
+    assert "twice: its traffic differs from the baseline's" in reported
+    assert "Only 3 seeds" in reported
 
 
 def test_figures_have_a_row_a_change_and_a_bar_a_resource():
@@ -179,7 +179,7 @@ def test_figures_have_a_row_a_change_and_a_bar_a_resource():
     assert bars["compute"] == pytest.approx([60, 20])  # from below
 
 
-def test_one_gpu_is_offered_what_applies_and_told_what_does_not():
+def test_one_gpu_is_offered_what_applies_and_the_rest_is_reported():
     found = questions_of("caching=paged")
     assert list(found.experiment.arms.items()) == [
         ("baseline", ()),
@@ -254,7 +254,7 @@ def test_the_first_requests_of_a_long_workload_are_enough_unless_its_number_is_s
     assert [point.config["workload"]["num_requests"] for point in whole.points] == [60, 60]
 
 
-def test_a_change_of_the_workload_is_told_to_be_one():
+def test_a_change_of_the_workload_is_reported_as_one():
     assert questions_of(
         "whatif.changes=['longer: workload.lengths.prompt_tokens.value=900','load=2']"
     ).other_traffic == ["longer"]

@@ -1,4 +1,4 @@
-"""The conformance suite: shipped policies pass, each kind of broken promise is caught, and told in words."""
+"""The conformance suite: shipped policies pass, each kind of broken promise is caught and described."""
 
 import subprocess
 import sys
@@ -342,9 +342,9 @@ def test_admission_by_other_counts_keeps_its_promises(policy):
         claim.check(num_worlds=5)
 
 
-def test_a_refusing_world_is_told_with_its_policy():
-    told = in_words(World(asks=(), admission=QueueBound(max_outstanding=3)))
-    assert "\nadmission QueueBound(max_outstanding=3, count='requests', " in told
+def test_a_refusing_world_is_reported_with_its_policy():
+    text = in_words(World(asks=(), admission=QueueBound(max_outstanding=3)))
+    assert "\nadmission QueueBound(max_outstanding=3, count='requests', " in text
 
 
 def test_a_bug_keeps_its_traceback():
@@ -367,13 +367,13 @@ def test_a_world_in_words():
         think_s=0.25,
         patience_s=3.0,
     )
-    told = in_words(world).splitlines()
-    assert told[0] == (
+    text = in_words(world).splitlines()
+    assert text[0] == (
         "1 engine with 5 KV blocks of 4 tokens and 8 slots; contexts of at most 4096 tokens; "
         "an iteration takes 0.125 s"
     )
-    assert told[1].startswith("batching Chunked(max_num_batched_tokens=7")
-    assert told[-3:] == [
+    assert text[1].startswith("batching Chunked(max_num_batched_tokens=7")
+    assert text[-3:] == [
         "clients give up 3 s after their arrival",
         "request comes at 0 s: prompt of 4 tokens, answer of 30",
         "request comes 0.25 s after an end: prompt of 1 token, answer of 2, max_tokens 9, priority 1, "
@@ -558,7 +558,7 @@ class ScalesInTurns(Scales):
 
 
 @pytest.mark.parametrize(
-    ("policy", "broken", "told"),
+    ("policy", "broken", "message_part"),
     [
         (Scales(), [], ""),
         (ScalesBeyond(), ["asks_within_bounds"], "must be a whole number from 1 to 4"),
@@ -567,7 +567,7 @@ class ScalesInTurns(Scales):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scales) else "",
 )
-def test_broken_promises_of_autoscalers_are_caught_and_told(policy, broken, told):
+def test_broken_promises_of_autoscalers_are_caught_and_reported(policy, broken, message_part):
     found = {}
     for claim in claims_of(policy):
         try:
@@ -576,5 +576,5 @@ def test_broken_promises_of_autoscalers_are_caught_and_told(policy, broken, told
             found[claim.name] = str(error)
     assert list(found) == broken
     for message in found.values():
-        assert told in message
+        assert message_part in message
         assert "a pool that begins with" in message

@@ -129,7 +129,7 @@ def test_the_command_line_gives_the_same_figures(board, answer, tmp_path, monkey
         ("?replica=2", "replica: no such control; nearest: replicas"),
     ],
 )
-def test_what_is_wrong_in_an_address_is_told_and_the_default_stays(board, query, message):
+def test_what_is_wrong_in_an_address_is_reported_and_the_default_stays(board, query, message):
     state, problems = board.state_of(query)
     assert len(problems) == 1
     assert problems[0].startswith(message)
@@ -265,14 +265,14 @@ class TestCallbacks:
         assert problems == ["seed: must be a whole number from 0 to 4,294,967,295, such as 0"]
 
     def test_an_answer_fills_the_page_and_an_error_keeps_it_stale(self, callbacks, board):
-        told, style, shown, figure, _, off, command = callbacks.answer("page", board.defaults, [])
-        assert (told, style, off) == ("", "", False)
+        message, style, shown, figure, _, off, command = callbacks.answer("page", board.defaults, [])
+        assert (message, style, off) == ("", "", False)
         assert shown[0].children.startswith("SLO chat")
         assert len(figure.data) == 4
         assert command.startswith("windtunnel simulate model=smollm2_135m hardware=l4")
         large = {**board.defaults, "model": "llama3_1_405b"}
-        told, style, shown, figure, _, off, command = callbacks.answer("page", large, [])
-        assert "llama-3.1-405b" in told
+        message, style, shown, figure, _, off, command = callbacks.answer("page", large, [])
+        assert "llama-3.1-405b" in message
         assert style == "stale"
         assert shown is self.dash.no_update
         assert figure is self.dash.no_update
@@ -280,9 +280,9 @@ class TestCallbacks:
 
     def test_details_and_curve_are_of_the_last_answer(self, callbacks, board):
         callbacks.answer("page", board.defaults, [])
-        figure, told = callbacks.details("page")
+        figure, message = callbacks.details("page")
         assert figure.data
-        assert told
+        assert message
         curve, note, shown, off = callbacks.grow("page", None)
         assert list(curve.data[0].x) == pytest.approx([callbacks.service.curve("page").answer.rate_per_s])
         assert (note, off) == ("", False)
@@ -297,7 +297,7 @@ class TestCallbacks:
                 call("unheard of")
 
 
-def test_a_taken_port_is_told_with_the_next_free_one():
+def test_a_taken_port_is_reported_with_the_next_free_one():
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

@@ -49,7 +49,7 @@ def test_a_change_is_answered_and_its_address_brings_it_back(address):
         assert again.page.inner_text("#summary table") == after[0]
 
 
-def test_what_does_not_fit_is_told_and_the_last_answer_stays_stale(address):
+def test_what_does_not_fit_is_reported_and_the_last_answer_stays_stale(address):
     with opened(address) as page:
         page.answered("windtunnel simulate")
         verdict = page.page.inner_text("#verdict")
@@ -107,7 +107,7 @@ def test_while_a_run_is_under_way_the_last_answer_is_grey_and_says_so(address):
         ("?replicas=1000000", "replicas=1000000: must be a whole number from 1 to 64"),
     ],
 )
-def test_what_is_wrong_in_the_address_is_told_above_the_answer(address, query, message):
+def test_what_is_wrong_in_the_address_is_reported_above_the_answer(address, query, message):
     with opened(address + query) as page:
         page.answered("windtunnel simulate")
         assert page.page.inner_text("#error").startswith(message)
@@ -136,5 +136,5 @@ def test_ctrl_c_ends_the_command_and_its_processes():
 
 
 def _hear():
-    """A shell may have told its background jobs to ignore Ctrl-C."""
+    """A shell may make its background jobs ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -93,7 +93,7 @@ def test_an_overloaded_run_never_keeps_the_slo():
     assert not arm("a").keeps(measured(1.0, 0.85))
 
 
-def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
+def test_arms_are_ranked_by_what_they_keep_with_what_they_miss():
     arms = [arm("slow"), arm("fast", num_devices=2), arm("never")]
     runs = {
         "slow": [found(measured(r, 0.9), measured(1.01 * r, 0.8, ttft=0.8)) for r in (5.0, 6.0, 7.0)],
@@ -108,14 +108,14 @@ def test_arms_are_ranked_by_what_they_keep_and_told_what_they_miss():
     assert highest[0].rate_per_device == 6.0
     assert [one.limiting for one in highest] == ["overload", "ttft", "tpot"]
     assert highest[1].best.ratio.mean == pytest.approx(0.5)
-    told = sentences(highest)
-    assert told[0].startswith(
+    lines = sentences(highest)
+    assert lines[0].startswith(
         "fast: 12.0 requests/s (95 % interval 7.03 to 17.0) with 90 % of requests within TTFT 500 ms"
     )
-    assert told[0].endswith("at higher rates the backlog grows without bound")
-    assert "0.50 times the best" in told[1]
-    assert told[1].endswith("at higher rates TTFT fails first")
-    assert "meets the SLO at none of the tried rates" in told[2]
+    assert lines[0].endswith("at higher rates the backlog grows without bound")
+    assert "0.50 times the best" in lines[1]
+    assert lines[1].endswith("at higher rates TTFT fails first")
+    assert "meets the SLO at none of the tried rates" in lines[2]
     # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
     assert rows(highest)[2] == ["slow", "6.00 ± 2.5", "6.00 ± 2.5", "400 ± 0", "40.0 ± 0", "–", "TTFT"]
     assert rows(highest)[1][1:3] == ["12.0 ± 5", "6.00 ± 2.5"]
@@ -289,7 +289,7 @@ def test_traffic_too_short_for_its_answers_is_said_to_be(tmp_path, monkeypatch, 
 
 
 def test_rates_are_those_of_the_requests_that_were_flown():
-    """A day's first requests come at another rate than its mean: what is told is what arrived."""
+    """The first requests of a day have another rate than its mean: the rate of arrivals is reported."""
     overrides = ["model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload/arrivals=diurnal"]
     _, (one,) = build_arms(SOURCE.compose(overrides), SOURCE, overrides)
     assert rate_of(one.scenarios[0].source()) == pytest.approx(one.base_rate)

@@ -19,10 +19,10 @@ def make_reply() -> Reply:
 def event(text: str | None = None, *, usage: int | None = None, **more: Any) -> bytes:
     """A chunk of a completion; text None: one without choices, the last with the usage."""
     choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": None, **more}]
-    told: dict[str, Any] = {"choices": choices}
+    chunk: dict[str, Any] = {"choices": choices}
     if usage is not None:
-        told["usage"] = {"prompt_tokens": 8, "completion_tokens": usage}
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+        chunk["usage"] = {"prompt_tokens": 8, "completion_tokens": usage}
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
@@ -138,6 +138,6 @@ def test_an_answer_without_a_token_has_failed():
 def test_cached_tokens_are_taken_from_the_usage():
     usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}}
     reply = make_reply()
-    told = {"choices": [{"text": "a"}], "usage": usage}
-    reply.feed(b"data: " + json.dumps(told).encode() + b"\n\n" + DONE, 1.0)
+    chunk = {"choices": [{"text": "a"}], "usage": usage}
+    reply.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n" + DONE, 1.0)
     assert (reply.prompt_tokens, reply.cached_tokens) == (9, 6)

@@ -156,9 +156,9 @@ def test_a_client_that_was_late_says_so():
     summary = figures(observed)
     assert summary["client"]["late_share"] > 0.5
     assert summary["client"]["stall"]["p99_s"] > 0.03
-    told = client_notes(summary)
-    assert any("the client was the bottleneck" in text for text in told)
-    assert any("The client was busy with other things" in text for text in told)
+    notes = client_notes(summary)
+    assert any("the client was the bottleneck" in text for text in notes)
+    assert any("The client was busy with other things" in text for text in notes)
 
 
 async def slow_client() -> Observed:
@@ -190,9 +190,9 @@ def test_an_endpoint_that_dies_leaves_what_came_and_failures():
     assert (cut["output_tokens"] > 0).any()  # tokens that came before the cut stay
     assert "connections in a row were lost" in observed.load.stopped
     assert counts["arrived"] < 60  # the rest was not sent
-    told = client_notes(figures(observed))
-    assert any("requests failed" in text for text in told)
-    assert any("Given up after" in text for text in told)
+    notes = client_notes(figures(observed))
+    assert any("requests failed" in text for text in notes)
+    assert any("Given up after" in text for text in notes)
 
 
 def test_a_broken_stream_is_a_failure_of_its_request_alone():
@@ -339,7 +339,7 @@ def test_options_that_a_server_refuses_are_not_sent_to_it():
 
 
 def test_answers_may_have_their_own_length():
-    """Completions end after 16 tokens unless told otherwise: told is what the context leaves."""
+    """Completions end after 16 tokens unless max_tokens is sent: it is what the context leaves."""
     observed, server = run(
         lambda body: Script(gap_s=0.0, tokens_per_chunk=1000),
         make_workload(num_requests=3),
@@ -493,7 +493,7 @@ def test_answers_that_hang_when_the_run_is_given_up_have_failed():
     assert observed.load.end_s < 5
 
 
-def test_a_dead_endpoint_is_told_by_the_exit_code_and_the_result_is_kept(command, serve, tmp_path):
+def test_a_dead_endpoint_is_reported_by_the_exit_code_and_the_result_is_kept(command, serve, tmp_path):
     calls = iter(range(1000))
 
     def script(body: dict[str, Any]) -> Script:
@@ -512,7 +512,7 @@ def test_a_dead_endpoint_is_told_by_the_exit_code_and_the_result_is_kept(command
     assert statuses["aborted"] >= 5
 
 
-def test_nothing_but_refusals_is_told_by_the_exit_code(command, serve):
+def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
     calls = iter(range(1000))
     url = serve(lambda body: Script() if next(calls) == 0 else Script(status=429, error="slow down"))
     code, shown, _ = command(f"url={url}", "report=false")
@@ -521,7 +521,7 @@ def test_nothing_but_refusals_is_told_by_the_exit_code(command, serve):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["url=localhost:8000"], "url=localhost:8000: must be an address such as http://localhost:8000"),
         ([], "url: must be given, for example url=http://localhost:8000"),
@@ -543,7 +543,7 @@ def test_nothing_but_refusals_is_told_by_the_exit_code(command, serve):
         (["url={mute}"], "the server refuses a plain question: none of your questions"),
     ],
 )
-def test_rejects_what_cannot_be_observed_in_one_line(command, serve, arguments, told):
+def test_rejects_what_cannot_be_observed_in_one_line(command, serve, arguments, message):
     urls = {
         "url": serve(),
         "locked": serve(api_key="secret"),
@@ -553,7 +553,7 @@ def test_rejects_what_cannot_be_observed_in_one_line(command, serve, arguments, 
     }
     code, _, errors = command(*(argument.format(**urls) for argument in arguments))
     assert code == 2
-    assert told in errors
+    assert message in errors
     assert len(errors.strip().splitlines()) == 1
 
 

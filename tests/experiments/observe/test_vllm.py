@@ -314,8 +314,8 @@ def test_an_observed_run_is_held_against_its_simulation(vllm, observed_twice, tm
     assert (curve["name"], curve["source"]) == ("in_flight", "requests")
     assert len(curve["simulated"]) == len(curve["reals"][0]) == len(curve["time_s"])
     assert any(note.startswith(f"Measured was tiny at {vllm.url}") for note in found["notes"])
-    for told in ("TTFT mean", "goodput, SLO chat × 8", "report.html"):
-        assert told in shown
+    for expected in ("TTFT mean", "goodput, SLO chat × 8", "report.html"):
+        assert expected in shown
     page = (tmp_path / "report.html").read_text()
     for heading in ("Verdict", "Errors", "Distributions", "Over time", "Environment", "Configuration"):
         assert f"<h2>{heading}</h2>" in page

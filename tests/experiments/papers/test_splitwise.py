@@ -61,7 +61,7 @@ def test_as_fast_as_alone_holds():
 
 
 @pytest.mark.parametrize(
-    ("slowed", "num_slowed", "told"),
+    ("slowed", "num_slowed", "failed"),
     [
         ({"ttft_s": 2.1}, 60, "ttft p50 2.10"),
         ({"ttft_s": 3.1}, 15, "ttft p90 3.10"),
@@ -71,11 +71,11 @@ def test_as_fast_as_alone_holds():
         ({"e2e_s": 15.1}, 15, "e2e p90 1.51"),
     ],
 )
-def test_each_term_fails_by_itself(slowed, num_slowed, told):
+def test_each_term_fails_by_itself(slowed, num_slowed, failed):
     mixed = pd.concat([requests(**slowed, num=num_slowed), requests(num=100 - num_slowed)])
     found = slowdowns(mixed, requests())
     assert not holds(found)
-    assert failing(found) == told
+    assert failing(found) == failed
 
 
 def test_answers_of_one_token_do_not_count_between_tokens():

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     return folder / "out"
 
 
-def test_a_finished_run_is_told_as_it_was_while_it_ran(folder, capsys):
+def test_a_finished_run_is_reported_as_it_was_while_it_ran(folder, capsys):
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["dialects"]) == list(DIALECTS)
     assert summary["preemptions"] > 0
@@ -39,7 +39,7 @@ def test_a_finished_run_is_told_as_it_was_while_it_ran(folder, capsys):
     assert f"{mean_ms:#.3g}" in printed
 
 
-def test_one_dialect_is_told_in_its_own_words(folder, capsys):
+def test_one_dialect_is_reported_in_its_own_words(folder, capsys):
     assert main(["dialects", f"run={folder}", "dialect=aiperf"]) == 0
     printed = capsys.readouterr().out
     assert "Output Token Throughput (tokens/sec)" in printed
@@ -91,19 +91,19 @@ def test_rates_count_the_tokens_of_every_answer(tmp_path, monkeypatch):
     few = (*SMALL, "workload.num_requests=20", "output.report=false", "output.progress=false")
     assert main(["simulate", *few, "metrics.dialect=all", "workload.branching.width=4"]) == 0
     (file,) = tmp_path.glob("outputs/simulate/*/*/summary.json")
-    told = json.loads(file.read_text())["dialects"]
+    dialects = json.loads(file.read_text())["dialects"]
     requests = pd.read_parquet(file.with_name("requests.parquet"))
     assert (requests["status"] == "finished").all()
     tokens, longest = (requests[f"{name}_tokens"] for name in ("output", "longest"))
     assert tokens.sum() > 2 * longest.sum()
     for name in ("vllm_bench", "aiperf", "mlperf"):
-        rate, duration_s = (told[name][key]["value"] for key in ("output_tokens_per_s", "duration_s"))
+        rate, duration_s = (dialects[name][key]["value"] for key in ("output_tokens_per_s", "duration_s"))
         assert rate * duration_s == pytest.approx(tokens.sum())
     span_s = requests["last_token_s"].max() - requests["first_token_s"].min()
-    assert told["guidellm"]["output_tokens_per_s"]["value"] * span_s == pytest.approx(tokens.sum())
+    assert dialects["guidellm"]["output_tokens_per_s"]["value"] * span_s == pytest.approx(tokens.sum())
     several = requests[longest > 1]
     tpot_s = (several["last_token_s"] - several["first_token_s"]) / (several["longest_tokens"] - 1)
-    assert told["vllm_bench"]["per_token"]["mean_s"] == pytest.approx(tpot_s.mean())
+    assert dialects["vllm_bench"]["per_token"]["mean_s"] == pytest.approx(tpot_s.mean())
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_rates_count_the_tokens_of_every_answer(tmp_path, monkeypatch):
         (["run=.", "vllm_bench=yes"], "vllm_bench=yes: must be true or false"),
     ],
 )
-def test_what_cannot_be_told_is_refused(arguments, message):
+def test_what_cannot_be_reported_is_refused(arguments, message):
     with pytest.raises(ConfigError) as caught:
         parse(arguments)
     assert str(caught.value).startswith(message)
@@ -131,8 +131,8 @@ def test_a_folder_without_what_is_needed_says_so(folder, tmp_path, missing, caps
         if file.name != missing:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert main(["dialects", f"run={tmp_path}"]) == 2
-    told = capsys.readouterr().err
-    assert ("no run is in it" if missing == "summary.json" else f"no {missing} in it") in told
+    printed = capsys.readouterr().err
+    assert ("no run is in it" if missing == "summary.json" else f"no {missing} in it") in printed
 
 
 def test_a_layout_for_one_answer_refuses_several(tmp_path, monkeypatch, capsys):
@@ -143,7 +143,7 @@ def test_a_layout_for_one_answer_refuses_several(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_dialect_that_there_is_not_is_told(tmp_path, monkeypatch, capsys):
+def test_a_dialect_that_there_is_not_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", "metrics.dialect=genai"]) == 2
     assert "metrics.dialect=genai: must be one of ours, vllm_bench, guidellm" in capsys.readouterr().err

@@ -136,12 +136,12 @@ def test_rejected_aborted_and_unfinished_requests_have_a_story(tmp_path, explain
         (["run=x", "requests=2"], "requests: no such setting; nearest: request; allowed: run, request"),
     ],
 )
-def test_rejects_what_cannot_be_told(arguments, message, capsys):
+def test_rejects_what_cannot_be_explained(arguments, message, capsys):
     assert main(["explain", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_request_is_told_the_range(pressed, capsys):
+def test_an_unknown_request_is_reported_with_the_range(pressed, capsys):
     assert main(["explain", f"run={pressed[0]}", "request=60"]) == 2
     assert "request=60: no such request; that run has 0 to 59" in capsys.readouterr().err
 

@@ -81,7 +81,7 @@ def test_axes_find_their_places():
         ({"metrics": ("ttft.p98_s",)}, r"^metric=ttft.p98_s: no figure of these runs; nearest: ttft.p99_s"),
     ],
 )
-def test_what_the_sweep_does_not_have_is_told(settings, message):
+def test_what_the_sweep_does_not_have_is_reported(settings, message):
     with pytest.raises(ConfigError, match=message):
         grid(ReportSettings(**settings), engine=["a", "b"], load=[1, 2], seed=[0, 1])
 
@@ -164,7 +164,7 @@ def test_parallel_coordinates_go_through_every_axis_and_figure():
     assert parallel(grid(load=[1, 2])) is None
 
 
-def test_panels_are_limited_and_that_is_told():
+def test_panels_are_limited_and_that_is_reported():
     found = grid(load=[1, 2, 3], engine=list("abc"), policy=[f"p{i}" for i in range(30)])
     assert places(found)["facets"] == ["policy"]
     drawing = lines(found, found.metrics[0])
@@ -278,7 +278,7 @@ def test_pictures_are_png_and_svg(folders, capsys):
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))):
         pytest.skip("no Chromium on the PATH")
     assert main(["report", f"sweep={folders}/sweep", "metric=ttft.p99_s", "report.format=png,svg"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     pictures = sorted((folders / "sweep/figures").iterdir())
     assert [file.name for file in pictures if file.suffix == ".png"] == [
         "lines_ttft.p99_s.png",
@@ -286,7 +286,7 @@ def test_pictures_are_png_and_svg(folders, capsys):
         "parallel_coordinates.png",
     ]
     for file in pictures:
-        assert str(file) in told
+        assert str(file) in printed
         assert file.read_bytes()[:4] == (b"\x89PNG" if file.suffix == ".png" else b"<svg")
 
 

@@ -55,7 +55,7 @@ def test_a_run_that_keeps_up_is_not_stopped(tmp_path, monkeypatch, capsys):
     assert re.search(r"95 % confidence \(single run\): .*TTFT mean ± ", printed)
 
 
-def test_a_found_warm_up_is_cut_and_told(tmp_path, monkeypatch, capsys):
+def test_a_found_warm_up_is_cut_and_reported(tmp_path, monkeypatch, capsys):
     """A queue of 200 requests at once, behind which one a second has the engine to itself."""
     trace = tmp_path / "trace.csv"
     arrivals = [0.0] * 200 + [30.0 + i for i in range(600)]
@@ -84,7 +84,7 @@ def test_a_found_warm_up_is_cut_and_told(tmp_path, monkeypatch, capsys):
         ("validate", "metrics.warmup_s=auto", "must lose the same requests; give seconds"),
     ],
 )
-def test_a_warm_up_that_cannot_be_had_is_told(tmp_path, monkeypatch, capsys, command, override, message):
+def test_a_warm_up_that_cannot_be_had_is_reported(tmp_path, monkeypatch, capsys, command, override, message):
     monkeypatch.chdir(tmp_path)
     assert main([command, override, *(["device=cpu"] if command == "validate" else [])]) == 2
     assert message in capsys.readouterr().err
@@ -120,5 +120,5 @@ def test_a_rate_scale_of_a_trace_is_now_the_load(tmp_path, monkeypatch, capsys, 
         assert 2.0 < summary["simulated_s"] < 3.0
         return
     assert code == 2
-    told = capsys.readouterr().err
-    assert "workload.rate_scale: no such setting; load=2, at the root, lets the same requests" in told
+    printed = capsys.readouterr().err
+    assert "workload.rate_scale: no such setting; load=2, at the root, lets the same requests" in printed

@@ -154,7 +154,7 @@ def test_a_launcher_says_which_extra_it_needs(launcher, package, monkeypatch):
         outcomes_of(launcher, square, 1)
 
 
-def test_a_dead_ray_address_is_told_within_seconds(monkeypatch):
+def test_a_dead_ray_address_is_reported_within_seconds(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", object())  # never asked: it would try for minutes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

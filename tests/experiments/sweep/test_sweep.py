@@ -177,7 +177,7 @@ def test_what_is_no_sweep_is_refused(overrides, message):
         (["seed=1,2", "--cfg", "job"], "--cfg, --info, --resolve: are for a single run"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(overrides, message, capsys):
+def test_mistakes_are_reported_before_anything_runs(overrides, message, capsys):
     assert sweep(*SMALL, "hydra.run.dir=out", *overrides) == 2
     assert message in capsys.readouterr().err
     assert not Path("out").exists()
@@ -185,10 +185,10 @@ def test_mistakes_are_told_before_anything_runs(overrides, message, capsys):
 
 def test_help_says_how_to_go_on(capsys):
     assert sweep("--help", "seed=0,1") == 0
-    told = capsys.readouterr().out
-    assert "resume=DIR" in told
-    assert "--multirun" not in told
-    assert "launcher.jobs=null" in told
+    printed = capsys.readouterr().out
+    assert "resume=DIR" in printed
+    assert "--multirun" not in printed
+    assert "launcher.jobs=null" in printed
 
 
 def test_runs_are_those_of_simulate_and_stand_in_a_table(capsys):
@@ -323,10 +323,10 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_done(capsys, monkeypatch):
 
     monkeypatch.setattr(folder_module, "_write_at_once", full_from_the_third_run_on)
     assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 2
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
         "No space left on device; 2 of 4 runs are done and kept; make room, then: windtunnel sweep resume=out"
-        in told
+        in printed
     )
     assert runs_of()["run"].tolist() == [0, 1]
     assert not Path("out/2").exists()
@@ -416,7 +416,7 @@ def test_interpolations_are_resolved_as_omegaconf_does(config):
     assert resolved(config) == OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 
-def test_an_interpolation_without_an_end_is_told():
+def test_an_interpolation_without_an_end_is_reported():
     with pytest.raises(ConfigError, match=r"^a: "):
         resolved({"a": "${nothing}"})
     with pytest.raises(ConfigError):
@@ -446,10 +446,10 @@ def test_another_launcher_goes_on_where_the_first_could_not_begin(capsys, monkey
 def test_what_cannot_be_drawn_leaves_the_runs_and_says_how_to_draw_them(capsys):
     own = ["seed=0,1", "report.metrics=[foo.bar]", "launcher.jobs=1", "hydra.run.dir=out"]
     assert sweep(*SMALL, *own) == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines()[-1] == "out"
-    assert "metric=foo.bar: no figure of these runs" in told.err
-    assert "windtunnel report sweep=out" in told.err
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "out"
+    assert "metric=foo.bar: no figure of these runs" in printed.err
+    assert "windtunnel report sweep=out" in printed.err
     assert runs_of()["status"].tolist() == ["done"] * 2
 
 

@@ -128,7 +128,7 @@ def test_gaps_of_vllm_bench(tmp_path):
     assert run.gaps.gap_end_s[0] == pytest.approx(0.6)
 
 
-def test_failed_requests_are_told_of_and_left_out(tmp_path):
+def test_failed_requests_are_reported_and_left_out(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(bench(failed=True)))
     (run,) = read_runs(tmp_path / "bench.json").values()
     assert run.requests["row"].tolist() == [1, 3]

@@ -53,7 +53,7 @@ def test_first_tokens_come_in_the_order_of_the_engine_and_as_many_run(run):
     )
 
 
-def test_prompts_are_told_by_their_blocks():
+def test_prompts_are_identified_by_their_blocks():
     requests = pd.DataFrame(
         {
             "arrival_s": [0.0, 1.0, 2.0],

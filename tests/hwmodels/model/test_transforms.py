@@ -152,8 +152,10 @@ def test_unstructured_sparsity_saves_nothing_but_disk_and_says_so():
     same = SparseUnstructured(zeros=0.5).applied(model)
     assert (same.blocks, same.name, same.sparsity) == (model.blocks, model.name, None)
     file_bytes = model.weight_bytes_per_rank()
-    told = f"{(file_bytes - 4 * LAYER * (2 * 0.5 - 1 / 8)) / 1e9:.4g} instead of {file_bytes / 1e9:.4g} GB"
-    assert told in same.notes[0]
+    expected = (
+        f"{(file_bytes - 4 * LAYER * (2 * 0.5 - 1 / 8)) / 1e9:.4g} instead of {file_bytes / 1e9:.4g} GB"
+    )
+    assert expected in same.notes[0]
 
 
 def test_a_file_with_few_zeros_is_written_as_it_was():
@@ -198,7 +200,7 @@ def test_what_was_said_of_the_model_is_still_said(transform):
     assert notes[1].startswith("model.transform: ")
 
 
-def test_of_experts_the_active_parameters_are_told_too(models):
+def test_of_experts_the_active_parameters_are_reported_too(models):
     [note] = PruneDepth(keep=0.5).applied(models["mixtral_8x7b"]).notes
     assert "active parameters 12.88 -> 6.571 B (51.0 %)" in note
     assert "active" not in PruneDepth(keep=0.5).applied(models["llama2_7b"]).notes[0]

@@ -175,8 +175,8 @@ def test_rejects_what_would_not_be_computed(fields, message):
 def test_gguf_metadata_says_what_config_json_says(tmp_path, config):
     tensors = as_gguf(config, random_checkpoint(config))
     file = write_gguf(tmp_path / "model.gguf", gguf_metadata(config), tensors)
-    told = Architecture.from_hf({key: value for key, value in config.items() if key != "torch_dtype"})
-    assert Architecture.from_path(file) == told
+    parsed = Architecture.from_hf({key: value for key, value in config.items() if key != "torch_dtype"})
+    assert Architecture.from_path(file) == parsed
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])

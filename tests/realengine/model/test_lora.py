@@ -429,20 +429,20 @@ def test_a_mixed_batch_has_the_logits_of_models_with_merged_weights(config):
     logits = decoder.logits(batch_of(rows, segments), cache)
     plain = []
     for row, (_, tokens, first) in enumerate(rows):
-        told = torch.tensor(prompts[row][: first + len(tokens)])
+        context_tokens = torch.tensor(prompts[row][: first + len(tokens)])
         own = merged(weights, spec, adapters.get(of_row[row]))
         torch.testing.assert_close(
-            logits[row].double(), eager_logits(spec, own, told)[-1], rtol=1e-3, atol=1e-4
+            logits[row].double(), eager_logits(spec, own, context_tokens)[-1], rtol=1e-3, atol=1e-4
         )
-        plain.append(eager_logits(spec, weights, told)[-1])
+        plain.append(eager_logits(spec, weights, context_tokens)[-1])
     different = (logits.double() - torch.stack(plain)).abs().amax(1)
     assert [float(far) > 0.05 for far in different] == [True, False, True, True, True]
     bank.put("v", 0)
     segments = on_device([0], [6])
-    (told,) = decoder.logits(batch_of([(3, prompts[3][:6], 0)], segments), cache)
+    (logits_again,) = decoder.logits(batch_of([(3, prompts[3][:6], 0)], segments), cache)
     own = merged(weights, spec, adapters["v"])
     expected = eager_logits(spec, own, torch.tensor(prompts[3][:6]))[-1]
-    torch.testing.assert_close(told.double(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(logits_again.double(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_the_dtype_of_the_activations_is_the_adapters():

@@ -215,14 +215,14 @@ def test_every_answer_of_a_request_has_its_own_tokens_and_logprobs(offline):
     assert [output.index for output in cumulative[-1].outputs] == [0, 1, 2]
     assert len({output.token_ids for output in truth.outputs}) == 3
     for index, answer in enumerate(truth.outputs):
-        told = cumulative[-1].outputs[index]
-        assert told.token_ids == answer.token_ids
-        assert [one.logprob for one in told.logprobs] == pytest.approx(
+        answer_output = cumulative[-1].outputs[index]
+        assert answer_output.token_ids == answer.token_ids
+        assert [one.logprob for one in answer_output.logprobs] == pytest.approx(
             [one.logprob for one in answer.logprobs], abs=1e-4
         )
         parts = [output.outputs[index] for output in deltas]
         assert sum((part.token_ids for part in parts), ()) == answer.token_ids
-        assert sum((part.logprobs for part in parts), ()) == told.logprobs
+        assert sum((part.logprobs for part in parts), ()) == answer_output.logprobs
         assert all(len(part.logprobs) == len(part.token_ids) for part in parts)
 
 
@@ -388,7 +388,7 @@ def test_a_slow_consumer_finds_the_newest_state_and_misses_nothing(kind, expecte
     assert (tokens[-1] if kind == "cumulative" else sum(tokens, ())) == expected[0]
 
 
-def test_an_event_loop_that_stands_still_is_told_once():
+def test_an_event_loop_that_stands_still_is_reported_once():
     async def scenario(llm):
         outputs = llm.generate(prompts()[0], LONG)
         first = await anext(outputs)
@@ -463,7 +463,7 @@ def test_what_fails_on_the_device_ends_with_an_output_that_says_so(expected):
     assert other.outputs[0].token_ids == expected[1]
 
 
-def test_when_the_engine_dies_everybody_is_told_why():
+def test_when_the_engine_dies_every_request_gets_the_reason():
     async def scenario(llm):
         gate, _ = gated(llm)
         tasks = [asyncio.create_task(last(llm, prompt, LONG)) for prompt in prompts(6)]
@@ -475,16 +475,16 @@ def test_when_the_engine_dies_everybody_is_told_why():
 
         llm.engine.runner.launch = failing
         gate.set()
-        told = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         for later in (lambda: last(llm, prompts()[0]), lambda: asyncio.to_thread(llm.check_health)):
-            told += await asyncio.gather(later(), return_exceptions=True)
+            results += await asyncio.gather(later(), return_exceptions=True)
         assert llm.num_unfinished == 0
-        return told
+        return results
 
-    told = run_until_failure(scenario, max_num_seqs=2, max_waiting=2)
-    assert len(told) == 8
-    assert len({id(error) for error in told}) == 8
-    for error in told:
+    results = run_until_failure(scenario, max_num_seqs=2, max_waiting=2)
+    assert len(results) == 8
+    assert len({id(error) for error in results}) == 8
+    for error in results:
         assert type(error) is EngineDeadError
         assert "died of KeyError: 'a bug'" in str(error)
         assert type(error.__cause__) is KeyError
@@ -555,13 +555,13 @@ def test_shutdown_may_come_from_the_engine_s_own_thread():
 
 def test_event_loops_in_several_threads_share_an_engine(expected):
     llm = make()
-    told = {}
+    results = {}
 
     async def ask(first):
         return await asyncio.gather(*(last(llm, prompts()[i]) for i in range(first, first + 8)))
 
     def serve(first):
-        told[first] = asyncio.run(ask(first))
+        results[first] = asyncio.run(ask(first))
 
     threads = [threading.Thread(target=serve, args=(first,)) for first in (0, 8, 16)]
     for thread in threads:
@@ -569,7 +569,7 @@ def test_event_loops_in_several_threads_share_an_engine(expected):
     for thread in threads:
         thread.join(TIMEOUT_S)
     llm.shutdown()
-    outputs = [output for first in (0, 8, 16) for output in told[first]]
+    outputs = [output for first in (0, 8, 16) for output in results[first]]
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert_nothing_left(llm)
 

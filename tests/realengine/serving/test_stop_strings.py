@@ -58,10 +58,10 @@ def test_whatever_the_pieces_it_ends_where_it_would_character_by_character(stop,
 )
 def test_no_more_is_held_back_than_may_become_a_stop_string(stop, text):
     watch = StopStrings(stop)
-    told = watch.add(text)
+    emitted = watch.add(text)
     if watch.found is None:
-        held = text[len(told) :]
-        assert text.startswith(told)
+        held = text[len(emitted) :]
+        assert text.startswith(emitted)
         assert not held or any(one.startswith(held) for one in stop)
         assert not any(
             one.startswith(text[len(text) - num :])

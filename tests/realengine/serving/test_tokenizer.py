@@ -148,7 +148,7 @@ def test_a_character_comes_with_its_last_byte(small):
     assert rest == ""
 
 
-def test_an_unfinished_character_is_told_at_the_end(small):
+def test_an_unfinished_character_is_emitted_at_the_end(small):
     pieces, rest = streamed(small, small.encode("a🙂")[:-1])
     assert (pieces, rest) == (["a", "", "", ""], "\ufffd")
 

@@ -283,10 +283,10 @@ def test_a_token_that_was_to_go_out_with_the_kv_is_lost_with_it(ask):
     assert (row.replica, row.output_tokens, row.lost_tokens) == (2, 3, 0)
 
 
-def test_the_summary_tells_what_was_restored_and_computed_again(run_world, ask):
-    told = failure_use(run_world(ask(0.0, 4, 10), **THREE, failures=crashes((3.5, 0, 100)), recovery=KV))
+def test_the_summary_reports_what_was_restored_and_computed_again(run_world, ask):
+    reported = failure_use(run_world(ask(0.0, 4, 10), **THREE, failures=crashes((3.5, 0, 100)), recovery=KV))
     names = ("resumed", "recomputed_tokens", "restored_tokens", "restored_bytes", "mirrored_bytes")
-    assert [told[name] for name in names] == [1, 1, 5, 5.0, 17.0]
+    assert [reported[name] for name in names] == [1, 1, 5, 5.0, 17.0]
 
 
 @given(data=st.data())

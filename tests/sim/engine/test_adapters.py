@@ -86,7 +86,7 @@ def test_a_switch_of_merged_weights_takes_the_copy_and_the_merge(make_world, ask
     assert ticks(run.records.requests.finished_s) == [16 + 3 + 2, 21 + 3 + 2, 30 + 8 + 3 + 2]
 
 
-def test_who_finds_no_slot_for_its_adapter_is_told_to_wait_for_that(make_world, ask):
+def test_a_request_without_a_slot_for_its_adapter_is_reported_as_waiting_for_it(make_world, ask):
     """One slot: b waits until a has come (16 ticks) and answered (2), then for its own 4 bytes from disk.
     Who needs no adapter passes it by."""
     asks = named(ask, "a"), named(ask, "b"), named(ask, None, at=17, num_output=3)

@@ -1,28 +1,28 @@
-"""What joins a replica is told what it asks for, in the order of joining, and nothing else."""
+"""A listener of a replica receives the events it implements, in the order of joining, and no others."""
 
 from sim.engine.attachment import Attachment, Listeners
 
 
 class Two(Attachment):
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, calls):
+        self.calls = calls
 
     def sent(self, request):
-        self.told.append(("sent", request))
+        self.calls.append(("sent", request))
 
     def crashed(self, now):
-        self.told.append(("crashed", now))
+        self.calls.append(("crashed", now))
 
 
 def test_only_what_an_attachment_overrides_is_called():
-    listeners, told = Listeners(), []
+    listeners, calls = Listeners(), []
     listeners.add(Attachment())
     assert not any(vars(listeners).values())
-    listeners.add(Two(told))
+    listeners.add(Two(calls))
     assert {event for event, called in vars(listeners).items() if called} == {"sent", "crashed"}
     for tell in listeners.sent:
         tell("request")
-    assert told == [("sent", "request")]
+    assert calls == [("sent", "request")]
 
 
 def test_every_event_of_an_attachment_has_listeners():
@@ -31,14 +31,14 @@ def test_every_event_of_an_attachment_has_listeners():
 
 
 def test_attachments_are_called_in_the_order_of_joining():
-    listeners, told = Listeners(), []
+    listeners, calls = Listeners(), []
     for name in ("first", "second"):
 
         class Joining(Attachment):
             def crashed(self, now, name=name):
-                told.append(name)
+                calls.append(name)
 
         listeners.add(Joining())
     for tell in listeners.crashed:
         tell(1.0)
-    assert told == ["first", "second"]
+    assert calls == ["first", "second"]

@@ -89,12 +89,12 @@ def test_signals_are_those_of_the_last_iteration_that_began_before_a_refresh_on_
             assert (running, waiting, used) == (0, 0, 0)
             continue
         last = table.iloc[row]
-        told = (last.running, last.waiting, last.kv_blocks_used * records.pools[0].block_size)
+        expected = (last.running, last.waiting, last.kv_blocks_used * records.pools[0].block_size)
         ended = last.start_s + last.duration_s <= at_s
         # Behind its end the replica may have planned that there is nothing to do.
-        assert (running, waiting, used) in ([told, (0, 0, 0)] if ended else [told])
+        assert (running, waiting, used) in ([expected, (0, 0, 0)] if ended else [expected])
         if ended and row + 1 < len(table) and table.iloc[row + 1].start_s <= last.start_s + last.duration_s:
-            assert (running, waiting, used) == told
+            assert (running, waiting, used) == expected
 
 
 def refreshed_s(age_s, now):
@@ -260,19 +260,19 @@ def test_looking_into_caches_must_be_declared(make_world, ask):
     make_world(ask(0.0, 4, 2), routing=Declared()).simulate()
 
 
-def test_routers_are_told_of_first_tokens_and_ends(make_world, ask):
+def test_routers_receive_first_tokens_and_ends(make_world, ask):
     """The second is refused, the third gives up at 6 ticks, before its prompt is computed."""
-    told = defaultdict(list)
+    calls = defaultdict(list)
 
     class Listening:
         def choose(self, request, replicas, now):
             return 0
 
         def on_first_token(self, request, now):
-            told[request.request_id].append(("token", now / TICK_S))
+            calls[request.request_id].append(("token", now / TICK_S))
 
         def on_end(self, request, now):
-            told[request.request_id].append(("end", now / TICK_S))
+            calls[request.request_id].append(("end", now / TICK_S))
 
         def __deepcopy__(self, memo):
             return self
@@ -287,7 +287,7 @@ def test_routers_are_told_of_first_tokens_and_ends(make_world, ask):
         routing=Listening(),
     )
     world.simulate()
-    assert told == {0: [("token", 1), ("end", 3)], 1: [("end", 0)], 2: [("end", 6)]}
+    assert calls == {0: [("token", 1), ("end", 3)], 1: [("end", 0)], 2: [("end", 6)]}
 
 
 @pytest.mark.parametrize("age_s", [-1.0, inf, float("nan"), 1e-9])

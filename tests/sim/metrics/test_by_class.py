@@ -94,14 +94,14 @@ def test_trimming_leaves_out_what_it_leaves_out_of_the_whole_summary():
     assert figures["7"]["preemptions"] == 0
 
 
-def test_one_class_is_not_told_apart():
+def test_one_class_is_not_distinguished():
     assert by_class(priority=4, tenant="a") == {}
     assert list(by_class(priority=4)) == ["by_tenant"]
     assert figures_by_class(request_metrics(six_requests().iloc[:0], None), WHOLE, None) == {}
     assert figures_by_class(request_metrics(six_requests().drop(columns=["priority"]), None), WHOLE, None)
 
 
-def test_of_many_tenants_those_with_the_most_requests_are_told():
+def test_of_many_tenants_those_with_the_most_requests_are_reported():
     table = pd.concat([six_requests().iloc[:1]] * 61, ignore_index=True)
     names = [f"t{i:02}" for i in range(60)] + ["t59"]
     figures = figures_by_class(request_metrics(table.assign(tenant=names), None), WHOLE, None)

@@ -46,7 +46,7 @@ WHOLE = Window(0.0, 8.0)
 SLO = Slo(ttft_ms=2000, tpot_ms=1000)
 
 
-def told(name, slo=SLO, window=WHOLE, times=TIMES):
+def dialect_of(name, slo=SLO, window=WHOLE, times=TIMES):
     return in_dialects([name], REQUESTS, times, window, slo)[name]
 
 
@@ -59,7 +59,7 @@ def value(found, key):
 
 
 def test_vllm_bench():
-    found = told("vllm_bench")
+    found = dialect_of("vllm_bench")
     assert (value(found, "answered"), value(found, "failed")) == (3, 1)
     assert figures(found, "ttft") == [1.5, 2.0, 2.0, 2.0]
     assert figures(found, "per_token") == [1.0, 1.0, 1.4, 1.49]  # of 0.5 and 1.5
@@ -73,7 +73,7 @@ def test_vllm_bench():
 
 
 def test_guidellm():
-    found = told("guidellm")
+    found = dialect_of("guidellm")
     assert found["per_token"]["name"] == "ITL"
     assert figures(found, "per_token") == [round(5 / 6, 6), 0.5, 1.5, 1.5]  # 1.5 weighs 2, 0.5 weighs 4
     assert found["per_token_with_first"]["name"] == "TPOT"
@@ -87,11 +87,11 @@ def test_guidellm():
     assert value(found, "goodput_per_s") == 1 / 5.75
     assert value(found, "good_share") == 1 / 2  # of those that have a TPOT
     assert "gap" not in found
-    assert value(told("guidellm", Slo(ttft_ms=2000)), "good_share") == 1.0
+    assert value(dialect_of("guidellm", Slo(ttft_ms=2000)), "good_share") == 1.0
 
 
 def test_aiperf():
-    found = told("aiperf")
+    found = dialect_of("aiperf")
     assert (found["per_token"]["name"], found["gap"]["name"]) == ("ITL", "ICL")
     assert figures(found, "per_token") == [1.0, 1.0, 1.4, 1.49]
     assert figures(found, "gap") == [round(5 / 6, 6), 0.5, 1.5, 1.95]
@@ -103,7 +103,7 @@ def test_aiperf():
 
 
 def test_mlperf():
-    found = told("mlperf")
+    found = dialect_of("mlperf")
     assert figures(found, "ttft") == [1.5, 2.0, 2.0, 2.0]  # sorted[floor(3 q)] of 0.5, 2, 2
     assert figures(found, "per_token") == [1.0, 1.5, 1.5, 1.5]
     assert figures(found, "e2e") == [round(9.5 / 3, 6), 3.5, 4.0, 4.0]
@@ -113,12 +113,12 @@ def test_mlperf():
     assert value(found, "valid") == 0.0
     assert "goodput_per_s" not in found
     loose = Slo(ttft_ms=2000, tpot_ms=1500)
-    assert value(told("mlperf", loose), "valid") == 0.0  # one was never answered
-    assert value(told("mlperf", loose, Window(0.4, 8.0)), "valid") == 1.0
+    assert value(dialect_of("mlperf", loose), "valid") == 0.0  # one was never answered
+    assert value(dialect_of("mlperf", loose, Window(0.4, 8.0)), "valid") == 1.0
 
 
 def test_only_requests_that_arrived_in_the_window_count():
-    found = told("vllm_bench", window=Window(0.75, 8.0))
+    found = dialect_of("vllm_bench", window=Window(0.75, 8.0))
     assert (value(found, "answered"), value(found, "failed")) == (2, 0)
     assert figures(found, "gap") == [0.5] * 4
     assert value(found, "duration_s") == 5.25
@@ -126,9 +126,9 @@ def test_only_requests_that_arrived_in_the_window_count():
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_without_an_slo_nothing_is_good_and_without_an_answer_there_is_nothing(name):
-    found = told(name, slo=None)
+    found = dialect_of(name, slo=None)
     assert not {"goodput_per_s", "good_share", "valid"} & found.keys()
-    empty = told(name, window=Window(7.0, 8.0))
+    empty = dialect_of(name, window=Window(7.0, 8.0))
     assert value(empty, "answered") == 0
     assert math.isnan(value(empty, "requests_per_s")) or value(empty, "requests_per_s") == 0
     assert math.isnan(empty["ttft"]["p50_s"])

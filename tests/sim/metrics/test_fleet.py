@@ -40,7 +40,7 @@ NOTHING_KEPT = dict.fromkeys(
 )
 
 
-def test_a_crash_is_told_with_what_it_cost(make_world, ask):
+def test_a_crash_is_reported_with_what_it_cost(make_world, ask):
     """Down from 3.5 to the end at 13.5, of two replicas for 13.5 ticks each."""
     world = make_world(ask(0.0, 4, 10), num_replicas=2, failures=crash(3.5, 90, 0), max_resends=1)
     assert failure_use(world.simulate().records) == {
@@ -88,7 +88,7 @@ def test_attempts_are_counted_whatever_became_of_them(make_world, ask):
     }
 
 
-def test_failures_that_crash_nothing_are_told_by_kind(make_world, ask):
+def test_failures_that_crash_nothing_are_reported_by_kind(make_world, ask):
     """Twice as slow from 2 to 6: tokens 3 and 4 take 2 ticks each; the run ends at 12."""
     slow = Scripted(kind=FailureKind.straggler, at_s=2 * TICK_S, duration_s=4 * TICK_S, factor=2.0)
     records = make_world(ask(0.0, 4, 10), failures=Failures(events=(slow,))).simulate().records
@@ -113,7 +113,7 @@ def test_what_the_service_sends_again_is_no_attempt_of_a_client(make_world, ask)
     assert retry_use(records)["attempts"] == 1
 
 
-def test_replicas_that_come_and_go_are_told(scaled):
+def test_replicas_that_come_and_go_are_reported(scaled):
     figures = scaling_use(scaled, num_devices=[2])
     assert figures == {
         "mean_replicas": pytest.approx((60 + 26) / 60),

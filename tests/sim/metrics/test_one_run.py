@@ -90,8 +90,8 @@ def test_nothing_is_cut_where_one_series_never_settles():
     assert found.warmup_s == 0.0
     assert not found.evidence["settled"]
     assert (found.evidence["ttft"]["settled"], found.evidence["tpot"]["settled"]) == (False, True)
-    told = caveats(summary_with(found.evidence))
-    assert told[0].startswith(
+    lines = caveats(summary_with(found.evidence))
+    assert lines[0].startswith(
         "No steady state (MSER-5): TTFT did not settle within the first half of the 2,000"
     )
 
@@ -126,12 +126,14 @@ def test_a_summary_with_warmup_auto_leaves_out_what_was_found():
     ttft_s = noise(0)
     ttft_s[:100] += 5.0
     records = run_of(ttft_s, ttft_s)
-    told = summarise_latencies(records, "auto")
+    found_automatically = summarise_latencies(records, "auto")
     by_hand = summarise_latencies(records, 10.0)
-    assert told["trimmed"]["warmup_s"] == pytest.approx(10.0)
-    assert told["trimmed"]["requests_left_out"] == by_hand["trimmed"]["requests_left_out"] == 100
-    assert told["ttft"] == by_hand["ttft"]
-    assert (by_hand["warmup"], told["warmup"]["requests"]) == (None, 100)
+    assert found_automatically["trimmed"]["warmup_s"] == pytest.approx(10.0)
+    assert (
+        found_automatically["trimmed"]["requests_left_out"] == by_hand["trimmed"]["requests_left_out"] == 100
+    )
+    assert found_automatically["ttft"] == by_hand["ttft"]
+    assert (by_hand["warmup"], found_automatically["warmup"]["requests"]) == (None, 100)
 
 
 def summarise_latencies(records, warmup_s):
@@ -190,7 +192,7 @@ def test_the_interval_of_a_rate_counts_every_token_of_every_sample():
     assert (one["low"] + one["high"]) / 2 == pytest.approx(3 * 800 / records.end_s, rel=0.01)
 
 
-def test_figures_are_told_with_their_intervals_and_others_with_the_reason():
+def test_figures_are_reported_with_their_intervals_and_others_with_the_reason():
     summary = {
         "ttft": {"mean_s": 0.2, "p99_s": 0.4},
         "tpot": {"mean_s": None, "p99_s": None},
@@ -199,11 +201,17 @@ def test_figures_are_told_with_their_intervals_and_others_with_the_reason():
         "goodput": {"share": 0.97},
         "intervals": {
             "confidence": 0.95,
-            "ttft": {"mean_s": told(0.19, 0.21), "p99_s": told(lack="the run is too short")},
-            "tpot": {"mean_s": told(lack="nothing was measured")},
-            "e2e": {"mean_s": told(1.9, 2.1), "p99_s": told(lack="the run is too short")},
-            "throughput": {"output_tokens_per_s": told(93.0, 107.0), "requests_per_s": told(0.0, 0.0)},
-            "goodput": {"share": told(0.955, 0.985)},
+            "ttft": {
+                "mean_s": interval_json(0.19, 0.21),
+                "p99_s": interval_json(lack="the run is too short"),
+            },
+            "tpot": {"mean_s": interval_json(lack="nothing was measured")},
+            "e2e": {"mean_s": interval_json(1.9, 2.1), "p99_s": interval_json(lack="the run is too short")},
+            "throughput": {
+                "output_tokens_per_s": interval_json(93.0, 107.0),
+                "requests_per_s": interval_json(0.0, 0.0),
+            },
+            "goodput": {"share": interval_json(0.955, 0.985)},
         },
     }
     assert interval_lines(summary) == [
@@ -238,13 +246,13 @@ def test_a_share_of_all_or_none_is_bounded_on_one_side_by_the_rule_of_three(num,
     assert interval_lines(summary) == [f"95 % confidence (single run): {line}"]
 
 
-def test_unequal_sides_are_both_told():
+def test_unequal_sides_are_both_reported():
     summary = {
         "ttft": {"p99_s": 0.4},
-        "intervals": {"confidence": 0.95, "ttft": {"p99_s": told(0.38, 0.44)}},
+        "intervals": {"confidence": 0.95, "ttft": {"p99_s": interval_json(0.38, 0.44)}},
     }
     assert interval_lines(summary) == ["95 % confidence (single run): TTFT p99 -5 to +10 %"]
 
 
-def told(low=None, high=None, lack=None):
+def interval_json(low=None, high=None, lack=None):
     return {"low": low, "high": high, "batches": 0 if lack else 8, "lack": lack}

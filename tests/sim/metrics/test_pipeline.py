@@ -24,8 +24,8 @@ NAMES = (
 )
 
 
-class Told:
-    """In the place of a roofline: every micro-batch takes so long; a round has decode_seqs of them."""
+class FixedRoofline:
+    """Replaces the roofline: every micro-batch takes batch_s, and a round has decode_seqs of them."""
 
     def __init__(self, num_stages, num_layers, batch_s, last_s=0.0):
         layout = ParallelLayout(pipeline_parallel_size=num_stages)
@@ -37,8 +37,8 @@ class Told:
 
 
 @pytest.fixture(autouse=True)
-def told_is_a_roofline(monkeypatch):
-    monkeypatch.setattr(pipeline, "Roofline", Told)
+def fixed_roofline(monkeypatch):
+    monkeypatch.setattr(pipeline, "Roofline", FixedRoofline)
 
 
 def use(model, *rows):
@@ -49,18 +49,18 @@ def use(model, *rows):
 
 
 def test_there_are_no_bubbles_without_stages():
-    assert use(Told(1, 4, 1.0), (1.0, 1)) is None
+    assert use(FixedRoofline(1, 4, 1.0), (1.0, 1)) is None
 
 
 def test_a_full_pipeline_of_equal_stages_has_no_bubbles():
-    found = use(Told(4, 8, 4.0), (4.0, 4))
+    found = use(FixedRoofline(4, 8, 4.0), (4.0, 4))
     assert found["bubble_share"] == pytest.approx(0)
     assert found["busy_share_by_stage"] == pytest.approx([1] * 4)
 
 
 def test_too_few_micro_batches_leave_stages_empty():
     """One of four: three quarters of all stages' time."""
-    found = use(Told(4, 8, 4.0), (4.0, 1))
+    found = use(FixedRoofline(4, 8, 4.0), (4.0, 1))
     assert found["few_micro_batches_share"] == pytest.approx(3 / 4)
     assert found["unequal_stages_share"] == pytest.approx(0)
     assert found["mean_micro_batches"] == 1
@@ -68,13 +68,13 @@ def test_too_few_micro_batches_leave_stages_empty():
 
 def test_stages_wait_for_the_one_with_the_lm_head():
     """2 s of layers in 2 stages, 1 s of LM head: rounds of 2 x 2 s, the first stage works for 2 s of 4."""
-    found = use(Told(2, 8, 3.0, last_s=1.0), (4.0, 2))
+    found = use(FixedRoofline(2, 8, 3.0, last_s=1.0), (4.0, 2))
     assert found["busy_share_by_stage"] == pytest.approx([0.5, 1.0])
     assert found["unequal_stages_share"] == found["bubble_share"] == pytest.approx(0.25)
 
 
 def test_time_of_the_host_is_no_bubble():
-    found = use(Told(4, 8, 4.0), (5.0, 4))
+    found = use(FixedRoofline(4, 8, 4.0), (5.0, 4))
     assert found["host_share"] == pytest.approx(0.2)
     assert found["bubble_share"] == pytest.approx(0)
 
@@ -87,7 +87,7 @@ def test_time_of_the_host_is_no_bubble():
     rows=st.lists(st.tuples(st.integers(1, 8), st.floats(1, 2)), min_size=1, max_size=5),
 )
 def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, rows):
-    model = Told(stages, layers, batch_s, last_share * batch_s)
+    model = FixedRoofline(stages, layers, batch_s, last_share * batch_s)
     took = []
     for count, slower in rows:
         count = min(count, stages)
@@ -102,7 +102,7 @@ def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, r
 
 def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
     """a: two stages, one micro-batch of two, half of it empty. b: one GPU. c: four stages, full."""
-    models = [Told(2, 4, 2.0), Told(1, 4, 1.0), Told(4, 8, 4.0)]
+    models = [FixedRoofline(2, 4, 2.0), FixedRoofline(1, 4, 1.0), FixedRoofline(4, 8, 4.0)]
     rows = [(0, 2.0, 1), (1, 1.0, 1), (2, 4.0, 4), (0, 2.0, 1)]
     replica, duration, batches = (np.array(column) for column in zip(*rows, strict=True))
     table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(len(rows)))})

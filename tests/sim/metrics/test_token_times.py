@@ -67,7 +67,7 @@ def test_three_requests_by_hand():
         token_times(requests.assign(output_tokens=[4, 1, 0]), iterations, own_gaps)
 
 
-def test_several_answers_are_not_told_apart():
+def test_several_answers_are_not_distinguished():
     requests = pd.DataFrame({"request_id": [0], "samples": [2]})
     with pytest.raises(ValueError, match=r"workload.branching.width=1 asks for one"):
         token_times(requests, pd.DataFrame(), pd.DataFrame())

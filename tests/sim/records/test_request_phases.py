@@ -106,7 +106,7 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
             assert request["first_token_s"] in [p.end_s for p in phases if p.name == "prefill"]
 
 
-def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
+def test_a_life_with_a_crash_and_a_timeout_is_reported_in_order(make_world, ask):
     """In ticks: lost at 3.5, sent again when somebody serves, at 15.5; its client waits to 19.75, the engine
     lets go of it at 20.5, and 4 ticks later it comes again."""
     crash = Scripted(kind=FailureKind.crash, at_s=3.5 * TICK_S, duration_s=10 * TICK_S)
@@ -121,4 +121,4 @@ def test_a_life_with_a_crash_and_a_timeout_is_told_in_order(make_world, ask):
         ("in vain", 0, 3.5, ""),
         ("waiting", 3.5, 15.5, "gateway"),
     ]
-    assert told[3:5] == [("in vain", 15.5, 20.5, ""), ("waiting", 20.5, 24.5, "gateway")]
+    assert phases[3:5] == [("in vain", 15.5, 20.5, ""), ("waiting", 20.5, 24.5, "gateway")]

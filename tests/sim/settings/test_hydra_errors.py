@@ -47,7 +47,7 @@ def test_what_build_checks_is_left_to_it(source, override):
 
 
 @pytest.mark.parametrize("override", ["=3", "=abc", "+=3", "~=3", "~"])
-def test_a_value_without_a_key_is_told_what_to_look_like(source, override):
+def test_a_value_without_a_key_is_reported_with_the_right_form(source, override):
     with pytest.raises(COMPOSE_ERRORS) as error:
         source.compose([override])
     assert str(explain(error.value, [override], source)) == f"{override}: must be key=value"
@@ -88,8 +88,8 @@ def test_a_part_of_what_is_null_is_answered_with_the_whole():
         ),
     ],
 )
-def test_a_group_that_is_chosen_twice_is_told_its_choices_for_either(override, start):
-    """And whoever forgot the group in front of the key is told how to write it."""
+def test_a_group_that_is_chosen_twice_is_reported_with_its_choices(override, start):
+    """A key without its group gets a message with the right spelling."""
     with pytest.raises(ConfigError) as error:
         composed(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), [override])
     assert str(error.value).startswith(start)
@@ -134,7 +134,7 @@ def test_a_group_that_is_chosen_twice_is_told_its_choices_for_either(override, s
         ("simulate", ["seed@x=1"], "seed@x=1: seed is a setting, not a group; write seed=1"),
     ],
 )
-def test_what_is_written_in_the_wrong_place_is_told_where_it_belongs(command, overrides, message):
+def test_what_is_written_in_the_wrong_place_is_reported_with_its_right_place(command, overrides, message):
     with pytest.raises(ConfigError) as error:
         composed(ConfigSource(config_name=command, dirs=[CONFIG_DIR]), overrides)
     assert str(error.value) == message

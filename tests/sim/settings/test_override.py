@@ -43,7 +43,7 @@ def test_values_are_those_of_hydra(text, value):
     assert Override.parse(text).typed_value() == value
 
 
-def test_overrides_are_told_apart_by_the_root_of_their_key():
+def test_overrides_are_distinguished_by_the_root_of_their_key():
     given = ["hydra/launcher=joblib", "+hydra.run.dir=out", "seed=1", "hydration=2"]
     assert about(given, "hydra") == given[:2]
     assert not_about(given, "hydra") == given[2:]

@@ -41,7 +41,7 @@ def test_a_variant_is_what_is_composed(variants, overrides):
 @pytest.mark.parametrize(
     "override", ["hardware=l40x", "model.weight=fp8", "load=[", "decode_routing=random", "load=1,2", "~seed"]
 )
-def test_mistakes_are_told_as_composing_tells_them(override):
+def test_mistakes_are_reported_as_by_composing(override):
     with pytest.raises(ConfigError) as composing:
         composed(SOURCE, [*BASE, override])
     with pytest.raises(ConfigError) as varying:

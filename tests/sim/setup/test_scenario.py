@@ -72,7 +72,7 @@ def build(*overrides):
         ),
         (
             ["caching=radix", "caching.eviction=belady", "replicas=2"],
-            "caching.eviction=belady: is told all requests beforehand, .* on replicas=1",
+            "caching.eviction=belady: needs to know all requests beforehand, .* on replicas=1",
         ),
         (
             [
@@ -146,18 +146,18 @@ def notes(*overrides):
 )
 def test_notes_say_that_a_batch_larger_than_the_slots_is_cut(batching, name):
     """Twelve may run at once: thirteen are noted, twelve are not."""
-    told = f"batching.{name}=13: no more than engine.max_num_seqs=12 run at once"
+    note = f"batching.{name}=13: no more than engine.max_num_seqs=12 run at once"
     settings = [f"batching={batching}", "engine.max_num_seqs=12"]
-    assert told in notes(*settings, f"batching.{name}=13")
+    assert note in notes(*settings, f"batching.{name}=13")
     assert "run at once" not in notes(*settings, f"batching.{name}=12")
 
 
 @pytest.mark.parametrize("caching", ["paged", "contiguous", "streaming_llm", "snapkv"])
 def test_notes_say_that_a_cache_never_finds_what_longest_prefix_asks_for(caching):
     settings = [f"caching={caching}", "engine.max_model_len=2048", "engine.num_kv_blocks=2000"]
-    told = "nothing of a prompt is ever found there, so the order is that of arrival"
-    assert told in notes("scheduling=longest_prefix", *settings)
-    assert told not in notes("scheduling=fcfs", *settings)
+    note = "nothing of a prompt is ever found there, so the order is that of arrival"
+    assert note in notes("scheduling=longest_prefix", *settings)
+    assert note not in notes("scheduling=fcfs", *settings)
 
 
 @pytest.mark.parametrize("caching", ["prefix", "tiered", "radix"])

@@ -52,7 +52,7 @@ def test_leap_equals_step_with_adapters(service):
 
 @dataclass
 class Counting:
-    """Round robin that keeps a count: each request chosen for is told to end once, and only then."""
+    """Round robin that counts: the end of each chosen request is reported once, and only then."""
 
     turn: int = 0
     under_way: Counter = field(default_factory=Counter)
@@ -60,23 +60,23 @@ class Counting:
     def choose(self, request, replicas, now):
         self.turn += 1
         self.under_way[request.request_id] += 1
-        assert self.under_way[request.request_id] == 1, "chosen again before its end was told"
+        assert self.under_way[request.request_id] == 1, "chosen again before its end was reported"
         return self.turn % len(replicas)
 
     def on_first_token(self, request, now):
-        assert self.under_way[request.request_id] == 1, "told its end before its first token"
+        assert self.under_way[request.request_id] == 1, "its end was reported before its first token"
 
     def on_end(self, request, now):
         self.under_way[request.request_id] -= 1
-        assert self.under_way[request.request_id] == 0, "told an end that is not one"
+        assert self.under_way[request.request_id] == 0, "an end was reported twice"
 
 
 @given(service=draw_failing_services())
-def test_the_router_is_told_one_end_for_each_time_that_it_has_chosen(service):
+def test_the_router_gets_one_end_for_each_time_that_it_has_chosen(service):
     replace(service, routing=Counting()).simulate()
 
 
-def test_a_retry_is_not_told_to_have_ended_when_its_former_prefill_replica_lets_go(ask):
+def test_a_retry_is_not_reported_as_ended_when_its_former_prefill_replica_lets_go(ask):
     """The decode replica has room for two. The third request times out there, while its prefill replica is
     in the middle of a chunk of the fifth, and comes again to the other one before that chunk ends."""
     service = Service(
@@ -298,7 +298,7 @@ def test_the_prompts_policy_of_a_prefill_replica_may_be_any(ask):
 
 
 def test_long_answers_are_spread(ask):
-    """Of six answers two are long; a router that is told so sends each to a replica of its own."""
+    """Of six answers two are long; a router that knows it sends each to a replica of its own."""
     lengths = [90, 2, 2, 90, 2, 2]
     asks = [ask(i * TICK_S, 4, num_tokens) for i, num_tokens in enumerate(lengths)]
     records = run_world(
@@ -403,8 +403,8 @@ def test_roles_follow_the_load(ask):
 
 def test_events_tell_the_whole_way(ask):
     events = events_table(run_world(ask(TICK_S, 8, 4), kv_transfer=AT_END))
-    told = [(row.event, row.replica, row.time_s / TICK_S, row.tokens) for row in events.itertuples()]
-    assert told == [
+    rows = [(row.event, row.replica, row.time_s / TICK_S, row.tokens) for row in events.itertuples()]
+    assert rows == [
         ("arrive", 1, 1, 8),
         ("admit", 0, 1, 0),
         ("first_token", 1, 2, 1),

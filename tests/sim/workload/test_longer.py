@@ -82,7 +82,7 @@ def test_what_prompts_share_is_stretched_as_they_are(shared, one, other, tail, s
         assert sum(s.num_tokens for s in new.prompt.segments) <= new.prompt.num_tokens
     kept = common(*before) * scale
     assert common(*after) >= kept - 1
-    if scale >= 1:  # shorter prompts may lose what told them apart
+    if scale >= 1:  # shorter prompts may lose what distinguished them
         assert common(*after) <= kept + 1
 
 

@@ -76,12 +76,12 @@ def test_the_last_attempt_is_the_last():
     assert Retries(max_attempts=1).next_at(0, 1, 0.0) is None
 
 
-@pytest.mark.parametrize("told_s", [None, 0.5, 3.0])
-def test_a_refusal_is_honoured_if_it_asks_for_more(told_s):
+@pytest.mark.parametrize("retry_after_s", [None, 0.5, 3.0])
+def test_a_refusal_is_honoured_if_it_asks_for_more(retry_after_s):
     polite = Retries(base_s=1, jitter="none")
     deaf = Retries(base_s=1, jitter="none", honours_retry_after=False)
-    assert polite.next_at(0, 1, 10.0, told_s) == 10 + max(1, told_s or 0)
-    assert deaf.next_at(0, 1, 10.0, told_s) == 11
+    assert polite.next_at(0, 1, 10.0, retry_after_s) == 10 + max(1, retry_after_s or 0)
+    assert deaf.next_at(0, 1, 10.0, retry_after_s) == 11
 
 
 @pytest.mark.parametrize("honours", [True, False])

@@ -121,10 +121,10 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
     folder = tmp_path / "out"
     own = ("--config-dir", str(tmp_path), "suite=three")
     assert validate(folder, f"calibrated={calibrated}", "repeats=1", *own) == 2
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     message = "windtunnel: case all_at_once: load=0.9: the workload's requests all come at once"
-    assert told.err.startswith(message)
-    assert told.err.count("\n") == 1
+    assert printed.err.startswith(message)
+    assert printed.err.count("\n") == 1
     names = ["static", "mlfq", "swap"]
     assert {file.name for file in folder.iterdir()} == {"config.yaml", "suite.json", "suite.html", *names}
     record = read(folder / "suite.json")
@@ -135,7 +135,7 @@ def test_a_suite_of_three_policies_is_decided_alike_and_what_fails_does_not_stop
         assert {one["name"] for one in case["metrics"]} >= {"ttft_mean_s", "tpot_p99_s", "iteration_median"}
         assert all_decisions_are_equal(read(folder / name / "validation.json")["decision_equivalence"])
         assert (folder / name / "report.html").exists()
-        assert re.search(rf"{name} +100 %", told.out)
+        assert re.search(rf"{name} +100 %", printed.out)
     page = (folder / "suite.html").read_text()
     for text in ("Errors of all figures", "Where the error comes from", "href='swap/report.html'"):
         assert text in page
@@ -179,8 +179,8 @@ def test_every_policy_that_the_engine_runs_is_decided_alike(calibrated, tmp_path
     assert len(record) > 30
     for name, case in record.items():
         assert case["plans_equal"] == case["plans"] > 20, name
-        told = read(tmp_path / name / "validation.json")["decision_equivalence"]
-        assert all_decisions_are_equal(told), f"{name}: {told}"
+        equivalence = read(tmp_path / name / "validation.json")["decision_equivalence"]
+        assert all_decisions_are_equal(equivalence), f"{name}: {equivalence}"
     for name in ("recompute", "swap", "tiered", "inflight_max_utilization"):
         assert load(tmp_path / name / "recordings" / "0").steps["preempted"].sum() > 0, name
 

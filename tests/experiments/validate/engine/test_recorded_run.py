@@ -145,7 +145,7 @@ def test_other_settings_are_refused_with_what_to_add(recorded, tmp_path, capsys)
 
 
 def test_unless_they_are_not_to_be_checked(recorded, tmp_path, capsys):
-    """Then the first plan that is decided otherwise is told, with both plans and what led there."""
+    """The first plan that differs is reported, with both plans and the events before it."""
     other = ("batching=static", "batching.batch_size=3")
     assert validate(tmp_path, recorded / "0", *other, "check_config=false") == 3
     said = capsys.readouterr().out.splitlines()[0]
@@ -153,7 +153,7 @@ def test_unless_they_are_not_to_be_checked(recorded, tmp_path, capsys):
     num_equal, num_steps, num_simulated = map(int, re.findall(r"(\d+) (?:of|plans)", counts))
     assert num_equal == num_simulated < num_steps
     assert re.match(
-        rf"step {num_equal}, [\d.]+ s: recorded .*digest .*; replayed .*digest .*\. told before: .*waiting",
+        rf"step {num_equal}, [\d.]+ s: recorded .*digest .*; replayed .*digest .*\. events before: .*waiting",
         difference,
     )
 

@@ -1,4 +1,4 @@
-"""What the engine decided, the core decides again when it is told the same."""
+"""A core reproduces the decisions of the engine from the same inputs."""
 
 import json
 from dataclasses import replace
@@ -108,7 +108,7 @@ def test_times_are_in_order_and_complete(tmp_path):
             assert len(times_s) == row.output_tokens
 
 
-def test_another_policy_is_told_apart_with_what_led_there():
+def test_another_policy_is_distinguished_with_what_led_there():
     llm, recording = recorded(WORLDS["recompute"])
     other = fresh_core(llm, {"batching": Chunked(max_num_batched_tokens=31)})
     equivalence = replay(recording, other)

@@ -114,13 +114,13 @@ def test_several_models_are_refused_with_the_case():
         ("scheduling=s3", "prediction=none: S3 needs predicted output lengths"),
     ],
 )
-def test_a_wrong_setting_is_told_with_its_case(override, message):
-    with pytest.raises(ConfigError) as told:
+def test_a_wrong_setting_is_reported_with_its_case(override, message):
+    with pytest.raises(ConfigError) as error:
         cases(Suite(cases={"good": (), "bad": (override,)}))
-    assert str(told.value).startswith(f"case bad: {message}")
-    with pytest.raises(ConfigError) as told:
+    assert str(error.value).startswith(f"case bad: {message}")
+    with pytest.raises(ConfigError) as error:
         cases(Suite(cases={"bad": (override,)}))
-    assert str(told.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
