@@ -86,9 +86,9 @@ def test_phases_follow_each_other_from_arrival_to_end(data, worlds):
     """Every first token ends a prefill, waits have the length of their causes, and no time is missing."""
     records = data.draw(worlds).simulate().records
     requests = records.requests.set_index("request_id")
-    told = dict(phases_by_request(events_table(records), records.end_s))
-    assert set(told) == set(requests.index)
-    for request_id, phases in told.items():
+    by_request = dict(phases_by_request(events_table(records), records.end_s))
+    assert set(by_request) == set(requests.index)
+    for request_id, phases in by_request.items():
         request = requests.loc[request_id]
         if request["status"] == "rejected":
             assert all(phase.start_s == phase.end_s for phase in phases)
@@ -115,10 +115,10 @@ def test_a_life_with_a_crash_and_a_timeout_is_reported_in_order(make_world, ask)
         make_world(ask(0.0, 4, 8), failures=Failures(events=(crash,)), retries=clients).simulate().records
     )
     [(_, phases)] = phases_by_request(events_table(records), records.end_s)
-    told = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in phases]
-    assert told[:3] == [
+    found = [(phase.name, phase.start_s / TICK_S, phase.end_s / TICK_S, phase.cause) for phase in phases]
+    assert found[:3] == [
         ("waiting", 0, 0, ""),
         ("in vain", 0, 3.5, ""),
         ("waiting", 3.5, 15.5, "gateway"),
     ]
-    assert phases[3:5] == [("in vain", 15.5, 20.5, ""), ("waiting", 20.5, 24.5, "gateway")]
+    assert found[3:5] == [("in vain", 15.5, 20.5, ""), ("waiting", 20.5, 24.5, "gateway")]
