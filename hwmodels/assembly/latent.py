@@ -139,7 +139,7 @@ def expansion(
         return larger(batch.prefill_context_tokens - batch.prefill_tokens, 0.0)
 
     def cached_seconds(batch: RankBatch) -> Any:
-        # No kernel where nothing is cached.
+        # No kernel runs if nothing is cached.
         return stream.start_s * smaller(cached(batch), 1.0) + token_s * cached(batch)
 
     yield made("latent_expansion", Per.prefill, cached, cached_seconds, nothing)

@@ -69,7 +69,7 @@ SEND = ALL_TO_ALL._replace(bandwidth=1.0)
 
 
 class DirectKernels(NamedTuple):
-    """All-reduce kernels of an engine, over memory that the ranks map from each other."""
+    """Kernels of an engine's own all-reduce, over memory that the ranks map from each other."""
 
     start: float
     """Factor on the curve's direct_start_s."""
