@@ -235,10 +235,7 @@ class Residents:
         )
 
     def check_integrity(self, running: Iterable[SequenceView]) -> None:
-        """Asserts.
-
-        Every adapter in use is resident or being loaded, all users are counted, no block is lost.
-        """
+        """Asserts that used adapters are resident or loading, users are counted, and no block is lost."""
         users = Counter(name for name in map(self._key, running) if name is not None)
         assert users == self._users, "an adapter's users are counted wrong"
         assert all(self.is_resident(name) for name in users), "an adapter was evicted while it was in use"

@@ -1,1 +1,1 @@
-"""Where KV lives: allocators, prefix reuse, eviction, tiers. One policy a file; `pool` is what all are."""
+"""KV caches: allocators, prefix reuse, eviction, tiers. One policy per file; `pool` has the interface."""

@@ -1,14 +1,14 @@
 """The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
 
-Parallel sampling, beam search and tree search share what they have in common (PagedAttention, Kwon et al.,
-SOSP 2023, section 4.4). The full blocks of the prompt are the sequence's, as of any other; what lies behind
-them are the branches' own blocks, numbered here from 0:
+Parallel sampling, beam search and tree search share common KV (PagedAttention, Kwon et al., SOSP 2023,
+section 4.4). The full blocks of the prompt belong to the sequence, as always; the blocks behind them are the
+branches' own, numbered here from 0:
 
-    prompt's full blocks | trunk: blocks that all branches share | one table a branch, equal in length
+    prompt's full blocks | trunk: blocks that all branches share | one table per branch, equal in length
 
-Appending writes into the last block of each table. Where several share it, each but one gets a copy first; at
-a block boundary each gets a new block. A block that no table names any more is free.
-Without sharing each branch has copies of all, the prompt's full blocks included: what engines did before.
+Appending writes into the last block of each table. Where several tables share it, each but one gets a copy
+first; at a block boundary each gets a new block. A block that no table contains any more is free.
+Without sharing each branch has copies of everything, the prompt's full blocks included, as in early engines.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Sequence as SequenceOf
 
 
 class Branches:
-    """Branches that grow side by side, a token each at a time.
+    """Branches that grow side by side, one token each at a time.
 
-    depth: output tokens of each branch that is alive; the KV of the newest is not stored yet. ends: the depth
-    at which each of them ends, as far as anybody knows. num_emitted: output tokens so far, of all that ever
-    were. length: tokens stored of each branch behind the prompt's full blocks, what is left of the prompt
+    depth: output tokens of each live branch; the KV of the newest is not stored yet. ends: the depth at which
+    each branch ends, as far as it is known. num_emitted: output tokens so far, of all branches that ever
+    existed. length: tokens stored of each branch behind the prompt's full blocks, the rest of the prompt
     included.
     """
 
@@ -51,7 +51,7 @@ class Branches:
         self._shares = shares
         self.length = num_prompt_tokens % block_size if shares else num_prompt_tokens
         self.num_shared_tokens = num_prompt_tokens - self.length
-        """Tokens in the prompt's full blocks."""
+        """Number of tokens in the prompt's full blocks."""
         size = -(-self.length // block_size)  # 0 or 1, if they share
         step = 0 if shares else size
         self._tables = [list(range(i * step, i * step + size)) for i in range(width)]
@@ -59,18 +59,18 @@ class Branches:
         self._next = len(self._counts)
         self.trunk: list[int] = []
         self.copies: list[tuple[int, int]] = []
-        """What the last append copied: from block, to block."""
+        """Copies of the last append: (source block, target block)."""
         self.ids: dict[int, int] = {}
-        """Physical blocks by number, as far as somebody asked."""
+        """Physical blocks by number, as far as they were assigned."""
         self.is_swapped = False
-        """Whether all that was stored lies in host memory, so that they go on without a prefill."""
+        """Whether all stored KV lies in host memory, so that the branches continue without a prefill."""
         self.depth = 0
         self.ends = list(ends)
         self.num_emitted = 0
 
     @property
     def width(self) -> int:
-        """Branches that are alive."""
+        """Number of live branches."""
         return len(self._tables)
 
     @property
@@ -84,22 +84,23 @@ class Branches:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the branches own, each counted once."""
+        """Number of blocks that the branches own, each counted once."""
         return len(self.trunk) + len(self._counts)
 
     @property
     def numbers(self) -> list[int]:
-        """The branches' own blocks, each once."""
+        """Numbers of the branches' own blocks, each once."""
         return [*self.trunk, *self._counts]
 
     @property
     def tables(self) -> list[list[int]]:
-        """The blocks of each branch. New lists."""
+        """The blocks of each branch, as new lists."""
         return [self.trunk + table for table in self._tables]
 
     def layout(self) -> list[tuple[int, int, int, int]]:
-        """What the blocks hold, in the order of `numbers`: number, a branch that has it, position, tokens.
+        """Contents of the blocks, in the order of `numbers`.
 
+        (number, a branch that has it, position, tokens).
         Blocks of the last column are the newest of each table, so a block comes behind those before it.
         """
         size, rest = self._block_size, self.length % self._block_size
@@ -118,13 +119,16 @@ class Branches:
         return held
 
     def blocks_to_append(self) -> int:
-        """New blocks that a token more for each branch takes."""
+        """Number of new blocks that one more token for each branch takes."""
         if self.length % self._block_size == 0:
             return len(self._tables)
         return len(self._tables) - len({table[-1] for table in self._tables})
 
     def append(self) -> int:
-        """Make room for a token more in each branch; returns the tokens that are copied for it."""
+        """Makes room for one more token in each branch.
+
+        Returns the number of tokens that are copied for it.
+        """
         self.copies = []
         rest = self.length % self._block_size
         counts = self._counts
@@ -140,11 +144,10 @@ class Branches:
         return rest * len(self.copies)
 
     def produce(self, parents: SequenceOf[int] | None) -> list[int]:
-        """Each branch has a new token. Returns the blocks that became free.
+        """Adds a new token to each branch. Returns the blocks that became free.
 
         parents: for each branch that goes on, the old one that it continues; None: each continues itself.
-        Those that are at their end leave. If none is left, nothing becomes free: `ends` is empty, and all is
-        over.
+        Branches at their end are removed. If none is left, `ends` is empty, and no block becomes free.
         """
         self.depth += 1
         self.num_emitted += len(self._tables)
@@ -157,7 +160,7 @@ class Branches:
         return self._fork(kept)
 
     def check_integrity(self) -> None:
-        """Assert that the reference counts are those of the tables."""
+        """Asserts that the reference counts are those of the tables."""
         num_columns = -(-self.length // self._block_size)
         assert all(len(self.trunk) + len(table) == num_columns for table in self._tables)
         assert Counter(number for table in self._tables for number in table) == self._counts
@@ -165,9 +168,9 @@ class Branches:
         assert self.ids.keys() <= self._counts.keys() | set(self.trunk)
 
     def _fork(self, parents: list[int]) -> list[int]:
-        """New branches out of old ones, which share what they had."""
+        """Forks new branches from old ones, with which they share their blocks. Returns the freed blocks."""
         counts = self._counts
-        if not self._shares:  # who continues another's gets copies in place of its own
+        if not self._shares:  # a branch that continues another gets copies
             parents = list(range(len(parents)))
         for parent, table in enumerate(self._tables):
             more = parents.count(parent) - 1

@@ -1,9 +1,9 @@
 """Buddy allocator of contiguous KV regions (Knowlton, CACM 1965; Knuth, TAOCP vol. 1, section 2.5).
 
 The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca places the KV of a request with one,
-and compares with three amounts that Orca may ask for: the model's longest sequence (Max), room for at most
-twice the true output (Pow2), and the true length (Oracle). The amount is the caller's choice; here is only
-the placement. `policies.caching.regions` has the memory shares that the paper measured with them.
+and compares with three amounts that Orca may reserve: the model's longest sequence (Max), room for at most
+twice the true output (Pow2), and the true length (Oracle). The caller chooses the amount; this module only
+places it. `policies.caching.regions` has the memory shares that the paper measured with them.
 
 Sizes are powers of two, and a piece of size s starts at a multiple of s; its buddy is the piece at start ^ s:
 
@@ -11,9 +11,9 @@ Sizes are powers of two, and a piece of size s starts at a multiple of s; its bu
     |   4    |   4    |      3 tokens take 4 slots: the fourth is lost inside the region (rounding)
     | 2 | 2  | 2 | 2  |      two free pieces of 2 that are not buddies do not make a 4 (external)
 
-A memory that is no power of two is cut into the powers of two of its binary digits, the largest first
+A memory whose size is no power of two is cut into the powers of two of its binary digits, the largest first
 (13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest shorter than the smallest size
-counts as free and is never handed out.
+counts as free and is never allocated.
 
 Assumes nothing about requests. Memory pressure: it refuses (None) and changes nothing.
 Horizon: while nothing is freed, what was refused stays refused.
@@ -29,12 +29,15 @@ from policies.caching.regions import Region, must_be_positive, must_be_taken, mu
 class Buddy:
     """Regions of power-of-two sizes, from the smallest free piece that is large enough, lowest address first.
 
-    15,728 slots (12 GiB at 800 KiB a token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The 1,392 slots
+    15,728 slots (12 GiB at 800 KiB per token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The 1,392 slots
     left are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
     """
 
     def __init__(self, num_tokens: int, *, min_region_tokens: int = 1) -> None:
-        """A free memory. Raises ValueError unless min_region_tokens is a power of two <= num_tokens."""
+        """Creates a free memory.
+
+        Raises ValueError unless min_region_tokens is a power of two <= num_tokens.
+        """
         must_be_positive(num_tokens)
         if min_region_tokens < 1 or min_region_tokens & (min_region_tokens - 1):
             raise ValueError(f"min_region_tokens={min_region_tokens}: must be a power of two")
@@ -62,25 +65,25 @@ class Buddy:
         return 0
 
     def free_regions(self) -> list[Region]:
-        """The free pieces that can be handed out, by address: powers of two, so neighbours may touch."""
+        """The free pieces that can be allocated, by address: powers of two, so neighbours may touch."""
         return sorted(
             Region(start, 1 << order) for order, starts in enumerate(self._starts) for start in starts
         )
 
     def rounded(self, num_tokens: int) -> int:
-        """Slots that a region for num_tokens tokens takes: 3 -> 4, 4 -> 4, 5 -> 8."""
+        """Number of slots that a region for num_tokens tokens takes: 3 -> 4, 4 -> 4, 5 -> 8."""
         must_be_positive(num_tokens)
         return max(self.min_region_tokens, 1 << (num_tokens - 1).bit_length())
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """A region of rounded(num_tokens) slots; None, and no change, if no free piece is large enough."""
+        """Allocates rounded(num_tokens) slots; None, and no change, if no free piece is large enough."""
         region_tokens = self.rounded(num_tokens)
         order = region_tokens.bit_length() - 1
         found = next((o for o in range(order, len(self._starts)) if self._starts[o]), None)
         if found is None:
             return None
         start = self._starts[found].pop(0)
-        for half in range(order, found):  # the right halves of what was split stay free
+        for half in range(order, found):  # right halves of split pieces stay free
             insort(self._starts[half], start + (1 << half))
         region = Region(start, region_tokens)
         self._taken.add(region)
@@ -88,9 +91,10 @@ class Buddy:
         return region
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """The region with rounded(num_tokens) slots in all, at the same start; else None, and no change.
+        """Extends a region to rounded(num_tokens) slots at the same start; else None, and no change.
 
-        It can double in place only while it is the left of two buddies and the right one is free and whole.
+        A region can double in place only while it is the left of two buddies and the right one is free and
+        whole.
         """
         must_be_taken(region, self._taken)
         grown = Region(region.start, self.rounded(num_tokens))
@@ -109,7 +113,7 @@ class Buddy:
         return grown
 
     def free(self, region: Region) -> None:
-        """Give a region back and join it with its buddy as long as that is free and whole."""
+        """Frees a region and joins it with its buddy as long as that is free and whole."""
         must_be_taken(region, self._taken)
         self._taken.remove(region)
         self.num_free += region.num_tokens
@@ -121,7 +125,7 @@ class Buddy:
         insort(self._starts[order], start)
 
     def check_integrity(self) -> None:
-        """Assert that aligned regions and free pieces tile the memory and that free buddies are joined."""
+        """Asserts that aligned regions and free pieces tile the memory and that free buddies are joined."""
         pieces = self.free_regions()
         must_tile([*self._taken, *pieces], self._num_usable)
         num_rest = self.num_tokens - self._num_usable
@@ -142,5 +146,5 @@ class Buddy:
         return index < len(starts) and starts[index] == start
 
     def _drop(self, order: int, start: int) -> None:
-        """Forget a free piece."""
+        """Removes a free piece from the lists."""
         del self._starts[order][bisect_left(self._starts[order], start)]

@@ -1,9 +1,9 @@
 """Identity of the tokens of a sequence, in runs: equal places have equal KV.
 
-The KV of a token depends on all tokens before it, so a block is known by the whole sequence up to the block's
-end, as in vLLM's chained hashes. That is not computed token by token: contents have names
-(`policies.core.request.Segment`), names behind a given past are a *place*, and the blocks that end within
-them are the place's blocks 0, 1, 2, ...
+The KV of a token depends on all tokens before it, so a block is identified by the whole sequence up to the
+block's end, as in vLLM's chained hashes. That is not computed token by token: contents have ids
+(`policies.core.request.Segment`), ids behind a given past are a *place*, and the blocks that end within them
+are the place's blocks 0, 1, 2, ...
 
     tokens      0        16        32        48    53      64
     request 1   |------ content 7 ------------|-- content 9 --      blocks of 16
@@ -23,26 +23,26 @@ from typing import NamedTuple
 from policies.core.request import Request, Segment
 
 ENDLESS = 1 << 40
-"""Tokens, or blocks, of an answer whose length nobody knows."""
+"""Number of tokens, or blocks, of an answer of unknown length."""
 
 OWN_PLACES = 1 << 48
 """Places from here on have contents that only one request can name."""
 
 MANY = 8192
-"""New pieces after which it is time to look which places are in use: about 2 MB of memory."""
+"""Number of new pieces after which unused places are dropped: about 2 MB of memory."""
 
 
 _num_tokens = itemgetter(1)
-"""Of a segment."""
+"""Number of tokens of a segment."""
 
 Stretch = tuple[int, int]
 """(place, end): blocks of a sequence that end at one place, up to the sequence's block end. A plain tuple."""
 
 
 def prompt_runs(request: Request) -> list[Segment]:
-    """The prompt as runs. Contents without a name get one that nobody else has, below 0.
+    """The prompt as runs. Contents without an id get a unique one, below 0.
 
-    An adapter changes the KV of every token: with it, contents have names of their own.
+    An adapter changes the KV of every token: with it, contents have separate ids.
     """
     if request.adapter is not None:
         return _cut(request)
@@ -60,7 +60,7 @@ def prompt_runs(request: Request) -> list[Segment]:
 
 
 def _cut(request: Request) -> list[Segment]:
-    """The runs of a prompt that names empty pieces, or more tokens than it has."""
+    """The runs of a prompt with empty segments, or with more tokens in segments than it has."""
     runs = []
     num_left = request.prompt.num_tokens
     space = 0 if request.adapter is None else _space(request.adapter)
@@ -75,12 +75,12 @@ def _cut(request: Request) -> list[Segment]:
 
 
 def _own_content(request: Request) -> int:
-    """What is in a prompt and has no name."""
+    """Id of a prompt's content without an id."""
     return -2 * request.request_id - 1
 
 
 def runs_of(request: Request) -> list[Segment]:
-    """The prompt, then the answer, as runs; of several answers none, since nobody quotes a branch."""
+    """The prompt, then the answer, as runs; several answers are left out, since no prompt quotes a branch."""
     runs = prompt_runs(request)
     if request.branching is not None:
         return runs
@@ -89,7 +89,7 @@ def runs_of(request: Request) -> list[Segment]:
 
 
 def _answer(request: Request) -> int:
-    """The name of an answer, or one below 0 that no other request has."""
+    """The id of an answer, or a unique one below 0."""
     if request.answer_id is None:
         return -2 * request.request_id - 2
     return request.answer_id + (0 if request.adapter is None else _space(request.adapter))
@@ -97,17 +97,17 @@ def _answer(request: Request) -> int:
 
 @lru_cache(maxsize=100_000)
 def _space(adapter: str) -> int:
-    """What an adapter adds to the names of contents, which themselves are below 2^64."""
+    """Offset that an adapter adds to the ids of contents, which themselves are below 2^64."""
     return (int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little") + 1) << 64
 
 
 def _own_place(content_id: int) -> int:
-    """The place of contents below 0: what is before them is the same whenever their request comes."""
+    """The place of contents below 0, which depends on the id only: their past is always the same."""
     return OWN_PLACES - content_id
 
 
 class Chain:
-    """Pieces at one place: all but the last have so many tokens, the last one may go on without an end."""
+    """Pieces at one place: all but the last have fixed lengths, the last one may continue without a limit."""
 
     __slots__ = ("body", "last_id", "num_body_tokens", "place")
 
@@ -118,10 +118,10 @@ class Chain:
         self.last_id = pieces[-1].content_id
 
     def follow(self, runs: list[Segment], index: int, skip: int) -> tuple[int, int, int]:
-        """Go along with runs, from the one at `index` on, whose first `skip` tokens lie before the chain.
+        """Follows runs from the one at `index` on, whose first `skip` tokens lie before the chain.
 
-        Returns which run comes next, the tokens until there, and how many of that run's tokens are among
-        them: where these are some, runs has its other tokens only.
+        Returns the index of the next run, the number of tokens until there, and how many of that run's tokens
+        are among them: if there are some, runs has only its other tokens.
         """
         body = self.body
         if runs[index : index + len(body)] == body:
@@ -151,29 +151,30 @@ class TurnPath(NamedTuple):
     path: list[Stretch]
     place: int
     used: int
-    """Tokens of the answer's place that lie before the answer."""
+    """Number of tokens of the answer's place that lie before the answer."""
 
 
 class Places:
     """Gives every (past, content) its place: a number.
 
-    A place goes on from piece to piece, as its first request did. Others branch off where they differ.
+    A place continues from piece to piece, as its first request did. Other requests branch off where they
+    differ.
     """
 
     def __init__(self, block_size: int, is_by_piece: bool = False) -> None:
-        """is_by_piece: every piece of a request has a place of its own."""
+        """is_by_piece: whether every piece of a request has a place of its own."""
         self._block_size = block_size
         self._is_by_piece = is_by_piece
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
-        """By the place before, its tokens, the content and how many of its tokens are at the place before."""
-        self._num_pieces = 0  # of all chains
+        """Chains by (place before, its tokens, content, the content's tokens at the place before)."""
+        self._num_pieces = 0  # number of pieces of all chains
         self._num_given = 0
-        self._num_old = 0  # that had been given when it last forgot
+        self._num_old = 0  # places given before the last `forget`
         self._forget_at = MANY
-        self._turn_paths: dict[int, TurnPath] = {}  # by answer id, of answers not quoted yet
+        self._turn_paths: dict[int, TurnPath] = {}  # by answer id, for answers not quoted yet
 
     def path(self, request: Request) -> list[Stretch]:
-        """Where the blocks of a request's prompt and answer are found.
+        """The path of a request: the places of the blocks of its prompt and answer.
 
         Stretches in which no block ends are left out.
         """
@@ -216,17 +217,17 @@ class Places:
         return path
 
     def known_path(self, request: Request) -> list[Stretch]:
-        """The path of a prompt as far as its places are known; gives no new ones."""
+        """The path of a prompt as far as its places are known; creates no new ones."""
         runs = prompt_runs(request)
         if runs[-1][0] < 0 and self._is_joined(request):
             runs[-1] = Segment(_answer(request), runs[-1][1])
         return self._follow(runs, gives_new=False)[0]
 
     def forget(self, used: Collection[int]) -> None:
-        """Drop places; who asks now and then needs no more memory in a long life.
+        """Drops unused places, so that a long run needs no more memory.
 
-        Kept are those in use and the way to them, on which pieces may lie in which no block ends; and those
-        given since the last time: sequences that run now will have contents there.
+        Kept are the places in use and the way to them, which may include pieces in which no block ends; and
+        those created since the last call, as running sequences will have contents there.
         """
         before = {chain.place: name[0] for name, chain in self._chains.items()}
         kept: set[int] = set()
@@ -242,7 +243,7 @@ class Places:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether it is time to `forget`."""
+        """Whether it is time to call `forget`."""
         return self._num_pieces >= self._forget_at
 
     def _is_joined(self, request: Request) -> bool:
@@ -256,10 +257,10 @@ class Places:
         path: list[Stretch] | None = None,
         at: tuple[int, int, int] = (-1, 0, 0),
     ) -> tuple[list[Stretch], int, int]:
-        """The path along runs, the last place, and its tokens that are among them.
+        """The path along runs, the last place, and the number of its tokens that are among them.
 
-        path, at: of what is before them: its path, its last place, that one's tokens, and all tokens. A run
-        that goes on at another place is cut in `runs`, which then has its rest.
+        path, at: the path of what is before them; its last place, that place's tokens, and all tokens. A run
+        that continues at another place is cut in `runs`, which then has its rest.
         """
         path = [] if path is None else path
         chains, block_size, num_runs = self._chains, self._block_size, len(runs)
@@ -287,7 +288,7 @@ class Places:
         return path, before, used
 
     def _new_chain(self, runs: list[Segment], first: int) -> Chain:
-        """Of the run `first` and those behind it that have names."""
+        """Creates a chain of the run `first` and the named runs behind it."""
         end = first + 1
         if not self._is_by_piece:
             end = len(runs)

@@ -1,19 +1,19 @@
-"""One contiguous region of KV memory a sequence, reserved when it is admitted: serving before paging.
+"""One contiguous region of KV memory per sequence, reserved at admission: serving before paging.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
-sections 3.1 and 6.1, compare with such systems. How much is reserved:
+sections 3.1 and 6.1, compare with such systems. The reserved length is one of:
 
     max_model_len   the longest sequence of the model (FasterTransformer; Orca (Max) there)
     max_tokens      prompt + the most that the client allows
     predicted       prompt + the output that a predictor expects (S3: Jin et al., NeurIPS 2023); if that is
                     always right, Orca (Oracle); its output rounded up to a power of two, Orca (Pow2)
 
-A sequence that reaches the end of its region gets one of twice the length: in place, if what lies behind is
-free; else, if `moves`, somewhere else. If neither goes, it is preempted, and asks for twice as much at its
-next admission (S3, section 3).
+A sequence that reaches the end of its region gets one of twice the length: in place, if the memory behind it
+is free; else, if `moves`, somewhere else. If neither is possible, it is preempted, and asks for twice as much
+at its next admission (S3, section 3).
 
     region   |--- filled ---|--- filled later: reserved ---|--- never filled: internal ---|
-    memory   |  region  |  free  |     region     | free |        free: external, while who waits fits nowhere
+    memory   |  region  |  free  |     region     | free |        free: external, if too short
 
 Assumes that blocks of a region follow each other and that they cannot be shared: no forks, no prefix reuse.
 Memory pressure: an admission that finds no region is refused, although the free pieces together may suffice.
@@ -43,13 +43,16 @@ class Contiguous(Caching):
     """Settings of a cache of contiguous regions."""
 
     reserve: str = "max_model_len"
-    """For how many tokens a sequence asks: max_model_len, max_tokens or predicted."""
+    """Number of tokens reserved for a sequence: max_model_len, max_tokens or predicted."""
     pow2_output: bool = False
-    """Round the output tokens reserved up to a power of two."""
+    """Whether the output tokens reserved are rounded up to a power of two."""
     allocator: str = "first_fit"
-    """Where a region is placed: first_fit, best_fit or buddy."""
+    """Placement of a region: first_fit, best_fit or buddy."""
     moves: bool = False
-    """Copy a sequence that cannot grow in place to a longer region, if there is one; it takes no time."""
+    """Whether a sequence that cannot grow in place is copied to a longer region, if any.
+
+    This takes no time.
+    """
     block_size: int = 16
     """Tokens by which regions are measured."""
 
@@ -65,11 +68,11 @@ class Contiguous(Caching):
 
     @property
     def needs_predictor(self) -> bool:
-        """Whether it asks for `Sequence.num_predicted_tokens`."""
+        """Whether the cache reads `Sequence.num_predicted_tokens`."""
         return self.reserve == "predicted"
 
     def pool(self, memory: KvMemory) -> RegionPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         allocator: RegionAllocator
         if self.allocator == "buddy":
             allocator = Buddy(memory.num_blocks)
@@ -80,16 +83,16 @@ class Contiguous(Caching):
 
 @dataclass(slots=True)
 class Holding:
-    """What the pool remembers of a sequence; it outlives a preemption."""
+    """Data of the pool about a sequence; it outlives a preemption."""
 
     num_wanted: int
-    """Tokens that its next region shall hold."""
+    """Number of tokens that its next region shall hold."""
     region: Region | None = None
-    """In blocks; None while it waits."""
+    """Its region in blocks; None while it waits."""
     since: int = 0
-    """Iteration from which it had the region at this length."""
+    """Iteration since which it has had the region at this length."""
     met_fragments: bool = False
-    """While it waits: there were enough free blocks, but not in one piece."""
+    """Whether, while it waited, there were enough free blocks, but not in one piece."""
 
 
 class RegionPool(BlockPool):
@@ -111,11 +114,11 @@ class RegionPool(BlockPool):
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Tokens of the longest region that the empty memory has."""
+        """Number of tokens of the longest region that the empty memory has."""
         return self._capacity
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
-        """Whether there is a free region of the length that a waiting sequence asks for."""
+        """Whether there is a free region of the length that a waiting sequence needs."""
         holding = self._holding(seq)
         num_blocks = self._num_blocks(seq, holding)
         fits = num_blocks <= self._allocator.largest_free
@@ -125,11 +128,11 @@ class RegionPool(BlockPool):
         return fits
 
     def blocks_to_admit(self, seq: Sequence) -> int:
-        """Blocks of the region that a waiting sequence asks for."""
+        """Number of blocks of the region that a waiting sequence needs."""
         return self._num_blocks(seq, self._holding(seq))
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        """A sequence that can be admitted gets its region."""
+        """Allocates the region of a sequence that can be admitted."""
         holding = self._holding(seq)
         region = self._allocator.allocate(self._num_blocks(seq, holding))
         assert region is not None
@@ -137,11 +140,11 @@ class RegionPool(BlockPool):
         holding.met_fragments = False
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
-        """None: they are there."""
+        """Always 0: the region has the blocks already."""
         return 0
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Up to the end of its region; there it asks for twice the length, and fails if none is free."""
+        """Growth up to the end of the region; there the length is doubled, or None is returned."""
         holding = self._holding(seq)
         if seq.stored_computed >= self._room(holding) and not self._double(seq, holding):
             return None
@@ -150,7 +153,7 @@ class RegionPool(BlockPool):
         return Growth(takes_blocks=False, until=None if is_enough else room)
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        """A sequence gives its region back, and what of it was never filled is noted."""
+        """Frees the region of a sequence, and records what of it was never filled."""
         holding = self._holding(seq)
         assert holding.region is not None
         num_unfilled = self._room(holding) - (num_tokens - num_planned)
@@ -163,7 +166,7 @@ class RegionPool(BlockPool):
         seq.block_ids = []
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks of its region, however many tokens are in it."""
+        """Number of blocks of its region, however many tokens are in it."""
         region = self._holding(seq).region
         return 0 if region is None else region.num_tokens
 
@@ -175,7 +178,7 @@ class RegionPool(BlockPool):
         return seq.block_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
-        """Assert that regions tile the memory, hold their sequences' tokens, and account for every block."""
+        """Asserts that regions tile the memory, hold their sequences' tokens, and account for every block."""
         held = list(held)
         super().check_integrity(held)
         self._allocator.check_integrity()
@@ -184,7 +187,7 @@ class RegionPool(BlockPool):
             assert num_tokens <= self._room(self._holding(seq)), f"{seq!r} is longer than its region"
 
     def _holding(self, seq: Sequence) -> Holding:
-        """What is remembered of a sequence; at first, what it shall reserve."""
+        """Data about a sequence; created with its reservation at first."""
         holding = seq.kv
         if holding is None:
             holding = seq.kv = Holding(self._reservation(seq))
@@ -192,7 +195,7 @@ class RegionPool(BlockPool):
         return holding
 
     def _reservation(self, seq: Sequence) -> int:
-        """Tokens that a sequence reserves at its first admission, more than there may be."""
+        """Number of tokens that a sequence reserves at its first admission; may exceed the memory."""
         settings, num_prompt = self._settings, seq.num_prompt_tokens
         if settings.reserve == "max_model_len":
             return self._max_model_len
@@ -203,15 +206,15 @@ class RegionPool(BlockPool):
         return num_prompt + num_output
 
     def _num_blocks(self, seq: Sequence, holding: Holding) -> int:
-        """Blocks of the region that a waiting sequence asks for: at least all its known tokens'."""
+        """Number of blocks of the region that a waiting sequence needs: at least for all its known tokens."""
         return self.blocks_for(min(max(holding.num_wanted, seq.stored_known), self._capacity))
 
     def _room(self, holding: Holding) -> int:
-        """Tokens that its region holds."""
+        """Number of tokens that its region holds."""
         return 0 if holding.region is None else holding.region.num_tokens * self.block_size
 
     def _double(self, seq: Sequence, holding: Holding) -> bool:
-        """Try to get twice the length for a sequence that has filled its region."""
+        """Tries to double the region of a sequence that has filled it; returns whether that was possible."""
         region, room = holding.region, self._room(holding)
         assert region is not None
         holding.num_wanted = min(2 * room, seq.max_num_tokens, self._capacity)
@@ -228,7 +231,7 @@ class RegionPool(BlockPool):
         return True
 
     def _place(self, seq: Sequence, holding: Holding, region: Region) -> None:
-        """A sequence has a new region, or its region a new length."""
+        """Records a new region of a sequence, or the new length of its region."""
         holding.region = region
         holding.since = self.num_iterations
         self.num_free = self._allocator.num_free

@@ -1,7 +1,7 @@
-"""Prefixes that clients pay to have kept, as APIs sell prompt caching: each for a time after its last use.
+"""Prefixes that clients pay to have kept (prompt caching of APIs), each for a time after its last use.
 
-A pin holds the runs of its prefix like a sequence, so that nothing evicts them, until pin_s have gone by
-without a use. All pins together hold max_blocks at the most; what does not fit is not pinned.
+A pin holds the runs of its prefix like a sequence, so that they are not evicted until pin_s have passed
+without a use. All pins together hold at most max_blocks; a prefix that does not fit is not pinned.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from policies.caching.runs import Held, Run, Runs
 
 
 class Pin:
-    """A prefix that is kept until a time, whoever uses it."""
+    """A prefix that is kept until a time, even if no sequence uses it."""
 
     __slots__ = ("held", "number", "since_s", "until_s")
 
     def __init__(self, number: int, held: Held, since_s: float) -> None:
-        self.number = number  # below 0: no request's
+        self.number = number  # below 0, so that it differs from request ids
         self.held = held
         self.since_s = since_s
         self.until_s = since_s
 
 
 class Pins:
-    """The pins of a pool, in the order of their last use, which is that in which they end."""
+    """The pins of a pool, in the order of their last use, which is also that of their expiry."""
 
     def __init__(self, *, pin_s: float, max_blocks: int, block_size: int) -> None:
         self.max_blocks = max_blocks
         self.num_blocks = 0
-        """Blocks that are kept."""
+        """Number of blocks that are kept."""
         self._pin_s = pin_s
         self._block_size = block_size
         self._pins: OrderedDict[tuple[int, int], Pin] = OrderedDict()  # place, blocks -> pin
@@ -39,18 +39,18 @@ class Pins:
 
     @property
     def runs(self) -> Iterator[Run]:
-        """What they hold."""
+        """The runs that the pins hold."""
         return (run for pin in self._pins.values() for run in pin.held.runs)
 
     @property
     def expires_s(self) -> float:
-        """When the next of them ends."""
+        """Time at which the next pin expires, in seconds; infinite without pins."""
         return next(iter(self._pins.values())).until_s if self._pins else float("inf")
 
     def keep(self, runs: Runs, held: Held, num_blocks: int, now: float) -> bool:
-        """Pin the first num_blocks blocks of what somebody holds, or keep them longer if they are pinned.
+        """Pins the first num_blocks blocks that a sequence holds, or extends their pin.
 
-        Returns whether they are.
+        Returns whether they are pinned.
         """
         place = next((place for place, end in held.path if end >= num_blocks), -1)
         pin = self._pins.get((place, num_blocks))
@@ -67,7 +67,7 @@ class Pins:
         return True
 
     def pop_expired(self, now: float) -> Pin | None:
-        """The next pin, if its time is over by now; it is one no more. None: there is no such pin."""
+        """Removes and returns the next pin if it has expired by now; else None."""
         if self.expires_s > now:
             return None
         _, pin = self._pins.popitem(last=False)
@@ -76,13 +76,13 @@ class Pins:
         return pin
 
     def token_s_until(self, end_s: float) -> float:
-        """Tokens times the seconds for which they were kept, up to end_s."""
+        """Sum over pins of tokens times the seconds for which they were kept, up to end_s."""
         return self._token_s + sum(
             self._token_s_of(pin, min(end_s, pin.until_s)) for pin in self._pins.values()
         )
 
     def check_integrity(self) -> None:
-        """Assert that each pin holds its runs."""
+        """Asserts that each pin holds its runs."""
         pins = self._pins.values()
         assert all(run.owners[pin.number] is pin.held for pin in pins for run in pin.held.runs)
         assert sum(pin.held.num_keyed for pin in pins) == self.num_blocks <= self.max_blocks

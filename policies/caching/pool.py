@@ -1,7 +1,7 @@
-"""The pool of a KV cache: it counts blocks.
+"""The pool of a KV cache, which counts blocks.
 
-Decisions depend on counts only; physical ids are drawn when asked for. `BlockPool` itself is the paged cache;
-others override what their idea changes.
+Decisions depend on counts only; physical ids are assigned when asked for. `BlockPool` itself is the paged
+cache; subclasses override what differs.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from policies.core.sequence import Sequence
 
 
 class BlockPool:
-    """Counts free blocks, and names them when somebody wants to know which.
+    """Counts free blocks, and assigns physical ids to blocks on demand.
 
-    Physical ids are drawn when asked for (`block_ids`): a GPU engine asks at every step, the simulator never
-    does. Ids run from 1 to num_blocks; block 0 is the null block.
+    Physical ids are assigned when asked for (`block_ids`): a GPU engine asks at every step, the simulator
+    never does. Ids run from 1 to num_blocks; block 0 is the null block.
 
-        num_blocks = num_free + blocks owned by sequences;  ids drawn by a sequence <= blocks it owns
+        num_blocks = num_free + blocks owned by sequences;  ids assigned to a sequence <= blocks it owns
 
-    The life of a sequence's KV here:
+    The calls for the KV of a sequence are in this order:
         num_cached, num_loadable, can_admit
-                                look: what would be found, and is there room for all its known tokens?
-        admit                   it holds what was found
+                                look up the hit, and whether there is room for all known tokens
+        admit                   it holds the hit
         grow                    it holds the tokens up to a number, chunk by chunk
-        growth                  its prefill is done: how it will go on; asked again at every limit it names
-        take                    decodes need so many blocks, whoever they are
-        hand_over               it goes on as branches: all behind its prompt's full blocks is theirs
-        take_apart, give_back   its branches' blocks
+        growth                  its prefill is done: how its KV grows; asked again at every limit it names
+        take                    decodes need blocks, of whichever sequences
+        hand_over               it continues as branches, which own all behind its prompt's full blocks
+        take_apart, give_back   blocks of its branches
         release                 it holds nothing
-        sharers                 before the release of planned tokens: who has found them and has to go, too
+        sharers                 before a release of planned tokens: sequences that found them
     """
 
     can_fork: ClassVar[bool] = True
-    """Whether sequences may share the blocks of what they have in common."""
+    """Whether sequences may share the blocks of their common tokens."""
     unfilled: array[int] | None = None
-    """Of a pool that reserves ahead: token places that were never filled; None where none are reserved.
+    """For a pool that reserves ahead: token slots that were never filled; None where none are reserved.
 
-    Rows of three: from which iteration on they were held, before which they were given back, how many.
+    Rows of three: first iteration in which they were held, iteration before which they were freed, their
+    number.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be >= 1")
-        self.num_iterations = 0  # that the engine has committed; it says so
+        self.num_iterations = 0  # committed iterations, set by the engine
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_watermark_blocks = num_watermark_blocks
@@ -56,70 +57,67 @@ class BlockPool:
         self.presume_cached = False
         self.shares_branches = True
         self.num_apart = 0
-        """Blocks that the branches of sequences own: `take_apart`, `hand_over`, `give_back`."""
+        """Number of blocks that branches or adapters own: `take_apart`, `hand_over`, `give_back`."""
         self.now = float("-inf")
-        """The engine's time, set before every plan and at every commit."""
+        """Time of the engine in seconds, set before every plan and at every commit."""
         self.expires_s = float("inf")
-        """When `expire` has something to do."""
+        """Time of the next call of `expire` that has an effect, in seconds."""
         self.stores: list[tuple[str, str, int]] = []
-        """Copies that the pool wants made: from tier, to tier, tokens."""
+        """Copies that the pool asks for: (source tier, target tier, tokens)."""
         self.num_evicted = 0
-        """Blocks whose content was given up for another; a pool without contents has none to give up."""
-        self._free_ids: list[int] = []  # drawn once and free again: a stack, the last freed is the next used
+        """Number of blocks whose content was evicted for another; 0 for a pool without contents."""
+        self._free_ids: list[int] = []  # ids that were assigned and are free again: a stack
         self._num_ids_made = (
             0  # ids above were never drawn: no list of them, pools of 1e8 blocks are no rarity
         )
 
     @property
     def num_used(self) -> int:
-        """Blocks owned by sequences."""
+        """Number of blocks owned by sequences."""
         return self.num_blocks - self.num_free
 
     @property
     def max_tokens_per_seq(self) -> int:
-        """Known tokens with which a sequence alone in the pool can still be admitted."""
+        """Number of known tokens with which a sequence alone in the pool can still be admitted."""
         return self.num_blocks * self.block_size
 
     @property
     def finds_kv(self) -> bool:
-        """Whether one who waits may find KV of its tokens here."""
+        """Whether a waiting sequence may find KV of its tokens here."""
         own = type(self)
         looks = own.num_cached is not BlockPool.num_cached or own.num_loadable is not BlockPool.num_loadable
         return looks or self.presume_cached
 
     @property
     def num_blank(self) -> int:
-        """Free blocks that hold no contents: taking those evicts nothing."""
+        """Number of free blocks without contents: taking them evicts nothing."""
         return self.num_free
 
     def peek(self, request: Request) -> int:
-        """Tokens that `num_cached` would find of a prompt; who asks, from outside, leaves no trace."""
+        """Number of tokens that `num_cached` would find of a prompt; the call changes nothing."""
         if not self.presume_cached:
             return 0
         return (request.prompt.num_tokens - 1) // self.block_size * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold num_tokens tokens."""
+        """Number of blocks that hold num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
     def pinned_token_s_until(self, end_s: float) -> float:
-        """Tokens of pinned prefixes times the seconds for which they were kept, up to end_s."""
+        """Sum over pinned prefixes of tokens times the seconds for which they were kept, up to end_s."""
         return 0.0
 
     def expire(self) -> None:
-        """Give up what was to be kept until now."""
+        """Gives up what was to be kept until now."""
 
     def num_cached(self, seq: Sequence) -> int:
-        """Tokens of a waiting sequence whose KV is here already: whole blocks, never all that are known."""
+        """Number of cached tokens of a waiting sequence: whole blocks, never all known tokens."""
         if not self.presume_cached:
             return 0
         return (seq.num_prompt_tokens - 1) // self.block_size * self.block_size
 
     def num_loadable(self, seq: Sequence, num_cached: int) -> int:
-        """Tokens behind the num_cached that another tier holds.
-
-        It is their transfer that admission begins.
-        """
+        """Number of tokens behind the num_cached that another tier holds; admission starts their transfer."""
         return 0
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
@@ -128,98 +126,99 @@ class BlockPool:
         return self.blocks_to_admit(seq) <= room
 
     def blocks_to_admit(self, seq: Sequence) -> int:
-        """Blocks that a waiting sequence would hold at once or soon, if nothing of it were cached.
+        """Number of blocks that a waiting sequence would hold at once or soon, if none of it were cached.
 
-        Those of its branches are among them, if it had any before it was preempted, and those that its
-        adapter takes.
+        The blocks of its branches are included, if it had any before it was preempted, and those of its
+        adapter.
         """
         return -(-seq.stored_known // self.block_size) + seq.num_apart + seq.num_beside
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
-        """A sequence that can be admitted gets the KV of its num_cached tokens that are here already."""
+        """Gives a sequence that can be admitted the KV of its num_cached cached tokens."""
         if num_cached:
             self.take(self.blocks_for(num_cached))
 
     def loads(self, seq: Sequence) -> list[tuple[str, int]]:
-        """Where the KV lies that `num_loadable` has just found: tokens by tier, host or disk."""
+        """Number of tokens per source tier (host or disk) of the KV that `num_loadable` has just found."""
         return []
 
     def found_below(self, seq: Sequence) -> list[tuple[str, Content]]:
-        """The same block by block, to be asked first: the tier, and what is wanted from there."""
+        """Block by block, the tier and the content of that KV; to be called before `loads`."""
         return []
 
     def name_blocks(self) -> None:
-        """From the beginning, keep the names for `named_stores`."""
+        """Starts recording block names for `named_stores`; to be called at the beginning."""
 
     def named_stores(self, read: Set[tuple[str, Content]]) -> tuple[list[Transfer], list[Transfer]]:
-        """What `stores` says, with the blocks' names, for an engine that names them; and what is given up.
+        """The transfers of `stores` with block names, and dropped contents, for an engine that copies.
 
-        read: what the loads since the last call read, by tier. Returns what is to be done before these loads,
-        and after them.
+        read: what the loads since the last call read, by tier. Returns the transfers before these loads, and
+        those after them.
         """
         return [], []
 
     def loaded(self, seq: Sequence) -> None:
-        """The transfers of that KV are done."""
+        """Called when the transfers of that KV are done."""
 
     @property
     def num_quiet(self) -> int:
-        """Free blocks that can be taken without a copy to another tier."""
+        """Number of free blocks that can be taken without a copy to another tier."""
         return self.num_free
 
     def blocks_to_grow(self, seq: Sequence, num_held: int, num_tokens: int) -> int:
-        """Free blocks that a sequence needs so that from num_held tokens it holds num_tokens."""
+        """Number of free blocks that a sequence needs to grow from num_held to num_tokens tokens."""
         return -(-num_tokens // self.block_size) + (-num_held // self.block_size)
 
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
-        """A sequence gets the room for that; the caller has checked num_free."""
+        """Takes these blocks for a sequence; the caller has checked num_free."""
         num_blocks = self.blocks_to_grow(seq, num_held, num_tokens)
         if num_blocks:
             self.take(num_blocks)
 
     @property
     def chunks_stand_alone(self) -> bool:
-        """Whether every iteration with prompt chunks is planned anew: `computed` may free blocks."""
+        """Whether every iteration with prompt chunks is planned anew, as `computed` may free blocks."""
         return False
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
-        """A step has computed a chunk of a sequence, which now has KV for num_tokens tokens."""
+        """Called when a step has computed a chunk of a sequence, which now has KV for num_tokens tokens."""
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """How the KV of a sequence whose prefill is done grows on; None: it finds no room to do so.
+        """How the KV of a sequence grows after its prefill; None: there is no room to do so.
 
-        Asked when it begins to decode, and at every limit that the last answer named. May take blocks, or
-        give up some and note that in seq.num_dropped.
+        Called when it begins to decode, and at every limit that the last answer named. May take blocks, or
+        drop some and record that in seq.num_dropped.
         """
         return PAGED
 
     def take(self, num_blocks: int) -> None:
-        """Hand out blocks; the caller has checked num_free."""
+        """Takes blocks; the caller has checked num_free."""
         assert num_blocks <= self.num_free
         self.num_free -= num_blocks
 
     def take_apart(self, num_blocks: int) -> None:
-        """Hand out blocks to branches; the caller has checked num_free."""
+        """Takes blocks for branches; the caller has checked num_free."""
         self.take(num_blocks)
         self.num_apart += num_blocks
 
     def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
-        """Of a sequence's blocks for num_tokens tokens, its branches get those behind their prompt.
+        """Gives the branches of a sequence its blocks behind the prompt, of those for num_tokens tokens.
 
-        num_kept_tokens, a whole number of blocks, stay the sequence's. Returns their ids, as far as drawn.
+        num_kept_tokens, a whole number of blocks, stay with the sequence. Returns the ids given, as far as
+        assigned.
         """
         num_kept = num_kept_tokens // self.block_size
         self.num_apart += self.blocks_for(num_tokens) - num_kept
         return self._ids_behind(seq, num_kept)
 
     def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
-        """Branches give up blocks, and the ids that were drawn for them."""
+        """Frees blocks of branches, and the ids that were assigned to them."""
         self.num_free += num_blocks
         self.num_apart -= num_blocks
         self._free_ids.extend(ids)
 
     def draw(self, num_ids: int) -> list[int]:
-        """Physical ids: first those that are free again, then those that were never drawn, in order."""
+        """Assigns physical ids: first ids that are free again, then new ones, in order."""
         num_again = min(num_ids, len(self._free_ids))
         ids = [self._free_ids.pop() for _ in range(num_again)]
         num_made = self._num_ids_made
@@ -229,9 +228,9 @@ class BlockPool:
         return ids
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
-        """A sequence gives up the room that it holds for num_tokens tokens, and the ids it drew.
+        """Frees the room that a sequence holds for num_tokens tokens, and its physical ids.
 
-        The last num_planned of them were to be computed by the step that is being made, and will not be.
+        The last num_planned of them were planned in the step that is being made, and will not be computed.
         """
         self.num_free += self.blocks_held(seq, num_tokens)
         assert self.num_free <= self.num_blocks
@@ -239,14 +238,14 @@ class BlockPool:
             self._give_back_ids(seq)
 
     def sharers(self, seq: Sequence) -> Iterable[int]:
-        """Request ids of those that hold blocks which a sequence has not computed yet.
+        """Request ids of sequences that hold blocks which this sequence has not computed yet.
 
-        Where these are offered beforehand, the step that is being made has admitted them.
+        If blocks are offered before they are computed, these sequences were admitted by the step being made.
         """
         return ()
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks that a running sequence owns when it holds num_tokens tokens."""
+        """Number of blocks that a running sequence owns when it holds num_tokens tokens."""
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
@@ -257,12 +256,12 @@ class BlockPool:
         return seq.block_ids
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
-        """Assert that the running sequences and the tokens they hold account for every block."""
+        """Asserts that the running sequences and the tokens they hold account for every block."""
         owned = sum(self.blocks_held(seq, num_tokens) for seq, num_tokens in held)
         assert owned + self.num_apart + self.num_free == self.num_blocks, "a block is leaked or owned twice"
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:
-        """Take from a sequence the ids of all but its first num_blocks blocks."""
+        """Removes and returns the ids of all but the first num_blocks blocks of a sequence."""
         ids = seq.block_ids[num_blocks:]
         del seq.block_ids[num_blocks:]
         return ids

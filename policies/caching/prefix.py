@@ -1,18 +1,18 @@
-"""Prefix caching by block hashes, as vLLM's automatic prefix caching does it.
+"""Prefix caching by block hashes, as in vLLM's automatic prefix caching.
 
-Full blocks only. A block is offered to others from the moment at which it is handed out for known tokens: the
-step that computes it writes its KV, layer by layer, before others read it. If who was to compute it is
-preempted in that step, so are those that it has admitted and that have found the block. A hit leaves at least
-one known token to compute. Blocks that nobody holds stay, and are taken for other contents in the order in
-which they became free (LRU), the tail of a sequence before its head; blocks without content go first. The
-same content may be stored twice, if two sequences computed it side by side. Prefixes that clients pay for
-(`Prompt.num_pinned`: prompt caching as APIs sell it) are kept for pin_s after each use, within a share of the
-memory that is set aside for them. Generated tokens are offered, too, when their sequence has ended or was
-preempted: the next turn of a conversation finds prompt and answer.
+Full blocks only. A block is offered to other sequences as soon as it is assigned to known tokens: the step
+that computes it writes its KV, layer by layer, before others read it. If the sequence that was to compute it
+is preempted in that step, the sequences that the step has admitted and that found the block are preempted,
+too. A hit leaves at least one known token to compute. Blocks without a holder stay, and are taken for other
+contents in the order in which they became free (LRU), the tail of a sequence before its head; blocks without
+content go first. The same content may be stored twice, if two sequences computed it side by side. Prefixes
+that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s after each use, within a
+share of the memory that is reserved for them. Generated tokens are offered, too, when their sequence has
+ended or was preempted: the next turn of a conversation finds prompt and answer.
 
-Memory pressure: who needs blocks takes free ones, contents or not; nobody is preempted to keep contents.
-Horizon: as paged. Taking blocks evicts contents, which may shorten, never lengthen, what a waiting prompt
-would find, and leaves it as short of room as it was.
+Memory pressure: sequences take free blocks, with contents or not; none is preempted to keep contents.
+Horizon: as paged. Taking blocks evicts contents, which may shorten, never lengthen, the hit of a waiting
+prompt, and leaves it as short of room as it was.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from policies.caching.settings import Caching, KvMemory, check_watermark
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCaching(Caching):
-    """Settings of a paged cache that keeps the blocks of the past."""
+    """Settings of a paged cache that keeps the blocks of past sequences."""
 
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
     pin_s: float = 300.0
-    """For how long after its last use the KV of a pinned prefix is kept (`Prompt.num_pinned`)."""
+    """Time in seconds after its last use for which a pinned prefix is kept (`Prompt.num_pinned`)."""
     max_pinned_share: float = 0.0
-    """Share of all blocks that pinned prefixes may hold, and no sequence may.
+    """Share of all blocks that is reserved for pinned prefixes; sequences cannot use it.
 
-    What does not fit is not pinned.
+    A prefix that does not fit is not pinned.
     """
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class PrefixCaching(Caching):
             raise ValueError(f"max_pinned_share={self.max_pinned_share}: must be >= 0 and < 1")
 
     def pool(self, memory: KvMemory) -> PrefixPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         return PrefixPool(
             memory.num_blocks,
             self.block_size,

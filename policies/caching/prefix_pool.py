@@ -1,4 +1,4 @@
-"""The pool of a prefix cache (`prefix.py`): blocks have contents, which others find."""
+"""The pool of a prefix cache (`prefix.py`): blocks have contents, which later sequences find."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 
 MANY_DUE = 512
-"""Blocks whose eviction may be put off for long, so that most runs then go whole."""
+"""Number of blocks whose eviction may be delayed for long, so that most runs are then evicted whole."""
 
 
 class PrefixPool(BlockPool):
     """A block pool whose blocks have contents, counted and moved in runs.
 
-        num_blocks = blank (free, no content) + runs that nobody holds (free, LRU) + runs held + tails held
+        num_blocks = blank (free, no content) + runs without holder (free, LRU) + runs held + tails held
 
-    Costs per request grow with the named pieces of its prompt, not with its blocks.
+    The cost of a request grows with the named pieces of its prompt, not with its blocks.
     """
 
     _counts_own: ClassVar[bool] = True
-    """Whether contents that only one request can name are counted only, without runs."""
+    """Whether contents that only one request can name are only counted, without runs."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PrefixPool(BlockPool):
         self._pins = Pins(pin_s=pin_s, max_blocks=max_pinned, block_size=block_size)
         self._places = Places(block_size)
         self._runs = Runs(self._free_ids)
-        self._num_kept = 0  # free blocks that have contents, which nobody is about to evict
+        self._num_kept = 0  # free blocks with contents that are not due for eviction
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
@@ -82,18 +82,18 @@ class PrefixPool(BlockPool):
         self._offer(seq, seq.stored_computed // self.block_size)
 
     def take(self, num_blocks: int) -> None:
-        """Blocks for new contents: those without any first, then those that became free first."""
+        """Takes blocks for new contents: first those without any, then those that became free first."""
         self.num_free = num_free = self.num_free - num_blocks
         if num_free < self._num_kept:
             self._evict(self._num_kept - num_free)
 
     def _evict(self, num_blocks: int) -> None:
-        """So many blocks lose their contents, once somebody looks at a place that has contents."""
+        """Marks num_blocks blocks for eviction, which happens when a place with contents is next read."""
         assert self.num_free >= 0
         self._num_kept = self.num_free
         self.num_evicted += num_blocks
         self._runs.num_due += num_blocks
-        if self._num_ids_made:  # whose blocks they are is seen
+        if self._num_ids_made:  # an engine sees the physical ids
             self._runs.evict_due()
 
     def release(self, seq: Sequence, num_tokens: int, num_planned: int = 0) -> None:
@@ -120,7 +120,7 @@ class PrefixPool(BlockPool):
             self._places.forget(self._used_places())
 
     def _pin(self, seq: Sequence, held: Held) -> None:
-        """Keep the prefix that a client pays for, if its sequence has used what it found."""
+        """Pins the prefix that a client pays for, if its sequence has computed more than it found."""
         num_pinned = seq.request.prompt.num_pinned
         if num_pinned and seq.stored_computed > seq.num_found:
             self._runs.make_run(held, seq.request_id)
@@ -154,7 +154,7 @@ class PrefixPool(BlockPool):
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that are kept for pinned prefixes."""
+        """Number of blocks that are kept for pinned prefixes."""
         return self._pins.num_blocks
 
     def pinned_token_s_until(self, end_s: float) -> float:
@@ -182,21 +182,21 @@ class PrefixPool(BlockPool):
         assert num_accounted == self.num_blocks, "a block is leaked or owned twice"
 
     def _new_held(self, seq: Sequence) -> Held:
-        """What a waiting sequence is about to hold; made when it is first looked at, for its path."""
+        """Creates the `Held` of a waiting sequence when it is first looked up, for its path."""
         held = seq.kv = Held(self._places.path(seq.request))
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
-        """Give the first num_full blocks of a sequence their contents, as far as they have none yet."""
+        """Gives the first num_full blocks of a sequence their contents, as far as they have none yet."""
         held: Held = seq.kv
         num_new = num_full - held.num_keyed
         if num_new <= 0:
             return
-        if held.is_own or (held.num_own and num_full <= held.path[-1][1]):  # it goes on with these
+        if held.is_own or (held.num_own and num_full <= held.path[-1][1]):  # it continues these
             held.num_own += num_new
             held.num_keyed = num_full
             return
-        if held.tail_ids:  # a block that is partly filled must not get another name
+        if held.tail_ids:  # a block that is partly filled must keep its id
             held.tail_ids += self.draw(num_new - len(held.tail_ids))
         start = 0  # the sequence's first block of the stretch
         for place, end in held.path:
@@ -208,11 +208,11 @@ class PrefixPool(BlockPool):
             start = end
 
     def _offer_stretch(self, seq: Sequence, held: Held, place: int, first: int, end: int) -> None:
-        """Of a sequence's next blocks, those of one place: its blocks first to end - 1."""
+        """Offers the blocks first to end - 1 of one place, which are the next blocks of a sequence."""
         self._runs.extend(held, seq.request_id, place, first, end)
 
     def _used_places(self) -> set[int]:
-        """Where there are contents."""
+        """Places that have contents."""
         return self._runs.places
 
     def _ids_behind(self, seq: Sequence, num_blocks: int) -> list[int]:

@@ -1,13 +1,12 @@
-"""Radix caching, as SGLang's RadixAttention does it: all KV of the past in a tree, found token by token.
+"""Radix caching, as SGLang's RadixAttention: all past KV in a tree, found token by token.
 
-A sequence locks the path of what it found, and hands over what it has computed: every chunk when it is done,
-the answer when the sequence ends or is preempted. Where somebody else has handed over the same tokens
-meanwhile, it goes on with those and frees its own. Leaves that nobody has locked are evicted, whole, in the
-order of an eviction policy.
+A sequence locks the path of its hit, and inserts what it has computed: every chunk when it is done, the
+answer when the sequence ends or is preempted. If another sequence has inserted the same tokens meanwhile, it
+uses those and frees its own. Unlocked leaves are evicted, whole, in the order of an eviction policy.
 
-Memory pressure: room for new tokens is made by eviction; what is locked is not touched. Differs from SGLang:
-the answer so far of a preempted sequence goes into the tree, too.
-Horizon: as paged; steps with prompt chunks stand alone, since handing them over may free memory.
+Memory pressure: room for new tokens is made by eviction; locked nodes are kept. Differs from SGLang: the
+answer so far of a preempted sequence is inserted, too.
+Horizon: as paged; steps with prompt chunks hold for one iteration, since inserting them may free memory.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Radix(Caching):
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
     eviction: str = "lru"
-    """Which leaf goes first: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""
+    """Eviction order of leaves: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -63,24 +62,24 @@ class Radix(Caching):
 
     @property
     def needs_future(self) -> bool:
-        """Whether the requests to come must be known: no engine can do that."""
+        """Whether future requests must be known, which no engine can."""
         return EVICTIONS[self.eviction].is_offline
 
     def pool(self, memory: KvMemory) -> RadixPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         return RadixPool(memory, self.block_size, self.watermark, EVICTIONS[self.eviction]())
 
 
 class Held:
-    """What a sequence holds: the tokens up to the end of a locked node, and blocks of its own behind them."""
+    """The KV of a sequence: the tokens up to the end of a locked node, and its own blocks behind them."""
 
     __slots__ = ("ids", "node", "num_in_tree", "runs")
 
     def __init__(self, runs: Runs, node: Node) -> None:
         self.runs = runs
-        self.node = node  # while it waits: what the last look found
+        self.node = node  # while it waits: result of the last lookup
         self.num_in_tree = 0
-        self.ids: list[int] = []  # of its own blocks, as far as somebody asked
+        self.ids: list[int] = []  # ids of its own blocks, as far as assigned
 
 
 class RadixPool(BlockPool):
@@ -92,7 +91,7 @@ class RadixPool(BlockPool):
     def __init__(self, memory: KvMemory, block_size: int, watermark: float, eviction: Eviction) -> None:
         super().__init__(memory.num_blocks, block_size, int(watermark * memory.num_blocks))
         self.num_evicted = 0
-        """Blocks whose content was given up for another."""
+        """Number of blocks whose content was evicted for another."""
         self._num_unused = memory.num_blocks
         self._future = memory.future
         self._tree = RadixTree(
@@ -143,7 +142,7 @@ class RadixPool(BlockPool):
         self.num_free -= num_blocks
 
     def computed(self, seq: Sequence, num_tokens: int) -> None:
-        """Hand over the full blocks of a sequence's first num_tokens tokens to the tree."""
+        """Inserts the full blocks of a sequence's first num_tokens tokens into the tree."""
         held: Held = seq.kv
         num_tokens = self._most(seq, num_tokens)
         num_before = held.num_in_tree
@@ -154,7 +153,7 @@ class RadixPool(BlockPool):
         if num_after == num_before:
             return
         num_own = (num_after - num_before) // self.block_size
-        num_double = num_own - num_new // self.block_size  # somebody else had handed them over
+        num_double = num_own - num_new // self.block_size  # another sequence had inserted them
         self._num_unused += num_double
         if held.ids:
             held.ids += self.draw(num_own - len(held.ids))
@@ -177,7 +176,7 @@ class RadixPool(BlockPool):
         seq.kv = None
 
     def hand_over(self, seq: Sequence, num_tokens: int, num_kept_tokens: int) -> list[int]:
-        self.computed(seq, num_kept_tokens)  # what was swapped in is not in the tree yet
+        self.computed(seq, num_kept_tokens)  # swapped-in KV is not in the tree yet
         return super().hand_over(seq, num_tokens, num_kept_tokens)
 
     def give_back(self, num_blocks: int, ids: Iterable[int]) -> None:
@@ -231,5 +230,8 @@ class RadixPool(BlockPool):
 
     @staticmethod
     def _most(seq: Sequence, num_tokens: int) -> int:
-        """As many of num_tokens tokens as the tree may have: no answer where there are several."""
+        """Number of tokens, at most num_tokens, that the tree may have.
+
+        No answer of a request with branches.
+        """
         return num_tokens if seq.request.branching is None else min(num_tokens, seq.num_prompt_tokens)

@@ -19,7 +19,7 @@ Key = tuple[int, int] | tuple[tuple[int, int, int], ...]
 
 
 class Node:
-    """An edge of the tree and its end. To be read only, outside of the tree; it is an eviction `Entry`."""
+    """An edge of the tree and its end. Outside of the tree it is read-only; it is an eviction `Entry`."""
 
     __slots__ = (
         "_future",
@@ -45,24 +45,24 @@ class Node:
     def __init__(self, runs: Runs, skip: int, num_tokens: int, depth: int, stamp: int) -> None:
         self.runs, self.skip, self.num_tokens, self.depth = runs, skip, num_tokens, depth
         self.inserted = self.last_access = stamp
-        self.parent: Node | None = None  # None for the root, and for what was evicted
+        self.parent: Node | None = None  # None for the root and for evicted nodes
         self.children: dict[Key, Node] = {}
         self.lock_count = self.hits = self.priority = 0
         self.queue = self.version = 0
         self.is_pending = False
-        self.ids: list[int] = []  # physical blocks, once somebody asked
+        self.ids: list[int] = []  # physical blocks, once assigned
         self._key: Key = ()
         self._future: FutureUses | None = None
         self._history: int | None = None
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens from the root to the node's end."""
+        """Number of tokens from the root to the node's end."""
         return self.depth + self.num_tokens
 
     @property
     def is_candidate(self) -> bool:
-        """A leaf that nobody has locked."""
+        """Whether it is an unlocked leaf."""
         return not self.children and self.lock_count == 0 and self.parent is not None
 
     @property
@@ -81,18 +81,18 @@ class Node:
 
     @property
     def content_id(self) -> int:
-        """A hash of the tokens up to the node's first."""
+        """A hash of the tokens up to and including the node's first."""
         return hash((self.history, self.runs[0][0], self.skip))
 
     @property
     def next_use(self) -> float:
-        """The next request for the node's first token; inf if there is none."""
+        """Index of the next request that uses the node's first token; inf if there is none."""
         assert self._future is not None, "the tree was not given the requests to come"
         return self._future.next_use(self.history, self.runs[0][0], self.skip + 1)
 
 
 def child_key(runs: Runs, first: int, skip: int, page_size: int) -> Key:
-    """A name of the page of tokens that begins `skip` tokens into run `first`."""
+    """Key of the page of tokens that begins `skip` tokens into run `first`."""
     content_id, end = runs[first]
     if end - skip >= page_size:
         return content_id, skip
@@ -107,7 +107,7 @@ def child_key(runs: Runs, first: int, skip: int, page_size: int) -> Key:
 
 
 def locate(runs: Runs, num_tokens: int) -> tuple[int, int]:
-    """The run in which the token behind the first num_tokens lies, and its place there."""
+    """The run that contains the token behind the first num_tokens tokens, and its position there."""
     first = 0
     while first < len(runs) and num_tokens >= runs[first][1]:
         num_tokens -= runs[first][1]
@@ -116,7 +116,7 @@ def locate(runs: Runs, num_tokens: int) -> tuple[int, int]:
 
 
 def num_shared(edge: Runs, ahead: Runs, skip: int) -> int:
-    """Tokens that an edge and a prompt share from `skip` tokens into their common first run."""
+    """Number of tokens that an edge and a prompt share, from `skip` tokens into their common first run."""
     num_tokens = -skip
     for (edge_id, edge_end), (content_id, end) in zip(edge, ahead, strict=False):
         if edge_id != content_id:

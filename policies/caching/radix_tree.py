@@ -35,7 +35,10 @@ class Match(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """num_new_tokens were not there before; `node` ends the path of all node.num_prefix_tokens tokens."""
+    """Result of an insert: the number of tokens that were not cached, and the node that ends the path.
+
+    The path has node.num_prefix_tokens tokens.
+    """
 
     num_new_tokens: int
     node: Node
@@ -55,7 +58,7 @@ class RadixTree:
         future: FutureUses | None = None,
         on_evict: Callable[[Node], None] | None = None,
     ) -> None:
-        """An empty tree.
+        """Creates an empty tree.
 
         eviction: `Lru` by default; the tree takes a `fresh` one for itself. future: needed by an offline
         order. on_evict: called with each leaf before it leaves the tree (`path` still names its content).
@@ -79,13 +82,13 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Tokens on which there is no lock; `evict` can free all of them."""
+        """Number of tokens without a lock; `evict` can free all of them."""
         return self.num_tokens - self.num_locked
 
     def match(self, runs: Runs, max_tokens: int | None = None) -> Match:
-        """The longest cached prefix of the first max_tokens tokens, in whole pages.
+        """Returns the longest cached prefix of the first max_tokens tokens, in whole pages.
 
-        Touches the nodes of the prefix. A node that goes on behind it is split; its back half counts as
+        Touches the nodes of the prefix. A node that continues behind it is split; its back half counts as
         touched, too.
         """
         usable, _ = self._usable(runs, max_tokens)
@@ -93,7 +96,7 @@ class RadixTree:
         return Match(node.num_prefix_tokens, node)
 
     def peek(self, runs: Runs, max_tokens: int | None = None) -> int:
-        """The tokens that `match` would find; touches and splits nothing."""
+        """Number of tokens that `match` would find; touches and splits nothing."""
         usable, _ = self._usable(runs, max_tokens)
         node, first, skip = self.root, 0, 0
         while first < len(usable):
@@ -111,9 +114,9 @@ class RadixTree:
     def insert(
         self, runs: Runs, num_tokens: int | None = None, *, priority: int = 0, num_counted_tokens: int = 0
     ) -> Insertion:
-        """Make the path of the first num_tokens tokens exist, in whole pages.
+        """Inserts the path of the first num_tokens tokens, in whole pages.
 
-        Tokens that no run names cannot be inserted. num_counted_tokens: how far the same request inserted
+        Tokens without a run cannot be inserted. num_counted_tokens: tokens that the same request inserted
         before (chunk by chunk, say): nodes up to there get no second hit.
         """
         usable, total = self._usable(runs, num_tokens)
@@ -134,7 +137,7 @@ class RadixTree:
         return Insertion(num_new, node)
 
     def lock(self, node: Node) -> None:
-        """Keep the path from the root to `node`; locks are counted. Raises ValueError if it was evicted."""
+        """Locks the path from the root to `node`; locks are counted. Raises ValueError if it was evicted."""
         self._check_alive(node)
         while node.parent is not None:
             if node.lock_count == 0:
@@ -143,7 +146,7 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Give back one `lock` of the same node. Raises ValueError if there is none."""
+        """Releases one `lock` of the same node. Raises ValueError if there is none."""
         self._check_alive(node)
         if node is not self.root and node.lock_count == 0:
             raise ValueError("unlock: the node is not locked")
@@ -156,9 +159,9 @@ class RadixTree:
             node = node.parent
 
     def evict(self, num_tokens: int) -> int:
-        """Evict whole leaves until num_tokens tokens or more are free, or nothing evictable is left.
+        """Evicts whole leaves until num_tokens tokens or more are free, or nothing evictable is left.
 
-        Returns the tokens freed. 0 and less are safe.
+        Returns the number of tokens freed. num_tokens may be 0 or negative.
         """
         num_freed = 0
         while num_freed < num_tokens:
@@ -191,7 +194,7 @@ class RadixTree:
         return tuple(runs)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents first."""
+        """Yields every node except the root, parents first."""
         stack = [self.root]
         while stack:
             for child in stack.pop().children.values():
@@ -199,7 +202,7 @@ class RadixTree:
                 stack.append(child)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where counts, links, locks or candidates disagree with the nodes."""
+        """Raises AssertionError if counts, links, locks or candidates disagree with the nodes."""
         num_tokens = num_locked = 0
         queue_tokens = [0] * len(self._candidates.queue_tokens)
         for node in self.nodes():
@@ -230,7 +233,7 @@ class RadixTree:
             raise ValueError("node: was evicted; lock a match before the next eviction")
 
     def _usable(self, runs: Runs, max_tokens: int | None) -> tuple[Runs, int]:
-        """The runs cut to max_tokens and to whole pages, and their tokens."""
+        """The runs cut to max_tokens and to whole pages, and their number of tokens."""
         runs = tuple(runs)  # slices of it are compared with the edges'
         lengths = [run[1] for run in runs]
         total = sum(lengths)
@@ -250,10 +253,10 @@ class RadixTree:
         return (*runs[: count - 1], last), target
 
     def _walk(self, runs: Runs, priority: int | None, num_counted: int) -> tuple[Node, int, int]:
-        """Follow `runs` from the root as far as the tree goes, touching.
+        """Follows `runs` from the root as far as the tree has them, and touches the nodes.
 
-        priority: None for a match, which counts no hits. Returns the last node, split if need be, and where
-        the first token behind it is: its run, and its place there.
+        priority: None for a match, which counts no hits. Returns the last node, split if necessary, and the
+        position of the first token behind it: its run, and the offset in the run.
         """
         stamp, page_size = self._next_stamp(), self.page_size
         node, first, skip = self.root, 0, 0
@@ -294,7 +297,7 @@ class RadixTree:
         return node, first, skip
 
     def _split(self, node: Node, num_tokens: int) -> Node:
-        """Cut a node behind its first num_tokens tokens; returns the new front half.
+        """Splits a node behind its first num_tokens tokens; returns the new front half.
 
         `node` stays the back half, so that locks taken on it still cover the whole path.
         """

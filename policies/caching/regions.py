@@ -1,9 +1,9 @@
-"""Contiguous KV regions, one per request, placed by first or best fit: how memory was cut before paging.
+"""Contiguous KV regions, one per request, placed by first or best fit: memory management before paging.
 
-FasterTransformer and Orca keep the KV of a request in one contiguous region, taken when the request is
-admitted and sized for the longest it may become. What is lost that way (Kwon et al., SOSP 2023, section 3.1):
+FasterTransformer and Orca keep the KV of a request in one contiguous region, allocated at its admission for
+its maximum length. The losses of that (Kwon et al., SOSP 2023, section 3.1):
 
-    reserved   slots of a region that its request will fill later; nobody else can use them until it ends
+    reserved   slots of a region that its request will fill later; no other request can use them until it ends
     internal   slots of a region that are never filled: the request ended before the length it was given
     external   free slots between regions, in pieces too short for the request that waits
 
@@ -19,8 +19,8 @@ first number is printed.
 The Oracle row has no internal part although its regions come from a buddy allocator: what a buddy allocator
 adds to a region by rounding is counted there under "external and others" (our reading).
 
-Assumes nothing about requests: regions are counted in token slots, and whoever asks decides how many.
-Memory pressure: an allocator refuses (None) and changes nothing; who must free a region is not its choice.
+Assumes nothing about requests: regions are counted in token slots, and the caller decides how many.
+Memory pressure: an allocator refuses (None) and changes nothing; the caller decides which region is freed.
 Horizon: while nothing is freed, what was refused stays refused, to `allocate` and to `grow`.
 """
 
@@ -56,7 +56,7 @@ class RegionAllocator(Protocol):
 
     @property
     def num_free(self) -> int:
-        """Free slots, in whatever pieces."""
+        """Number of free slots, in whatever pieces."""
 
     @property
     def largest_free(self) -> int:
@@ -66,23 +66,23 @@ class RegionAllocator(Protocol):
         """The free pieces, by address."""
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """A region of at least num_tokens slots; None, and no change, if num_tokens > largest_free.
+        """Allocates at least num_tokens slots; None, and no change, if num_tokens > largest_free.
 
         Raises ValueError if num_tokens < 1.
         """
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """The region with room for num_tokens in all, at the same start; else None, and no change.
+        """Extends a region to num_tokens slots in all, at the same start; else None, and no change.
 
-        A region that is long enough comes back as it is; none is shortened. The region returned replaces the
-        one given. Raises ValueError if the region is not taken or num_tokens < 1.
+        A region that is long enough is returned unchanged; none is shortened. The region returned replaces
+        the one given. Raises ValueError if the region is not taken or num_tokens < 1.
         """
 
     def free(self, region: Region) -> None:
-        """Give a region back. Raises ValueError if it is not taken."""
+        """Frees a region. Raises ValueError if it is not taken."""
 
     def check_integrity(self) -> None:
-        """Assert that regions and free pieces tile the memory and that no two free pieces could be joined."""
+        """Asserts that regions and free pieces tile the memory, and that no free pieces could be joined."""
 
 
 class FirstFit:
@@ -115,7 +115,7 @@ class FirstFit:
         return [Region(start, self._length_at[start]) for start in self._starts]
 
     def allocate(self, num_tokens: int) -> Region | None:
-        """A region of num_tokens slots; None, and no change, if no free piece is long enough."""
+        """Allocates num_tokens slots; None, and no change, if no free piece is long enough."""
         must_be_positive(num_tokens)
         if num_tokens > self.largest_free:
             return None
@@ -125,7 +125,7 @@ class FirstFit:
         return region
 
     def grow(self, region: Region, num_tokens: int) -> Region | None:
-        """The region with num_tokens slots, if those behind it are free; else None, and no change."""
+        """Extends a region to num_tokens slots, if those behind it are free; else None, and no change."""
         must_be_taken(region, self._taken)
         must_be_positive(num_tokens)
         num_more = num_tokens - region.num_tokens
@@ -140,7 +140,7 @@ class FirstFit:
         return grown
 
     def free(self, region: Region) -> None:
-        """Give a region back and join it with the free pieces before and behind it."""
+        """Frees a region and joins it with the free pieces before and behind it."""
         must_be_taken(region, self._taken)
         self._taken.remove(region)
         self.num_free += region.num_tokens
@@ -155,7 +155,7 @@ class FirstFit:
         self._add(start, length)
 
     def check_integrity(self) -> None:
-        """Assert that regions and free pieces tile the memory and that no two free pieces touch."""
+        """Asserts that regions and free pieces tile the memory and that no two free pieces touch."""
         pieces = self.free_regions()
         must_tile([*self._taken, *pieces], self.num_tokens)
         assert self.num_free == sum(piece.num_tokens for piece in pieces)
@@ -164,13 +164,13 @@ class FirstFit:
         assert len(self._length_at) == len(pieces)
 
     def _fitting(self, num_tokens: int) -> int:
-        """Start of the free piece to cut num_tokens slots from; there is one."""
+        """Start of the free piece to cut num_tokens slots from; there must be one."""
         if self._best_fit:
             return self._by_length[bisect_left(self._by_length, (num_tokens, 0))][1]
         return next(start for start in self._starts if self._length_at[start] >= num_tokens)
 
     def _cut(self, region: Region) -> None:
-        """Take a region off the front of the free piece that starts where it does."""
+        """Cuts a region off the front of the free piece that starts at the same slot."""
         num_left = self._drop(region.start) - region.num_tokens
         if num_left:
             self._add(region.end, num_left)
@@ -182,7 +182,7 @@ class FirstFit:
         self._length_at[start] = length
 
     def _drop(self, start: int) -> int:
-        """Forget the free piece at start. Returns its length."""
+        """Removes the free piece at start. Returns its length."""
         length = self._length_at.pop(start)
         del self._starts[bisect_left(self._starts, start)]
         del self._by_length[bisect_left(self._by_length, (length, start))]
@@ -190,19 +190,19 @@ class FirstFit:
 
 
 def must_be_positive(num_tokens: int) -> None:
-    """Raise ValueError unless num_tokens >= 1."""
+    """Raises ValueError unless num_tokens >= 1."""
     if num_tokens < 1:
         raise ValueError(f"num_tokens={num_tokens}: must be >= 1 token")
 
 
 def must_be_taken(region: Region, taken: Collection[Region]) -> None:
-    """Raise ValueError if the region was freed, was replaced by a longer one, or never existed."""
+    """Raises ValueError if the region was freed, was replaced by a longer one, or never existed."""
     if region not in taken:
         raise ValueError(f"region={tuple(region)}: must be taken, as last returned by allocate or grow")
 
 
 def must_tile(regions: Iterable[Region], num_tokens: int) -> None:
-    """Assert that the regions cover [0, num_tokens) without gap or overlap."""
+    """Asserts that the regions cover [0, num_tokens) without gap or overlap."""
     end = 0
     for region in sorted(regions):
         assert region.num_tokens > 0, f"{region} is empty"

@@ -1,15 +1,15 @@
-"""The contents of a prefix cache, in runs: blocks one behind the other at one place of `content.Places`.
+"""The contents of a prefix cache, in runs: consecutive blocks at one place of `content.Places`.
 
-A place's blocks are offered once. Who computed the same contents side by side holds a copy, which is offered
-when the block that was offered goes. Runs that nobody holds are free: they stay, in the order in which they
-became free, until their blocks are wanted.
+Each block of a place is offered once. A sequence that computed the same contents side by side holds a copy,
+which is offered when the offered block is evicted. Runs without a holder are free: they stay, in the order in
+which they became free, until their blocks are needed.
 
-    place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where somebody went on with less
+    place 5    | 0 1 2 | 3 | 4 5 6 7 |      three runs offered, cut where a sequence used only a part
                | 0 1 |                      a copy
 
 Costs grow with the number of runs, not with that of their blocks. Contents that only one request can name are
-not even a run, but a number of blocks, until that request comes again or somebody asks for their ids.
-Evictions are put off until somebody looks at a place that has contents: most then take runs whole.
+not even a run, but a number of blocks, until that request comes again or their ids are needed.
+Evictions are delayed until a place with contents is read: most then take runs whole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from policies.caching.content import OWN_PLACES, Stretch
 
 
 class Run:
-    """Blocks with contents, one behind the other at one place: its blocks first to first + num_blocks - 1.
+    """A run of blocks with contents at one place: its blocks first to first + num_blocks - 1.
 
-    number: its name among the free. owners: who holds it: sequences by request id, pins by numbers below 0.
-    ids: physical blocks, once somebody asked. A copy is not offered: another run has the same contents.
+    number: its key among the free runs. owners: its holders: sequences by request id, pins by numbers below
+    0. ids: physical blocks, once assigned. A copy is not offered: another run has the same contents.
     """
 
     __slots__ = ("first", "ids", "is_copy", "num_blocks", "number", "owners", "place")
@@ -49,21 +49,21 @@ class Run:
 
 
 class Held:
-    """What a sequence holds, from its first block on: runs, own blocks, blocks that have no content yet."""
+    """The blocks of a sequence, from the first on: runs, own blocks, and blocks without content yet."""
 
     __slots__ = ("found", "is_own", "num_keyed", "num_own", "path", "runs", "tail_ids")
 
     def __init__(self, path: list[Stretch]) -> None:
         self.path = path
-        self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: by the last look
+        self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: result of the last lookup
         self.runs: list[Run] = []
-        self.is_own = False  # all its blocks will be such as num_own counts
+        self.is_own = False  # whether num_own will count all its blocks
         self.num_own = 0  # blocks of the path's last place that are in no run: only its request can name them
         self.num_keyed = 0  # blocks with contents: those in runs, and its own
-        self.tail_ids: list[int] = []  # of the blocks behind them, as far as somebody asked
+        self.tail_ids: list[int] = []  # ids of the blocks behind them, as far as assigned
 
     def add(self, run: Run, owner: int) -> None:
-        """Hold a run, too."""
+        """Adds a run to the blocks held."""
         run.owners[owner] = self
         self.runs.append(run)
         self.num_keyed += run.num_blocks
@@ -72,39 +72,42 @@ class Held:
 class Runs:
     """All runs of a pool.
 
-    free_ids: the pool's: ids of blocks that lose their contents go there. on_evict is called with a run that
-    nobody holds and the number of its last blocks that are about to lose their contents to make room.
+    free_ids: the list of the pool to which ids of evicted blocks are added. on_evict is called with a run
+    without holder and the number of its last blocks that are about to be evicted.
     """
 
     def __init__(self, free_ids: list[int], on_evict: Callable[[Run, int], None] | None = None) -> None:
-        self.num_due = 0  # blocks whose eviction has been put off
+        self.num_due = 0  # blocks whose eviction is delayed
         self._free_ids = free_ids
         self._on_evict = on_evict
         self._num_made = 0
         self._free: OrderedDict[int, Run | int] = OrderedDict()
-        """In the order in which they became free: runs by number, and numbers of own blocks by place."""
+        """Free blocks in the order in which they became free.
+
+        Runs by number, counts of own blocks by place.
+        """
         self._at: dict[int, list[Run]] = {}  # place -> the runs offered there, by their first block
         self._copies: dict[int, list[Run]] = {}  # place -> runs not offered, in the order of their making
 
     @property
     def next_free(self) -> Run:
-        """Of the runs that nobody holds, the one that became free first."""
+        """The free run that became free first."""
         run = next(iter(self._free.values()))
         assert isinstance(run, Run)
         return run
 
     @property
     def places(self) -> set[int]:
-        """Where there are contents."""
+        """Places that have contents."""
         self.evict_due()
         return self._at.keys() | self._copies.keys()
 
     def lacks(self, place: int) -> bool:
-        """Whether nothing is there that only one request can name."""
+        """Whether a place that only one request can name has no contents."""
         return place >= OWN_PLACES and place not in self._at and place not in self._free
 
     def find(self, path: list[Stretch], limit: int) -> tuple[SequenceOf[tuple[Run, int]], int]:
-        """The runs that a path begins with, and how many blocks of each may be used: limit in all."""
+        """The runs with which a path begins, and the usable blocks of each, at most limit in all."""
         at = self._at
         if not path or (path[0][0] not in at and path[0][0] not in self._free):
             return (), 0
@@ -119,7 +122,7 @@ class Runs:
             if runs is None:
                 break
             run = runs[0]
-            if run.num_blocks == wanted and not run.first and num_found + wanted < limit:  # as most are
+            if run.num_blocks == wanted and not run.first and num_found + wanted < limit:  # frequent
                 found.append((run, wanted))
                 num_found += wanted
                 continue
@@ -138,7 +141,7 @@ class Runs:
         return found, num_found
 
     def hold_found(self, held: Held, owner: int) -> int:
-        """Hold what the last look found. Returns how many blocks were free until now."""
+        """Holds the result of the last lookup. Returns the number of its blocks that were free until now."""
         num_free = num_keyed = 0
         runs, free = held.runs, self._free
         for run, num_blocks in held.found:
@@ -155,7 +158,7 @@ class Runs:
         return num_free
 
     def share(self, held: Held, owner: int, num_blocks: int) -> Held:
-        """A second owner of the first num_blocks blocks with contents that somebody holds."""
+        """Adds a second owner of the first num_blocks blocks with contents of a holder."""
         other = Held(held.path)
         while other.num_keyed < num_blocks:
             run = held.runs[len(other.runs)]
@@ -164,7 +167,10 @@ class Runs:
         return other
 
     def extend(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
-        """As `offer`; the last run of the place grows if it ends at `first` and the owner alone holds it."""
+        """Offers blocks like `offer`; extends the last run of the place if it ends at `first`.
+
+        It is extended only if the owner alone holds it.
+        """
         num_blocks = end - first
         offered = self._at.get(place)
         is_new = not (first or offered or held.tail_ids or place in self._free)
@@ -181,9 +187,10 @@ class Runs:
         self.offer(held, owner, place, first, end)
 
     def offer(self, held: Held, owner: int, place: int, first: int, end: int) -> None:
-        """Make runs of the place's blocks first to end - 1: copies, where others offer those already.
+        """Makes runs of the place's blocks first to end - 1.
 
-        Of their ids held.tail_ids has all or none.
+        They are copies where such blocks are offered already.
+        held.tail_ids has all or none of their ids.
         """
         self.evict_due()
         if place in self._free:
@@ -207,7 +214,7 @@ class Runs:
             first = upto
 
     def make_run(self, held: Held, owner: int) -> None:
-        """Make the blocks that only the owner's request can name a run like others."""
+        """Makes a run of the blocks that only the owner's request can name."""
         if held.num_own:
             place = held.path[-1][0]
             run = Run(place, place, 0, held.num_own, [])
@@ -218,7 +225,7 @@ class Runs:
             self._at[place] = [run]
 
     def owners_behind(self, held: Held, num_blocks: int) -> set[int]:
-        """Who holds any of all but the first num_blocks blocks with contents that somebody holds."""
+        """Owners of any but the first num_blocks blocks with contents that `held` holds."""
         owners: set[int] = set()
         end = held.num_keyed - held.num_own
         for run in reversed(held.runs):
@@ -229,7 +236,7 @@ class Runs:
         return owners
 
     def withdraw(self, held: Held, num_blocks: int) -> None:
-        """Take the contents from all but the first num_blocks blocks that somebody alone holds."""
+        """Removes the contents from all but the first num_blocks blocks; they must have no other holder."""
         num_dropped = min(held.num_own, held.num_keyed - num_blocks)
         held.num_own -= num_dropped
         held.num_keyed -= num_dropped
@@ -243,7 +250,10 @@ class Runs:
             self._drop_last(run, num_dropped)
 
     def let_go(self, held: Held, owner: int) -> int:
-        """Hold nothing: runs that nobody else holds become free, the last first. Returns their blocks."""
+        """Releases all blocks; runs without other holders become free, the last first.
+
+        Returns their blocks.
+        """
         free = self._free
         num_free = held.num_own
         if num_free:
@@ -257,7 +267,10 @@ class Runs:
         return num_free
 
     def evict_due(self) -> None:
-        """Carry out what was put off: the run that became free first goes first, its tail before its head."""
+        """Carries out delayed evictions.
+
+        The run that became free first goes first, its tail before its head.
+        """
         if self.num_due:
             self.evict_whole()
         if not self.num_due:
@@ -270,7 +283,7 @@ class Runs:
         self.num_due = 0
 
     def evict_whole(self) -> None:
-        """Carry out those of the evictions that were put off which take whole runs."""
+        """Carries out those delayed evictions that take whole runs."""
         free, num_due = self._free, self.num_due
         while num_due:
             number, run = next(iter(free.items()))
@@ -284,7 +297,7 @@ class Runs:
         self.num_due = num_due
 
     def check_integrity(self, owned: set[Run]) -> tuple[int, int]:
-        """Assert that owned is what somebody holds. Returns the blocks that are free, and those held."""
+        """Asserts that owned are the runs with holders. Returns the number of free and of held blocks."""
         self.evict_due()
         runs = {run for offered in self._at.values() for run in offered}
         copies = {run for copies in self._copies.values() for run in copies}
@@ -303,25 +316,28 @@ class Runs:
         return num_free, sum(run.num_blocks for run in owned)
 
     def _new_number(self) -> int:
-        """A name for a run: below 0, as those of own blocks are their places."""
+        """A new key for a run: below 0, as those of own blocks are their places."""
         self._num_made += 1
         return -self._num_made
 
     def _make_free_run(self, place: int) -> None:
-        """Make free blocks that only one request can name a run: that request has come again."""
+        """Makes a run of free blocks that only one request can name, as that request has come again."""
         num_blocks = self._free[place]
         if isinstance(num_blocks, int):
             self._free[place] = run = Run(place, place, 0, num_blocks, [])
             self._at[place] = [run]
 
     def _evict(self, run: Run, num_blocks: int) -> None:
-        """The last blocks of a free run lose their contents."""
+        """Evicts the last blocks of a free run."""
         if self._on_evict is not None:
             self._on_evict(run, num_blocks)
         self._drop_last(run, num_blocks)
 
     def _split(self, run: Run, num_blocks: int) -> Run:
-        """Cut a run behind num_blocks blocks. Returns the head; the rest stays what and where it was."""
+        """Splits a run behind num_blocks blocks. Returns the head.
+
+        The rest keeps its identity and position.
+        """
         head = Run(self._new_number(), run.place, run.first, num_blocks, run.ids[:num_blocks], run.is_copy)
         head.owners = dict(run.owners)
         for owner in run.owners.values():
@@ -341,7 +357,7 @@ class Runs:
         return head
 
     def _drop_last(self, run: Run, num_blocks: int) -> None:
-        """The last blocks of a run lose their contents, and the run those blocks."""
+        """Removes the last blocks of a run, whose contents are lost."""
         run.num_blocks -= num_blocks
         if run.ids:
             self._free_ids.extend(reversed(run.ids[run.num_blocks :]))
@@ -358,7 +374,7 @@ class Runs:
             self._promote(place, run.end, run.end + num_blocks)
 
     def _promote(self, place: int, first: int, end: int) -> None:
-        """Offer copies, the oldest first, of blocks that are not offered any more."""
+        """Offers copies, the oldest first, of blocks that are no longer offered."""
         while first < end:
             candidates = [run for run in self._copies.get(place, ()) if run.first < end and run.end > first]
             covering = [run for run in candidates if run.first <= first]

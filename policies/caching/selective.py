@@ -1,19 +1,21 @@
-"""Caches that keep the tokens which attention has looked at most: H2O and SnapKV, as policies of capacity.
+"""Caches that keep the tokens with the most attention: H2O and SnapKV, modelled by their capacity.
 
 H2O (Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
 NeurIPS 2023): a sequence keeps heavy hitters, the tokens with the largest sums of attention weights so far,
-and recent ones; each new token pushes one out. As many tokens as a window of that length: `WindowPool`.
+and recent ones; each new token replaces one. It holds as many tokens as a window of that length:
+`WindowPool`.
 
 SnapKV (Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024): at the end
-of the prefill a prompt is cut to a budget, chosen by what its last tokens look at; nothing more is dropped.
+of the prefill a prompt is cut to a budget, chosen by the attention of its last tokens; nothing more is
+dropped.
 
     SnapKV   |--- prompt: at most num_kept_tokens ---|--- all of the answer ---
 
-Which tokens are kept, by head and layer, changes answers and is the kernels' affair; how many decides memory
-and time, and is here. Answers differ from the model's. The scores that H2O keeps, and the choice that SnapKV
-makes once, take no time here.
-Assumes, as streaming, that a prompt fits whole while it is computed; what was preempted is recomputed whole.
-Memory pressure: as paged. Horizon: as paged; H2O also to the token with which a budget is full.
+Which tokens are kept, by head and layer, changes answers and is up to the kernels; their number determines
+memory and time, and is modelled here. Answers differ from the model's. The scores that H2O keeps, and the
+choice that SnapKV makes once, take no time here.
+Assumes, as streaming, that a prompt fits whole while it is computed; a preempted sequence is recomputed
+whole. Memory pressure: as paged. Horizon: as paged; H2O also to the token with which a budget is full.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ class H2o(Caching):
     changes_outputs: ClassVar[bool] = True
 
     num_heavy_tokens: int = 1024
-    """Heavy hitters that are kept."""
+    """Number of heavy hitters that are kept."""
     num_recent_tokens: int = 1024
-    """Last tokens that are kept, the one being computed included."""
+    """Number of last tokens that are kept, the one being computed included."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
@@ -49,7 +51,7 @@ class H2o(Caching):
             raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> WindowPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         num_kept = self.num_heavy_tokens + self.num_recent_tokens
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
@@ -62,7 +64,7 @@ class SnapKv(Caching):
     changes_outputs: ClassVar[bool] = True
 
     num_kept_tokens: int = 1024
-    """Tokens of a prompt that are kept, the window that chooses them included."""
+    """Number of tokens of a prompt that are kept, the window that chooses them included."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
@@ -73,23 +75,23 @@ class SnapKv(Caching):
             raise ValueError(f"num_kept_tokens={self.num_kept_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> PromptPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return PromptPool(memory.num_blocks, self.block_size, num_watermark_blocks, self.num_kept_tokens)
 
 
 class PromptPool(LossyPool):
-    """A sequence holds at most num_kept tokens of its prompt from the end of its prefill on."""
+    """A pool in which a sequence holds at most num_kept tokens of its prompt after its prefill."""
 
     def __init__(
         self, num_blocks: int, block_size: int, num_watermark_blocks: int = 0, num_kept: int = 1024
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.num_kept = num_kept
-        """Tokens of a prompt whose KV a decoding sequence holds at most."""
+        """Maximum number of prompt tokens whose KV a decoding sequence holds."""
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Cut the prompt; then block by block."""
+        """Cuts the prompt; afterwards the KV grows block by block."""
         num_surplus = seq.num_prompt_tokens - self.num_kept
         if num_surplus > 0 and not seq.num_dropped:
             self.drop(seq, num_surplus)

@@ -1,15 +1,15 @@
-"""Attention sinks and a sliding window: a sequence never holds more than so many tokens (StreamingLLM).
+"""Attention sinks and a sliding window: a sequence holds a bounded number of tokens (StreamingLLM).
 
 Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024. The first few tokens and
-the most recent ones keep their KV; once these places are full, each new token takes the place of the oldest
-but the sinks.
+the most recent ones keep their KV; once these places are full, each new token replaces the oldest one that is
+not a sink.
 
     tokens   |sinks|........ dropped ........|------ recent ------|new
-    blocks   |sinks|------ recent, written round and round -------|
+    blocks   |sinks|------ recent, written as a ring buffer -------|
 
 Answers differ from the model's: what was dropped cannot be attended to.
 Assumes that a prompt is computed with full attention and cut when all of it is computed, so it must fit
-whole, and what was preempted is recomputed whole: no sequence becomes longer than the memory.
+whole, and a preempted sequence is recomputed whole: no sequence becomes longer than the memory.
 Memory pressure: as paged; a sequence whose places are full takes no more blocks.
 Horizon: as paged, and to the token with which a sequence's places are full.
 """
@@ -25,7 +25,7 @@ from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 
 STEADY = Growth(takes_blocks=False, widens=False)
-"""A token goes for each that comes."""
+"""Growth of a sequence that drops one token for each new one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +35,9 @@ class StreamingLlm(Caching):
     changes_outputs: ClassVar[bool] = True
 
     num_sink_tokens: int = 4
-    """First tokens that are kept for ever."""
+    """Number of first tokens that are always kept."""
     num_recent_tokens: int = 2044
-    """Last tokens that are kept, the one being computed included."""
+    """Number of last tokens that are kept, the one being computed included."""
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
 
@@ -50,19 +50,19 @@ class StreamingLlm(Caching):
             raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> WindowPool:
-        """An empty pool."""
+        """Returns an empty pool."""
         num_kept = self.num_sink_tokens + self.num_recent_tokens
         num_watermark_blocks = int(self.watermark * memory.num_blocks)
         return WindowPool(memory.num_blocks, self.block_size, num_watermark_blocks, num_kept)
 
 
 class LossyPool(BlockPool):
-    """A block pool whose sequences may give tokens up. The kept ones are packed into their first blocks."""
+    """A block pool whose sequences may drop tokens. The kept ones are packed into their first blocks."""
 
     can_fork: ClassVar[bool] = False
 
     def drop(self, seq: Sequence, num_tokens: int) -> None:
-        """A sequence at rest gives up the KV of num_tokens tokens, and the blocks that this leaves empty."""
+        """Drops the KV of num_tokens tokens of a sequence at rest, and the blocks that this leaves empty."""
         num_held = seq.stored_computed - seq.num_dropped
         num_kept_blocks = self.blocks_for(num_held - num_tokens)
         self.num_free += self.blocks_for(num_held) - num_kept_blocks
@@ -72,9 +72,9 @@ class LossyPool(BlockPool):
 
 
 class WindowPool(LossyPool):
-    """A sequence holds at most num_kept tokens from the end of its prefill on.
+    """A pool in which a sequence holds at most num_kept tokens after its prefill.
 
-    seq.kv: whether its places are full; from then on it neither takes blocks nor gives any back.
+    seq.kv: whether its places are full; from then on it neither takes nor frees blocks.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class WindowPool(LossyPool):
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.num_kept = num_kept
-        """Tokens whose KV a decoding sequence holds at most."""
+        """Maximum number of tokens whose KV a decoding sequence holds."""
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         seq.kv = False
         super().admit(seq, num_cached)
 
     def growth(self, seq: Sequence) -> Growth | None:
-        """Block by block until its places are full; then it stays as it is."""
+        """Growth block by block until the places of the sequence are full; then none."""
         num_surplus = seq.stored_computed - seq.num_dropped - self.num_kept
         if num_surplus < 0:
             is_enough = self.num_kept >= seq.max_num_tokens - 1
@@ -100,7 +100,7 @@ class WindowPool(LossyPool):
         return STEADY
 
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
-        """Also where num_tokens counts a token that was to take the place of another."""
+        """Number of blocks; also where num_tokens counts a token that was to replace another."""
         return self.blocks_for(self.num_kept if seq.kv else num_tokens)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:

@@ -1,15 +1,15 @@
-"""One tier of memory below the GPU's: which contents it has, and which it gives up first."""
+"""One tier of memory below the GPU's: the contents it has, and the order of their eviction."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 Piece = tuple[int, int, int]
-"""Blocks of a place: the place, the first block, the one behind the last. Plain, as one is made a copy."""
+"""Blocks of a place: (place, first block, block behind the last). A plain tuple, as one is made per copy."""
 
 
 class Tier:
-    """Contents in one tier, by place; never more than num_blocks blocks."""
+    """Contents in one tier, by place; at most num_blocks blocks."""
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
@@ -21,25 +21,25 @@ class Tier:
 
     @property
     def places(self) -> set[int]:
-        """Where it has contents."""
+        """Places that have contents."""
         return set(self._at)
 
     def reach(self, place: int, first: int) -> int:
-        """Up to which block, without a gap from block `first` on, it has a place's contents."""
+        """The block up to which, without a gap from block `first` on, it has a place's contents."""
         for one, end in self._at.get(place, ()):
             if one <= first < end:
                 return end
         return first
 
     def reach_back(self, place: int, end: int) -> int:
-        """From which block on, without a gap up to block `end`, it has a place's contents."""
+        """The block from which on, without a gap up to block `end`, it has a place's contents."""
         for first, one in self._at.get(place, ()):
             if first < end <= one:
                 return first
         return end
 
     def missing(self, place: int, first: int, end: int) -> list[tuple[int, int]]:
-        """Which of a place's blocks first to end - 1 it does not have."""
+        """Those of a place's blocks first to end - 1 that it does not have, as ranges."""
         missing = []
         for one, other in self._at.get(place, ()):
             if first < min(one, end):
@@ -48,7 +48,7 @@ class Tier:
         return [*missing, (first, end)] if first < end else missing
 
     def drop(self, place: int, first: int, end: int) -> None:
-        """Give up a place's blocks first to end - 1, as far as it has them."""
+        """Drops a place's blocks first to end - 1, as far as it has them."""
         held = self._at.get(place, [])
         kept = [part for f, e in held for part in ((f, min(e, first)), (max(f, end), e)) if part[0] < part[1]]
         self.num_used -= sum(e - f for f, e in held) - sum(e - f for f, e in kept)
@@ -58,12 +58,12 @@ class Tier:
             del self._at[place]
 
     def touch(self, place: int) -> None:
-        """Contents were used."""
+        """Marks the contents of a place as used."""
         if place in self._at:
             self._at.move_to_end(place)
 
     def put(self, place: int, first: int, end: int) -> tuple[int, list[Piece]]:
-        """Store what it does not have yet; returns how many blocks that were, and what had to go."""
+        """Stores the blocks that it does not have yet; returns their number, and the evicted pieces."""
         held = self._at.get(place)
         if held is None:
             self._at[place] = [(first, end)]
@@ -92,8 +92,11 @@ class Tier:
 
 
 def _merge(held: list[tuple[int, int]], first: int, end: int) -> int:
-    """Add first to end - 1 to ranges in order that do not touch each other; returns how much that was new."""
-    if len(held) == 1:  # all but always: a tail is evicted before its head
+    """Adds first to end - 1 to sorted ranges that do not touch each other.
+
+    Returns the number of new blocks.
+    """
+    if len(held) == 1:  # nearly always: a tail is evicted before its head
         f, e = held[0]
         if f <= first and end <= e:
             return 0

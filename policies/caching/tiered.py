@@ -1,14 +1,14 @@
-"""Prefix caching over several tiers: what the GPU evicts is found again in host memory, and then on disk.
+"""Prefix caching over several tiers: what the GPU evicts is kept in host memory, and then on disk.
 
-As LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake do it. A prompt's hits are looked for
-on the GPU first, then, from the first miss on, in host memory, then on disk. What is found below is loaded
-while others compute: the sequence has its slot and blocks, and joins the running when the copies are done.
-write=back: contents go down when they are evicted from the tier above. write=through: they are copied to host
-memory when they are computed, so that eviction costs nothing, and more is written. Lower tiers keep what they
-have loaded; each evicts the pieces of text that were used longest ago, the end of a piece first.
+As in LMCache, vLLM's offloading connector, SGLang's HiCache and Mooncake. A prompt's hits are looked up on
+the GPU first, then, from the first miss on, in host memory, then on disk. Hits below are loaded while others
+compute: the sequence has its slot and blocks, and starts to run when the copies are done.
+write=back: contents are copied down when they are evicted from the tier above. write=through: they are copied
+to host memory when they are computed, so that eviction costs nothing, and more is written. Lower tiers keep
+what was loaded from them; each evicts the least recently used pieces of text, the end of a piece first.
 
-Memory pressure: as prefix caching. Horizon: as there, but a step that evicts stands alone where that means a
-copy, and so does a step with prompt chunks.
+Memory pressure: as prefix caching. Horizon: as there, but a step that evicts holds for one iteration where
+that means a copy, and so does a step with prompt chunks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Tiered(Caching):
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while others run."""
     host_gib: float = 64.0
-    """Host memory a GPU for contents."""
+    """Host memory for contents, in GiB per GPU."""
     disk_gib: float = 0.0
-    """Disk a GPU for contents."""
+    """Disk space for contents, in GiB per GPU."""
     write: str = "back"
-    """When contents go down: back (when evicted) or through (when computed)."""
+    """Time of the copy to lower tiers: back (when evicted) or through (when computed)."""
     min_load_tokens: int = 256
-    """Fewer tokens than that are computed rather than loaded."""
+    """Minimum number of tokens to load; fewer tokens are computed instead."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
@@ -65,7 +65,7 @@ class Tiered(Caching):
         return self.host_gib, self.disk_gib
 
     def pool(self, memory: KvMemory) -> TieredPool:
-        """An empty pool. Raises ValueError where the bytes of a token are not known."""
+        """Returns an empty pool. Raises ValueError if the bytes per token are unknown."""
         if not memory.bytes_per_token > 0:
             raise ValueError("bytes_per_token=0: the size of tiers in blocks depends on it")
         block_bytes = memory.bytes_per_token * self.block_size
@@ -84,7 +84,7 @@ class Tiered(Caching):
 
 
 class TieredPool(PrefixPool):
-    """A prefix pool that writes down what it evicts, or computes, and finds it again."""
+    """A prefix pool that copies what it evicts, or computes, to lower tiers, and finds it there again."""
 
     _counts_own = False
 
@@ -106,7 +106,7 @@ class TieredPool(PrefixPool):
         self._min_load_tokens = min_load_tokens
         self._found_below: dict[int, list[tuple[str, int, int, int]]] = {}  # request id -> tier, piece
         self._promised: dict[int, tuple[int, list[Piece]]] = {}
-        """By request id: in which iteration it put what into the first tier that this iteration computes."""
+        """By request id: an iteration, and what was put into the first tier that this iteration computes."""
         self._ledger: TierLedger | None = None
 
     def take(self, num_blocks: int) -> None:
@@ -119,9 +119,10 @@ class TieredPool(PrefixPool):
 
     @property
     def num_quiet(self) -> int:
-        """Free blocks whose use copies nothing: without content, or with content that is below already.
+        """Number of free blocks whose use copies nothing.
 
-        Of the latter the next run's only: who has used them up asks again.
+        They have no content, or content that is in a lower tier already; of the latter only those of the next
+        run are counted.
         """
         if not self._tiers or self._writes_through or not self._num_kept:
             return self.num_free
@@ -201,7 +202,7 @@ class TieredPool(PrefixPool):
         self._write((place, first, end), ids, self.num_iterations + is_promise)
 
     def _promise(self, seq: Sequence, place: int, first: int, end: int) -> None:
-        """Note what a sequence will have computed when the step is over that is being made."""
+        """Records what a sequence will have computed when the step that is being made is over."""
         iteration, pieces = self._promised.get(seq.request_id, (-1, []))
         if iteration != self.num_iterations:
             pieces = []
@@ -209,7 +210,7 @@ class TieredPool(PrefixPool):
         self._promised[seq.request_id] = self.num_iterations, pieces
 
     def _withdraw(self, promised: list[Piece]) -> None:
-        """Contents that no step will compute are nowhere."""
+        """Drops contents from all tiers that no step will compute."""
         for tier in self._tiers:
             for piece in promised:
                 tier.drop(*piece)
@@ -220,9 +221,9 @@ class TieredPool(PrefixPool):
         self._write((run.place, run.end - num_blocks, run.end), run.ids[-num_blocks:], self.num_iterations)
 
     def _write(self, piece: Piece, ids: SequenceOf[int], ready: int) -> None:
-        """Copy blocks from the GPU down into the first tier, and what has to make way there into the next.
+        """Copies blocks from the GPU to the first tier, and what is evicted there to the next one.
 
-        ids: of the blocks, if they have names; they have their contents from iteration `ready` on.
+        ids: physical ids of the blocks, if they have any; they have their contents from iteration `ready` on.
         """
         if self._ledger is not None:
             self._ledger.written(piece, ids, ready, self.num_iterations)

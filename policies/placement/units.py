@@ -9,7 +9,7 @@ from policies.placement import Hosting, Pool, Problem, Unit
 
 
 def units_of(problem: Problem) -> list[Unit]:
-    """All units, each once: replicas over several GPUs alone, on one GPU all sets that fit together."""
+    """Every possible unit once: replicas over several GPUs alone, on one GPU all sets that fit together."""
     found: list[Unit] = []
     for pool in problem.pools:
         found += _of_pool(problem, pool)

@@ -48,10 +48,7 @@ _Key = tuple[tuple[float, ...], int]  # rank, request id
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """State of a sequence.
-
-    Its level, the service at which it leaves the level, and when its service stopped.
-    """
+    """Level of a sequence, the service at which it leaves the level, and when its service stopped."""
 
     seq: SequenceView
     level: int

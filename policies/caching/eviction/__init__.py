@@ -1,4 +1,4 @@
-"""Which cached entry goes first when KV memory is needed. One order a file."""
+"""Eviction orders: which cached entry is evicted first when KV memory is needed. One order per file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, Self
 
 
 class Entry(Protocol):
-    """What an order may know about an entry; read only. Stamps are counts of cache operations, no times."""
+    """A cached entry as an order may read it. Stamps count cache operations; they are no times."""
 
     @property
     def last_access(self) -> int:
@@ -19,15 +19,15 @@ class Entry(Protocol):
 
     @property
     def hits(self) -> int:
-        """Inserts that made the entry or passed through it: about one for each request that used it."""
+        """Number of inserts that made the entry or passed through it: about one per request that used it."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that its eviction frees."""
+        """Number of tokens that its eviction frees."""
 
     @property
     def depth(self) -> int:
-        """Tokens in front of its first one."""
+        """Number of tokens in front of its first one."""
 
     @property
     def priority(self) -> int:
@@ -35,7 +35,7 @@ class Entry(Protocol):
 
     @property
     def queue(self) -> int:
-        """The queue that `Eviction.admit` named when the entry was made."""
+        """The queue that `Eviction.admit` returned when the entry was made."""
 
     @property
     def content_id(self) -> int:
@@ -43,11 +43,11 @@ class Entry(Protocol):
 
     @property
     def next_use(self) -> float:
-        """Index of the next request that will ask for it, inf if none; only an offline replay knows it."""
+        """Index of the next request that will use it, inf if none; only an offline replay knows it."""
 
 
 class Eviction(Protocol):
-    """An order of eviction. Derive from it: all but `key` has a default that fits an order without memory."""
+    """An order of eviction. Every method except `key` has a default that fits an order without memory."""
 
     __slots__ = ()
 
@@ -58,12 +58,12 @@ class Eviction(Protocol):
     def key(self, entry: Entry) -> tuple[float, ...]:
         """Sort key, smallest evicted first; compared only with keys of the same queue.
 
-        Asked for before the next eviction when the entry became a candidate or was touched.
+        Called before the next eviction when the entry became a candidate or was touched.
         """
         ...
 
     def fresh(self) -> Self:
-        """The order with nothing remembered: what a cache takes for itself."""
+        """Returns the order with an empty memory; a cache takes it for itself."""
         return self
 
     def admit(self, entry: Entry) -> int:
@@ -78,9 +78,10 @@ class Eviction(Protocol):
         return 0
 
     def reprieve(self, entry: Entry) -> int | None:
-        """Asked of the entry that would go: the queue that it joins anew instead; None: it goes.
+        """Called for the entry to be evicted: returns the queue that it joins anew instead; None.
 
-        Its key is taken again then, and `victim_queue` asked again. No entry may be spared for ever.
+        It is evicted.
+        Its key is computed again then, and `victim_queue` called again. No entry may be spared for ever.
         """
         return None
 

@@ -1,8 +1,8 @@
 """The entries that could be evicted now, in the order of a policy: heaps with lazy deletion.
 
-A touch costs O(1): the entry is put on a list of those whose key must be taken anew, and the list goes into
-the heaps at the next eviction. What is outdated in a heap is recognised by its version and dropped when it
-comes up, so that an eviction takes O(log n) amortised.
+A touch costs O(1): the entry is put on a list of those whose key must be computed anew, and the list goes
+into the heaps at the next eviction. An outdated entry in a heap is recognised by its version and dropped when
+it surfaces, so that an eviction takes O(log n) amortised.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from policies.caching.eviction import Entry, Eviction
 
 
 class Candidate(Entry, Protocol):
-    """An entry that can be kept in `Candidates`; the last three are written there and nowhere else."""
+    """An entry that can be kept in `Candidates`; only that class writes the last three attributes."""
 
     @property
     def is_candidate(self) -> bool:
-        """Whether it may be evicted now: nobody holds it, nothing hangs on it, it was not evicted yet."""
+        """Whether it may be evicted now: it has no lock and no child, and was not evicted yet."""
 
     queue: int
-    """Its queue; starts as 0."""
+    """Number of its queue; starts as 0."""
     version: int
-    """Counts the keys taken of it; starts as 0."""
+    """Number of keys computed for it; starts as 0."""
     is_pending: bool
-    """Whether its key must be taken anew; starts as False."""
+    """Whether its key must be computed anew; starts as False."""
 
 
 C = TypeVar("C", bound=Candidate)
@@ -38,24 +38,27 @@ class Candidates(Generic[C]):
     def __init__(self, eviction: Eviction) -> None:
         self.eviction = eviction.fresh()
         self.queue_tokens = [0] * self.eviction.num_queues
-        """Tokens held in each queue."""
+        """Number of tokens held in each queue."""
         self._heaps: list[list[tuple[tuple[float, ...], int, int, C]]] = [[] for _ in self.queue_tokens]
         self._sweep_at = [_MIN_SWEEP] * len(self._heaps)
         self._pending: list[C] = []
 
     def admit(self, entry: C) -> None:
-        """Take a new entry into its queue. It need not be a candidate."""
+        """Adds a new entry to its queue. It need not be a candidate."""
         entry.queue = self.eviction.admit(entry)
         self.queue_tokens[entry.queue] += entry.num_tokens
 
     def offer(self, entry: C) -> None:
-        """Say that an entry became a candidate, or that a candidate's key may have changed."""
+        """Records that an entry became a candidate, or that a candidate's key may have changed."""
         if not entry.is_pending:
             entry.is_pending = True
             self._pending.append(entry)
 
     def pop(self) -> C | None:
-        """Take out the entry to evict next, or None without any candidate. The cache must drop it then."""
+        """Removes the entry to evict next, or returns None without any candidate.
+
+        The cache must drop it then.
+        """
         if self._pending:
             self._take_keys()
         while (first := self._pop_first()) is not None:
@@ -71,13 +74,13 @@ class Candidates(Generic[C]):
         return None
 
     def holds(self, entry: C) -> bool:
-        """Whether the entry will come up if nothing else changes; O(n), for integrity checks."""
+        """Whether the entry will surface if nothing else changes; O(n), for integrity checks."""
         return entry.is_pending or any(
             item is entry and version == entry.version for heap in self._heaps for _, _, version, item in heap
         )
 
     def _pop_first(self) -> tuple[C, tuple[float, ...]] | None:
-        """Take the first candidate, with its key, from the queue that is to give, or from one behind it."""
+        """Removes and returns the first candidate with its key, from the victim queue or a later one."""
         first = self.eviction.victim_queue(self.queue_tokens) if len(self._heaps) > 1 else 0
         for offset in range(len(self._heaps)):
             heap = self._heaps[(first + offset) % len(self._heaps)]

@@ -12,8 +12,8 @@ from policies.caching.eviction import Entry, Eviction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fifo(Eviction):
-    """Settings: none."""
+    """First in, first out; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Age."""
+        """Sort key: the oldest first."""
         return (entry.inserted,)

@@ -1,7 +1,7 @@
-"""When content will be asked for again: the order of all requests, for offline bounds such as Belady's.
+"""Future uses of content: the order of all requests, for offline bounds such as Belady's.
 
-A place in a prompt is named by its history, a hash over the whole runs in front of it, and the id of the run
-that it lies in.
+A place in a prompt is identified by its history, a hash over the whole runs in front of it, and the id of the
+run that it lies in.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def extend_history(history: int, runs: Iterable[Segment]) -> int:
 
 
 class FutureUses:
-    """Which of the requests to come ask for a place. `now` is the index of the last one that has begun."""
+    """The future requests that use a place. `now` is the index of the last request that has begun."""
 
     def __init__(self, prompts: Sequence[tuple[Segment, ...]]) -> None:
-        """prompts: the runs of every request, in the order in which they will come."""
+        """prompts: the runs of every request, in the order of arrival."""
         self.now = -1
         self._uses: defaultdict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for index, runs in enumerate(prompts):
@@ -39,11 +39,11 @@ class FutureUses:
                 history = extend_history(history, (run,))
 
     def begin(self, index: int) -> None:
-        """Say that request `index` has come: it is no future use any more. Goes forward only."""
+        """Records that request `index` has begun: it is no future use any more. The index never goes back."""
         self.now = max(self.now, index)
 
     def next_use(self, history: int, content_id: int, num_tokens: int) -> float:
-        """The next request with num_tokens tokens or more of this run at this place; inf if there is none."""
+        """Index of the next request with num_tokens tokens or more of this run at this place; inf if none."""
         indices, lengths = self._uses.get((history, content_id), ((), ()))
         for i in range(bisect_right(indices, self.now), len(indices)):
             if lengths[i] >= num_tokens:

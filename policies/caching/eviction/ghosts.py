@@ -1,20 +1,20 @@
-"""Names of content that was evicted lately, the oldest forgotten first. They take no KV memory."""
+"""Ids of recently evicted content, the oldest forgotten first. They take no KV memory."""
 
 from __future__ import annotations
 
 
 class Ghosts:
-    """Tokens of evicted entries by content id."""
+    """Number of tokens of evicted entries, by content id."""
 
     def __init__(self) -> None:
-        self._tokens: dict[int, int] = {}  # the oldest first
+        self._tokens: dict[int, int] = {}  # by content id, the oldest first
         self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def recall(self, content_id: int) -> bool:
-        """Whether a name is remembered; it no longer is, since its content is coming back."""
+        """Whether an id is remembered; it is removed, since its content is coming back."""
         num_tokens = self._tokens.pop(content_id, None)
         if num_tokens is None:
             return False
@@ -22,7 +22,7 @@ class Ghosts:
         return True
 
     def remember(self, content_id: int, num_tokens: int, max_num_tokens: float) -> None:
-        """Note a name as the newest, and forget the oldest beyond max_num_tokens tokens."""
+        """Adds an id as the newest, and forgets the oldest beyond max_num_tokens tokens."""
         self._num_tokens += num_tokens - self._tokens.pop(content_id, 0)
         self._tokens[content_id] = num_tokens
         while self._num_tokens > max_num_tokens:

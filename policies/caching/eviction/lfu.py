@@ -13,8 +13,8 @@ from policies.caching.eviction import Entry, Eviction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lfu(Eviction):
-    """Settings: none."""
+    """Least frequently used; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Hits, then as `Lru`."""
+        """Sort key: hits, then as `Lru`."""
         return entry.hits, entry.last_access, -entry.depth, entry.inserted

@@ -1,7 +1,7 @@
-"""Least recently used first: what vLLM and SGLang do by default.
+"""Least recently used first: the default of vLLM and SGLang.
 
-Assumes that what was asked for lately will be asked for again. Of entries that one request touched together
-the deepest goes first, so that what is left is a prefix.
+Assumes that what was used lately will be used again. Of entries that one request touched together the deepest
+goes first, so that what is left is a prefix.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from policies.caching.eviction import Entry, Eviction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lru(Eviction):
-    """Settings: none."""
+    """Least recently used; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Last access, deepest first, then age."""
+        """Sort key: last access, deepest first, then age."""
         return entry.last_access, -entry.depth, entry.inserted

@@ -13,8 +13,8 @@ from policies.caching.eviction import Entry, Eviction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Eviction):
-    """Settings: none."""
+    """Lowest priority first; there are no settings."""
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """Priority, then as `Lru`."""
+        """Sort key: priority, then as `Lru`."""
         return entry.priority, entry.last_access, -entry.depth, entry.inserted

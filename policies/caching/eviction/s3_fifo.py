@@ -28,13 +28,13 @@ from policies.caching.eviction.ghosts import Ghosts
 
 SMALL, MAIN = 0, 1
 MAX_USES = 3
-"""Uses beyond are not counted: what 2 bits hold."""
+"""Maximum number of uses that are counted: what 2 bits hold."""
 PROMOTING_USES = 2
-"""Uses in the small queue that are worth a place in the main one."""
+"""Number of uses in the small queue that promote an entry to the main one."""
 
 
 class _Joined(NamedTuple):
-    """When an entry joined its queue, and how many hits it had when it had no uses yet."""
+    """The position at which an entry joined its queue, and its hits when it had no uses yet."""
 
     position: int
     hits: int
@@ -42,18 +42,18 @@ class _Joined(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3Fifo(Eviction):
-    """Settings, and what is remembered of the entries of the cache it serves."""
+    """Settings of S3-FIFO, and its memory of the entries of one cache."""
 
     num_queues: ClassVar[int] = 2
 
     small_share: float = 0.1
-    """Share of the cached tokens up to which the small queue is spared."""
+    """Share of the cached tokens below which the small queue is spared."""
     ghost_share: float = 0.9
-    """Tokens whose evicted content is remembered, as a share of the cached tokens: as many as in main."""
+    """Tokens of evicted content that is remembered, as a share of the cached tokens: as many as in main."""
     _joined: dict[int, _Joined] = field(
         init=False, hash=False, repr=False, compare=False, default_factory=dict
     )
-    """By `inserted`, of all entries that are not evicted."""
+    """Data of all entries that are not evicted, by `inserted`."""
     _num_joins: list[int] = field(
         init=False, hash=False, repr=False, compare=False, default_factory=lambda: [0]
     )
@@ -66,25 +66,28 @@ class S3Fifo(Eviction):
             raise ValueError(f"ghost_share={self.ghost_share}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """The place in its queue."""
+        """Sort key: the position in its queue."""
         return (self._joined_of(entry).position,)
 
     def fresh(self) -> Self:
-        """The same settings with nothing remembered."""
+        """Returns the same settings with an empty memory."""
         return replace(self)
 
     def admit(self, entry: Entry) -> int:
-        """Remembered content goes to the main queue, all other to the small one."""
+        """Remembered content joins the main queue, all other content the small one."""
         self._join(entry, entry.hits)
         return MAIN if self._ghosts.recall(entry.content_id) else SMALL
 
     def victim_queue(self, queue_tokens: Sequence[int]) -> int:
-        """The small queue while it holds its share or more."""
+        """The small queue while it holds its share or more, else the main one."""
         has_share = queue_tokens[SMALL] >= self.small_share * sum(queue_tokens)
         return SMALL if has_share else MAIN
 
     def reprieve(self, entry: Entry) -> int | None:
-        """From small to main with no uses counted yet; in main once more, one use poorer."""
+        """Moves an entry with enough uses from small to main.
+
+        Keeps an entry with uses in main, with one less.
+        """
         num_uses = min(MAX_USES, entry.hits - self._joined_of(entry).hits)
         if entry.queue == SMALL and num_uses >= PROMOTING_USES:
             self._join(entry, entry.hits)
@@ -95,7 +98,7 @@ class S3Fifo(Eviction):
         return None
 
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
-        """Remember the name of what left the small queue."""
+        """Remembers the id of content that left the small queue."""
         del self._joined[entry.inserted]
         if entry.queue == SMALL:
             limit = self.ghost_share * (sum(queue_tokens) + entry.num_tokens)
@@ -106,6 +109,6 @@ class S3Fifo(Eviction):
         self._joined[entry.inserted] = _Joined(self._num_joins[0], hits)
 
     def _joined_of(self, entry: Entry) -> _Joined:
-        if entry.inserted not in self._joined:  # a split has made it; its first hit was no use
+        if entry.inserted not in self._joined:  # it was made by a split; its first hit was no use
             self._join(entry, 1)
         return self._joined[entry.inserted]

@@ -1,5 +1,6 @@
-"""GreedyDual-Size with frequency: evict where the least is lost a token freed (Cao and Irani, USITS 1997;
-Cherkasova, HP Labs 1998).
+"""GreedyDual-Size with frequency: evicts the entry of least value per freed token.
+
+Cao and Irani, USITS 1997; Cherkasova, HP Labs 1998:
 
     value = age + hits * cost / num_tokens,   cost = fixed_cost_tokens + num_tokens
 
@@ -20,7 +21,7 @@ from policies.caching.eviction import Entry, Eviction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeAware(Eviction):
-    """Settings, and the age of the cache it serves."""
+    """Settings of GreedyDual-Size, and the age of one cache."""
 
     fixed_cost_tokens: float = 512.0
     """Cost of a miss beyond its tokens, in tokens. 0 leaves frequency with ageing."""
@@ -31,14 +32,14 @@ class SizeAware(Eviction):
             raise ValueError(f"fixed_cost_tokens={self.fixed_cost_tokens}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
-        """The value at the present age, then as `Lru`."""
+        """Sort key: the value at the present age, then as `Lru`."""
         value = self._age[0] + entry.hits * (self.fixed_cost_tokens / entry.num_tokens + 1)
         return value, entry.last_access, -entry.depth, entry.inserted
 
     def fresh(self) -> Self:
-        """The same settings at age 0."""
+        """Returns the same settings at age 0."""
         return replace(self)
 
     def evicted(self, entry: Entry, key: tuple[float, ...], queue_tokens: Sequence[int]) -> None:
-        """The cache is as old as its last victim was worth."""
+        """Raises the age of the cache to the value of the victim."""
         self._age[0] = max(self._age[0], key[0])
