@@ -1,8 +1,8 @@
 """Scheduled: a number of replicas for each time of the day, as in KEDA's cron scaler.
 
 AWS's scheduled actions do the same. Times are those of a day of day_s seconds, so that a compressed day keeps
-its clock: with day_s=2400, 06:00 is 600 s after the day began. Replicas are requested lead_s earlier, so that they
-serve in time.
+its clock: with day_s=2400, 06:00 is 600 s after the day began. Replicas are requested lead_s earlier, so that
+they serve in time.
 """
 
 from __future__ import annotations
